@@ -1,0 +1,3666 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["torch>=2.6", "segmentation-models-pytorch>=0.5", "albumentations>=2.0.8", "tqdm", "matplotlib", "scipy", "tifffile", "pytest"]
+# ///
+"""train_unet: train a segmentation network with mixed precision, on whatever machine you have.
+
+    python train_unet.py                                train on a built-in demo set
+    python train_unet.py data=PATH                      train on your images and masks
+    python train_unet.py data=PATH --preset fast        ... with the settings of configs/fast.py
+    python train_unet.py data=PATH num_epochs=5 lr=1e-3 ... with settings of your own
+    python train_unet.py resume=runs/x                  continue a run that was stopped
+
+    python train_unet.py check data=PATH                look at the data, settings and hardware; train nothing
+    python train_unet.py tune data=PATH                 measure which precision and batch size this machine wants
+    python train_unet.py evaluate runs/x [data=PATH]    score the best weights, draw the worst images
+    python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks
+
+Every setting is a key of CONFIG below: edit it there, put it into a preset, or type key=value.
+
+In a notebook:  import train_unet;  result = train_unet.train(data='PATH', num_epochs=5)
+
+The file, top to bottom:
+    CONFIG          the settings, each with its unit, its choices, or when to change it
+    config          presets, overrides, validation: every problem at once, before anything heavy loads
+    runtime         what the machine has, and the precision that follows from it, with the reason
+    data            pairing, reading, checking, augmenting and loading images and masks
+    model and loss  the network (uint8 in, float32 logits out) and one loss per image
+    metrics         IoU and Dice from one confusion matrix
+    optimisation    optimizer, learning rate, moving average of the weights
+    checkpoints     what a run is (TrainState), and how it is saved so that no crash can lose it
+    the loop        windows, steps that heal themselves, epochs
+    using a model   load, predict, evaluate
+    measuring       memory by part, tune
+    command line
+"""
+import ast
+import contextlib
+import copy
+import csv
+import dataclasses
+import difflib
+import functools
+import hashlib
+import inspect
+import io
+import itertools
+import json
+import logging
+import math
+import mmap
+import os
+import pickle
+import pprint
+import random
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+import zipfile
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# ======================================================================================
+# CONFIG
+# ======================================================================================
+
+CONFIG = {
+    # --- data ---
+    'data': 'demo',               # folder, or list file (csv: image,mask[,split]); 'demo' draws a set of pebbles
+    'images': None,               # folder of the images inside data, where its name does not tell
+    'masks': None,                # folder of the masks inside data, likewise
+    'image_pattern': None,        # file names of the images, where suffixes differ: '{stem}_image.png'
+    'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
+    'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
+    'val_fraction': 0.2,          # share held out for validation where no folder names a split
+    'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
+    'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
+    'class_names': None,          # ['background', 'nucleus']; for the tables
+    'mask_values': None,          # what the values mean: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero'; None: find out
+    'ignore_index': 255,          # mask value left out of loss and metrics; None if 255 is a class
+    'in_channels': 3,             # 1 grey, 3 RGB, more for .npy and multi-band TIFF
+    'image_size': 'auto',         # pixels: 512, or [height, width]; 'auto' follows the images, at most 512 (CPU: 256)
+    'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
+                                  # 'pad' to image_size without scaling
+    'augment': 'default',         # 'none', 'default', 'strong', or an albumentations file (A.to_dict as JSON or YAML)
+    'mean': 'auto',               # per channel, in the unit of the images; 'auto': of the training images,
+    'std': 'auto',                # or ImageNet's under ImageNet weights
+    'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (if under a quarter of what is free)
+    'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, else up to 8
+    'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
+    'skip_broken': False,         # True: a file that breaks during training is left out and counted
+
+    # --- network ---
+    'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, UnetPlusPlus, FPN, DeepLabV3Plus, Segformer...
+    'encoder': 'auto',            # 'resnet34' on a GPU, 'resnet18' on a CPU; any smp or 'tu-...' timm name
+    'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
+    'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
+
+    # --- training ---
+    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, between 20 and 200 epochs
+    'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
+    'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
+    'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
+    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, 0.02 x (../8) for SGD
+    'weight_decay': 0.01,         # on convolution and linear weights only, not on norms and biases
+    'momentum': 0.9,              # of SGD
+    'warmup_fraction': 0.05,      # share of all steps with a rising learning rate; then cosine down to 1 %
+    'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
+    'loss': 'ce+dice',            # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'; always one value per image
+    'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
+    'ema_decay': 'auto',          # moving average of the weights, used for validation; None: off; 'auto': 5 % of the run
+    'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
+    'seed': 0,                    # of weights, split, order and augmentation
+
+    # --- precision ---
+    'use_amp': 'auto',            # True, False, 'auto': mixed precision where the hardware is faster with it
+    'amp_dtype': 'auto',          # 'bfloat16', 'float16' (adds a gradient scaler), 'auto': bfloat16 where native
+    'tf32_matmul_precision': 'high',  # float32 arithmetic on Ampere and later: 'highest' exact, 'high' and 'medium'
+                                  # TF32, None leaves PyTorch's own setting
+    'keep_float32': None,         # name of a module that stays out of autocast: 'segmentation_head'
+    'init_scale': 65536.0,        # float16 only: first loss scale,
+    'growth_factor': 2.0,         # ... its rise after growth_interval sound steps,
+    'backoff_factor': 0.5,        # ... its fall after an overflow,
+    'growth_interval': 2000,      # ... in optimizer steps
+    'max_bad_steps': 5,           # unsound steps in a row before precision steps down (float16 -> bfloat16 -> float32)
+
+    # --- speed and memory ---
+    'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that is there
+    'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
+    'channels_last': True,        # memory layout; faster for convolutions nearly everywhere
+    'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result
+    'deterministic': False,       # only repeatable GPU kernels; slower (a CPU is repeatable without)
+
+    # --- the run ---
+    'run_dir': 'auto',            # folder for everything a run writes; 'auto': runs/<data>-<number>
+    'resume': None,               # run folder to continue; 'auto': continue run_dir if there is something to continue
+    'checkpoint_minutes': 10.0,   # last.pt is also written every so often inside an epoch
+}
+
+# What the default alone does not say: the kinds of value a key takes ...
+TYPES = {
+    'images': 'str none', 'masks': 'str none', 'image_pattern': 'str none', 'mask_pattern': 'str none',
+    'group_pattern': 'str none', 'num_classes': 'int auto', 'class_names': 'list none', 'mask_values': 'dict str none',
+    'ignore_index': 'int none', 'image_size': 'int list auto', 'mean': 'float list auto', 'std': 'float list auto',
+    'cache_images': 'bool auto', 'num_workers': 'int auto', 'encoder_weights': 'str none',
+    'decoder_channels': 'list auto', 'num_epochs': 'int auto', 'learning_rate': 'float auto',
+    'grad_clip': 'float none', 'class_weights': 'list auto none', 'ema_decay': 'float auto none',
+    'early_stopping_patience': 'int none', 'use_amp': 'bool auto', 'tf32_matmul_precision': 'str none',
+    'keep_float32': 'str none', 'resume': 'str none',
+}
+# ... the words it may be ...
+CHOICES = {
+    'size_policy': ('resize', 'crop', 'pad'),
+    'loss': ('ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
+    'amp_dtype': ('auto', 'bfloat16', 'float16'),
+    'tf32_matmul_precision': ('highest', 'high', 'medium'),
+}
+# ... and the numbers: (lowest, highest), both allowed. Keys in ABOVE_ZERO must exceed their lowest.
+RANGES = {
+    'val_fraction': (0, 0.9), 'num_classes': (2, 255), 'ignore_index': (-32768, 65535), 'in_channels': (1, 1024),
+    'image_size': (8, 65536), 'num_workers': (0, 256), 'max_image_pixels': (1, 10**12), 'num_epochs': (1, 10**6),
+    'batch_size': (1, 65536), 'accumulation_steps': (1, 65536), 'learning_rate': (0, 100), 'weight_decay': (0, 10),
+    'momentum': (0, 0.9999), 'warmup_fraction': (0, 0.9), 'grad_clip': (0, 1e9), 'ema_decay': (0, 0.99999),
+    'early_stopping_patience': (1, 10**6), 'seed': (0, 2**32 - 1), 'init_scale': (1e-3, 2.0**40),
+    'growth_factor': (1, 1000), 'backoff_factor': (0, 0.999), 'growth_interval': (1, 10**9), 'max_bad_steps': (1, 1000),
+    'checkpoint_minutes': (0, 10**6), 'decoder_channels': (1, 4096), 'std': (0, 1e9), 'mean': (-1e9, 1e9),
+    'class_weights': (0, 1e6),
+}
+ABOVE_ZERO = {'val_fraction', 'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
+LENGTHS = {'image_size': 2, 'decoder_channels': 5}
+SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_size', 'size': 'image_size',
+               'workers': 'num_workers', 'wd': 'weight_decay', 'patience': 'early_stopping_patience',
+               'classes': 'num_classes', 'compile': 'compile_model', 'arch': 'architecture', 'out': 'run_dir'}
+
+# ======================================================================================
+# config: presets, overrides, validation
+# ======================================================================================
+
+
+class UserError(Exception):
+    """Something the user can mend. `problems` is a list of lines; `title` heads the block that main prints."""
+
+    def __init__(self, problems, title='a problem'):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.title = title
+        super().__init__(str(self))
+
+    def __str__(self):
+        return '\n'.join([f'{self.title}:', *('  ' + clean(line) for line in self.problems)])
+
+
+class ConfigError(UserError):
+    """Settings that cannot be used: every problem at once."""
+
+    def __init__(self, problems, origin=''):
+        problems = [problems] if isinstance(problems, str) else list(problems)
+        count = 'a problem' if len(problems) == 1 else f'{len(problems)} problems'
+        super().__init__(problems, f'{count} in the config{origin}')
+
+
+class DataError(UserError):
+    """Images or masks that cannot be used, each named."""
+
+    def __init__(self, problems, title='the data cannot be used'):
+        super().__init__(problems, title)
+
+
+def clean(text):
+    """Text that is safe to print: control characters (terminal escapes in file names) become visible."""
+    return ''.join(c if c.isprintable() or c in '\n\t' else repr(c)[1:-1] for c in str(text))
+
+
+def did_you_mean(word, candidates):
+    """", did you mean 'x'?" or an empty string."""
+    plain = {re.sub(r'[^a-z0-9]', '', str(c).lower()): c for c in candidates}
+    close = difflib.get_close_matches(re.sub(r'[^a-z0-9]', '', str(word).lower()), list(plain), n=1, cutoff=0.6)
+    return f": did you mean '{plain[close[0]]}'?" if close else ''
+
+
+def parse_value(text):
+    """'8' -> 8, '1e-3' -> 0.001, 'none' -> None, '512x384' -> [512, 384], anything else stays a string."""
+    words = {'none': None, 'null': None, 'true': True, 'false': False}
+    if text.lower() in words:
+        return words[text.lower()]
+    if re.fullmatch(r'\d+x\d+', text):
+        return [int(n) for n in text.split('x')]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return text
+    return list(value) if isinstance(value, tuple) else value
+
+
+def parse_overrides(words):
+    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'lr': 0.001}, [words that are neither])."""
+    overrides, others, words = {}, [], list(words)
+    while words:
+        word = words.pop(0)
+        name, equals, text = word.partition('=')
+        if word.startswith('--') and not equals and words and not words[0].startswith('--'):
+            text, equals = words.pop(0), '='
+        if not equals and not word.startswith('--') or '/' in name or os.path.exists(word):
+            others.append(word)
+        else:
+            overrides[name.lstrip('-').replace('-', '_')] = parse_value(text) if equals else True
+    return overrides, others
+
+
+def load_preset(name):
+    """The literal dict of a preset: a name in configs/ or a path. Read, never executed.
+
+    Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
+    """
+    folder = Path(__file__).resolve().parent / 'configs'
+    path = Path(name) if str(name).endswith('.py') else folder / f'{name}.py'
+    try:
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        names = sorted(p.stem for p in folder.glob('*.py'))
+        raise ConfigError(f'preset={str(name)!r}: {type(error).__name__} reading {path}{did_you_mean(name, names)} '
+                          f'There are {", ".join(names)}, or the path of a .py file') from None
+    except SyntaxError as error:
+        raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue                                                   # the docstring
+        if not (isinstance(node, ast.Assign) and [getattr(t, 'id', '') for t in node.targets] == ['config']):
+            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}}; '
+                              f'it is read, not executed')
+        try:
+            preset = ast.literal_eval(node.value)
+        except (ValueError, TypeError):
+            raise ConfigError(f'preset {path}, line {node.lineno}: only literals (numbers, strings, lists, dicts) '
+                              f'are allowed') from None
+        if isinstance(preset, dict):
+            return preset
+    raise ConfigError(f'preset {path}: holds no config = {{...}}')
+
+
+FOREIGN = {   # words of other trainers: key -> what each value means in use_amp and amp_dtype
+    'precision': {'32': (False, None), '32-true': (False, None), 'fp32': (False, None), 'float32': (False, None),
+                  '16': (True, 'float16'), '16-mixed': (True, 'float16'), 'fp16': (True, 'float16'),
+                  'float16': (True, 'float16'), 'bf16': (True, 'bfloat16'), 'bf16-mixed': (True, 'bfloat16'),
+                  'bfloat16': (True, 'bfloat16')},
+    'fp16': {'true': (True, 'float16'), 'false': (None, None)},
+    'bf16': {'true': (True, 'bfloat16'), 'false': (None, None)},
+    'mixed_precision': {'true': (True, None), 'false': (False, None), 'no': (False, None),
+                        'fp16': (True, 'float16'), 'bf16': (True, 'bfloat16')},
+}
+FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision'],
+            'training.mixed_precision.enabled': FOREIGN['mixed_precision'],
+            'training.mixed_precision.dtype': {k: (None, d) for k, (_, d) in FOREIGN['precision'].items() if d}}
+
+
+def translate(settings, notes):
+    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems). Contradictions are problems."""
+    own, problems = {}, []
+    wishes = defaultdict(dict)                                          # our key -> {value: the word that asked for it}
+    for key, value in settings.items():
+        key = SHORT_NAMES.get(key, key)
+        if key not in FOREIGN:
+            own[key] = value
+            continue
+        meaning = FOREIGN[key].get(str(value).lower())
+        if meaning is None:
+            problems.append(f'{key}={value!r}: choose from {", ".join(FOREIGN[key])}')
+            continue
+        for ours, wish in zip(('use_amp', 'amp_dtype'), meaning):
+            if wish is not None:
+                wishes[ours][wish] = f'{key}={value}'
+    for ours, asked in wishes.items():
+        if ours in own and own[ours] != 'auto':
+            asked[own[ours]] = f'{ours}={own[ours]}'
+        if len(asked) > 1:
+            problems.append(' and '.join(asked.values()) + ' contradict each other: keep one')
+        for wish, word in asked.items():
+            own[ours] = wish
+            notes.append(f'{word} is understood as {ours}={wish!r}')
+    if own.get('use_amp') is False and wishes['amp_dtype']:
+        problems.append(f'{next(iter(wishes["amp_dtype"].values()))} and use_amp=False contradict each other: keep one')
+    return own, problems
+
+
+def resolve_config(preset=None, overrides=None, base=None):
+    """CONFIG, then the preset, then the overrides, in this order -> (config, sources, notes).
+
+    `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
+    Raises ConfigError with every problem at once. Needs nothing but the standard library.
+    """
+    config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], []
+    layers = [(f"preset '{preset}'", load_preset(preset))] if preset else []
+    for origin, settings in [*layers, ('you', overrides or {})]:
+        settings, found = translate(settings, notes)
+        problems += found
+        for key, value in settings.items():
+            if key in CONFIG:
+                config[key], sources[key] = value, origin
+            else:
+                problems.append(explain_unknown(key))
+    problems += validate_config(config)
+    if problems:
+        given = [f'preset {str(preset)!r}'] if preset else []
+        given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
+        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '')
+    return config, sources, notes
+
+
+def explain_unknown(key):
+    """One line on a key that CONFIG does not have."""
+    if re.search(r'token|secret|password|api_?key|webhook', str(key), re.IGNORECASE):
+        return f'unknown key {key!r}: secrets do not belong in a config, which is saved with every run'
+    return f'unknown key {key!r}{did_you_mean(key, [*CONFIG, *SHORT_NAMES]) or ": the keys are those of CONFIG"}'
+
+
+def validate_config(config):
+    """Types, choices and ranges -> list of problems. Integers become floats where a float is meant, in place."""
+    problems = []
+    for key, value in config.items():
+        kinds = TYPES.get(key, type(CONFIG[key]).__name__).split()
+        example = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
+        if value is None and 'none' in kinds or value == 'auto' and {'auto', 'str'} & set(kinds):
+            continue
+        if isinstance(value, tuple):
+            value = config[key] = list(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
+            value = config[key] = float(value) if abs(value) < 1e300 else math.inf
+        if isinstance(value, (int, float)) and kinds[0] == 'str' and not isinstance(value, bool):
+            value = config[key] = str(value)
+        if type(value).__name__ not in kinds:
+            names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
+                     'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
+            problems.append(f'{key}={value!r}: must be {" or ".join(names[k] for k in kinds)}{example}')
+        elif key in CHOICES and isinstance(value, str) and value not in CHOICES[key]:
+            problems.append(f'{key}={value!r}: choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}')
+        elif key in RANGES:
+            problems += [f'{line}{example}' for line in check_range(key, value)]
+        elif value == '' or isinstance(value, str) and '\0' in value:
+            problems.append(f'{key}={value!r}: is not a usable text{example}')
+    for key in ('image_pattern', 'mask_pattern'):
+        if isinstance(config[key], str) and config[key].count('{stem}') != 1:
+            problems.append(f"{key}={config[key]!r}: must hold {{stem}} once, as in '{{stem}}_label.png'")
+    return problems + check_meanings(config)
+
+
+def check_range(key, value):
+    """Problems of one number, or of each number of a list."""
+    low, high = RANGES[key]
+    numbers = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
+        return [f'{key}={value!r}: must hold {LENGTHS.get(key, "at least one")} numbers']
+    if not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
+        return [f'{key}={value!r}: must hold numbers only']
+    if 'float' not in TYPES.get(key, type(CONFIG[key]).__name__) and key != 'class_weights':
+        if not all(isinstance(n, int) for n in numbers):
+            return [f'{key}={value!r}: must hold whole numbers']
+    if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
+        return []
+    bound = f'above {low}' if key in ABOVE_ZERO else f'at least {low}'
+    return [f'{key}={value!r}: must be {bound} and at most {high:g}']
+
+
+def check_meanings(config):
+    """Problems that tables cannot tell: regular expressions, mask values, devices."""
+    problems = []
+    if isinstance(config['group_pattern'], str):
+        try:
+            re.compile(config['group_pattern'])
+        except re.error as error:
+            problems.append(f"group_pattern={config['group_pattern']!r}: not a regular expression: {error}")
+    device = config['device']
+    if isinstance(device, str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', device):
+        problems.append(f"device={device!r}: choose from auto, cuda, cuda:0, mps, cpu")
+    try:
+        parse_mask_values(config['mask_values'])
+    except ValueError as error:
+        problems.append(f"mask_values={config['mask_values']!r}: {error}")
+    if config['class_names'] and isinstance(config['num_classes'], int) and isinstance(config['class_names'], list) \
+            and len(config['class_names']) != config['num_classes']:
+        problems.append(f"class_names has {len(config['class_names'])} names, num_classes={config['num_classes']}")
+    return problems
+
+
+COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and grey values cannot be confused
+
+
+def parse_mask_values(mask_values):
+    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; 'nonzero' -> 0; None -> None.
+
+    Raises ValueError, saying what to type, for anything else.
+    """
+    if mask_values is None:
+        return None
+    if isinstance(mask_values, str):
+        match = re.fullmatch(r'>\s*(\d+)', mask_values)
+        if mask_values != 'nonzero' and not match:
+            raise ValueError("type a dict such as {255: 1}, '>127' or 'nonzero'")
+        return int(match[1]) if match else 0
+    if not isinstance(mask_values, dict):
+        return None                                                    # the type is reported elsewhere
+    codes = {}
+    for value, class_id in mask_values.items():
+        if not isinstance(class_id, int) or not 0 <= class_id <= 255:
+            raise ValueError(f'{value!r} must map to a class 0..254, or 255 for ignored, not {class_id!r}')
+        if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
+            value = COLOUR + int(value[1:], 16)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{value!r} is neither a whole number nor a colour such as '#ff0000'")
+        codes[value] = class_id
+    if not codes:
+        raise ValueError('is empty; name at least one value, as in {255: 1}')
+    return codes
+
+
+COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict')
+
+
+@dataclasses.dataclass
+class Command:
+    """What was typed: the verb, its paths, the preset's name and the overrides."""
+    verb: str
+    paths: list
+    preset: str
+    overrides: dict
+    output: str = None
+
+
+def parse_command(argv):
+    """The command line -> Command, its settings already validated. Raises ConfigError; knows nothing of torch."""
+    words = list(argv)
+    verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
+    output = None
+    if '-o' in words[:-1]:
+        at = words.index('-o')
+        output = words[at + 1]
+        del words[at:at + 2]
+    overrides, paths = parse_overrides(words)
+    preset = overrides.pop('preset', None)
+    if verb in ('evaluate', 'predict'):
+        if not paths or verb == 'predict' and len(paths) < 2:
+            raise ConfigError(f'{verb} needs a run folder' + (' and images' if verb == 'predict' else '')
+                              + f': python train_unet.py {verb} runs/x' + (' photo.jpg' if verb == 'predict' else ''))
+    elif paths:
+        raise ConfigError([f'{word!r} is no command and no key=value{did_you_mean(word, COMMANDS)}'
+                           + (f' To train on that folder type data={word}' if os.path.exists(word) else '')
+                           for word in paths])
+    extra = {key: overrides.pop(key) for key in ('save', 'tta') if verb == 'predict' and key in overrides}
+    resolve_config(preset, overrides)
+    return Command(verb, paths, preset, {**overrides, **extra}, output)
+
+
+def print_help():
+    """The commands, then every key with its default."""
+    print(__doc__.split('The file, top to bottom')[0].rstrip())
+    print('\nSettings (the comments in CONFIG tell more):')
+    print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
+    names = sorted(p.stem for p in (Path(__file__).resolve().parent / 'configs').glob('*.py'))
+    print(f'\nPresets (--preset NAME): {", ".join(names)}')
+
+
+def answer_early(argv):
+    """--help and wrong settings are answered here, before torch takes its seconds to load."""
+    if {'-h', '--help', 'help'} & set(argv):
+        print_help()
+        sys.exit(0)
+    try:
+        parse_command(argv)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == '__main__':
+    answer_early(sys.argv[1:])
+
+os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # importing albumentations would ask a server for its version
+
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageOps
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import nn
+from tqdm.auto import tqdm
+
+import albumentations as A
+import cv2
+import segmentation_models_pytorch as smp
+
+log = logging.getLogger('train_unet')
+log.addHandler(logging.NullHandler())
+
+# ======================================================================================
+# runtime: what the machine has, and the precision that follows from it
+# ======================================================================================
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """One device as precision sees it. `units` names the dtypes it multiplies natively (tf32 among them)."""
+    kind: str                      # 'cuda', 'mps' or 'cpu'
+    name: str
+    capability: tuple = (0, 0)     # CUDA compute capability
+    units: frozenset = frozenset()
+    memory: int = 0                # bytes
+
+    def describe(self):
+        extra = f', compute capability {self.capability[0]}.{self.capability[1]}' if self.kind == 'cuda' else ''
+        return f'{self.name}{extra}, {self.memory / 2**30:.0f} GiB'
+
+
+def cuda_units(name, capability):
+    """Dtypes an NVIDIA card multiplies in hardware.
+
+    Tensor Cores came with 7.0 (float16) and learnt bfloat16 and TF32 with 8.0 (CUDA C++ Programming Guide, compute
+    capabilities). The 7.5 cards without them are the GTX 16xx, MX450/550 and the small T and Quadro T boards.
+    torch.cuda.is_bf16_supported() also counts emulation, so it is not asked.
+    """
+    if capability >= (8, 0):
+        return frozenset({'bfloat16', 'float16', 'tf32'})
+    small = re.search(r'GTX 16|MX[45]50|\bT(400|500|550|600|1000|1200|2000)\b', name)
+    return frozenset({'float16'}) if capability >= (7, 0) and not small else frozenset()
+
+
+def cpu_units():
+    """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16."""
+    flags = ''
+    with contextlib.suppress(OSError):
+        flags = Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000]
+    flags = set(flags.split())
+    if hasattr(torch.cpu, 'get_capabilities'):
+        flags |= {name for name, there in torch.cpu.get_capabilities().items() if there is True}
+    bf16 = flags & {'avx512_bf16', 'amx_bf16', 'sve_bf16', 'svebf16', 'bf16'}
+    fp16 = flags & {'amx_fp16', 'avx512_fp16'}
+    return frozenset((['bfloat16'] if bf16 else []) + (['float16'] if fp16 else []))
+
+
+def choose_device(wish):
+    """'auto' -> the first of cuda, mps, cpu that is there; a named device that is not there is a ConfigError."""
+    there = {'cuda': torch.cuda.is_available(), 'mps': torch.backends.mps.is_available(), 'cpu': True}
+    kind, _, number = wish.partition(':')
+    if kind == 'auto':
+        return torch.device(next(name for name, available in there.items() if available))
+    if not there[kind]:
+        raise ConfigError(f'device={wish!r}: this machine has only {", ".join(k for k in there if there[k])}; '
+                          f"type device=auto")
+    if number and int(number) >= torch.cuda.device_count():
+        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
+    return torch.device(wish)
+
+
+def detect_hardware(device):
+    """Read what torch reports of a device."""
+    if device.type == 'cuda':
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor)
+        if torch.version.hip:                                          # AMD: capability means something else
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+            units = frozenset({'float16', 'bfloat16'} if native else {'float16'})
+        else:
+            units = cuda_units(properties.name, capability)
+        return Hardware('cuda', properties.name, capability, units, properties.total_memory)
+    if device.type == 'mps':
+        return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=torch.mps.recommended_max_memory())
+    return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
+
+
+def free_memory():
+    """Bytes of main memory that are free, limits of a container included; 0 if it cannot be told."""
+    free = []
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        free.append(int(re.search(r'MemAvailable:\s+(\d+)', Path('/proc/meminfo').read_text())[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
+        free.append(int(Path('/sys/fs/cgroup/memory.max').read_text())
+                    - int(Path('/sys/fs/cgroup/memory.current').read_text()))
+    if not free:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)
+    return min(free, default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """The decision: autocast dtype ('float32' is none), TF32 setting, why, and what to warn of."""
+    dtype: str
+    tf32: str
+    reason: str
+    warnings: tuple = ()
+
+    @property
+    def needs_scaler(self):
+        """float16 gradients below 6e-8 vanish: it needs loss scaling. Nothing else does."""
+        return self.dtype == 'float16'
+
+
+def resolve_precision(config, hardware, typed=(), num_parameters=0):
+    """(wish, hardware) -> Precision. Pure: asks nothing of the machine.
+
+    `typed` are the keys that the user set, so that only a wish is warned about, never a default.
+    """
+    use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
+    where = hardware.name if hardware.kind != 'cuda' else \
+        f'{hardware.name} (compute capability {hardware.capability[0]}.{hardware.capability[1]})'
+    notes = []
+
+    def decide():
+        if use_amp is False:
+            if wish != 'auto':
+                notes.append(f'amp_dtype={wish!r} has no effect with use_amp=False')
+            return 'float32', 'use_amp=False'
+        if wish == 'auto':
+            for dtype in ('bfloat16', 'float16'):
+                if dtype in units and (dtype == 'bfloat16' or hardware.kind == 'cuda' or use_amp is True):
+                    return dtype, f'{where} has native {dtype} units'
+            if use_amp == 'auto':
+                return 'float32', f'{where} has no units that make mixed precision faster'
+            if hardware.kind == 'cpu':
+                notes.append(f'use_amp=True: {where} has no bfloat16 units; autocast may be ten times slower than '
+                             f'float32 here. use_amp=False is faster')
+                return 'bfloat16', 'use_amp=True'
+            notes.append(f'use_amp=True: {where} has no fast 16-bit units; training in float32')
+            return 'float32', f'{where} has no fast 16-bit units'
+        if wish in units:
+            if wish == 'float16' and 'bfloat16' in units:
+                notes.append(f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow')
+            return wish, f'you asked for amp_dtype={wish!r} and {where} has the units'
+        if hardware.kind == 'cpu':
+            notes.append(f'amp_dtype={wish!r}: {where} has no {wish} units; autocast may be ten times slower than '
+                         f'float32 here. use_amp=False is faster')
+            return wish, f'you asked for amp_dtype={wish!r}'
+        fallback = 'float16' if 'float16' in units else 'float32'
+        notes.append(f'amp_dtype={wish!r}: {where} has no {wish} units; falling back to {fallback}'
+                     + (' with a gradient scaler' if fallback == 'float16' else ''))
+        return fallback, f'{where} has no {wish} units'
+
+    dtype, reason = decide()
+    notes += warn_of_settings(config, hardware, dtype, typed)
+    if dtype == 'float16' and num_parameters > 200e6:
+        notes.append(f'float16 with {num_parameters / 1e6:.0f} million parameters: activations of very large networks '
+                     f'overflow 65,504 easily; bfloat16 or float32 is safer')
+    return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
+
+
+def warn_of_settings(config, hardware, dtype, typed):
+    """Settings that the user typed and that do nothing, or something unexpected, at this precision."""
+    notes, tf32 = [], config['tf32_matmul_precision']
+    scaling = [k for k in ('init_scale', 'growth_factor', 'backoff_factor', 'growth_interval') if k in typed]
+    if scaling and dtype != 'float16':
+        notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
+    if 'tf32_matmul_precision' in typed and tf32 in ('high', 'medium'):
+        if hardware.kind == 'cpu' and tf32 == 'medium' and 'bfloat16' in hardware.units:
+            notes.append("tf32_matmul_precision='medium' is not inert on this CPU: float32 matrix products run in "
+                         "bfloat16")
+        elif 'tf32' not in hardware.units:
+            notes.append(f'tf32_matmul_precision={tf32!r}: no effect, {hardware.name} has no TF32')
+        elif dtype != 'float32':
+            notes.append(f'tf32_matmul_precision={tf32!r}: next to no effect under {dtype} autocast, which already '
+                         f'runs convolutions and matrix products in 16 bits')
+    return notes
+
+
+def apply_tf32(setting):
+    """Set TF32 for matrix products and for convolutions (cuDNN allows it by default). None: leave PyTorch's own.
+
+    From torch 2.9 on only the new fp32_precision attributes are touched: reading an old flag after setting a new one
+    raises.
+    """
+    if setting is None:
+        return
+    if hasattr(torch.backends.cudnn, 'conv') and hasattr(torch.backends.cuda.matmul, 'fp32_precision'):
+        nvidia = 'ieee' if setting == 'highest' else 'tf32'
+        torch.backends.cuda.matmul.fp32_precision = nvidia
+        torch.backends.cudnn.conv.fp32_precision = nvidia
+        torch.backends.cudnn.rnn.fp32_precision = nvidia
+        torch.backends.mkldnn.matmul.fp32_precision = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
+    else:
+        torch.set_float32_matmul_precision(setting)
+        torch.backends.cudnn.allow_tf32 = setting != 'highest'
+
+
+def seed_everything(seed):
+    """Seed Python, NumPy and torch. Data needs none of them: augmentation is a function of (seed, epoch, index)."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+# ======================================================================================
+# data: pairing
+# ======================================================================================
+
+SPLITS = ('train', 'val', 'test')
+IGNORE = 255                       # the id of ignored pixels once a mask is decoded
+SPLIT_WORDS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val', 'dev': 'val',
+               'test': 'test', 'testing': 'test'}
+IMAGE_WORDS = {'image', 'images', 'img', 'imgs', 'jpegimages', 'photo', 'photos', 'picture', 'pictures', 'raw',
+               'leftimg', 'frames', 'input', 'inputs', 'rgb', 'scans'}
+MASK_WORDS = {'mask', 'masks', 'label', 'labels', 'annotation', 'annotations', 'annot', 'annots', 'anno', 'gt',
+              'segmentationclass', 'segmentation', 'segmentations', 'groundtruth', 'gtfine', 'target', 'targets',
+              'truth', 'seg', 'pixels', 'labelids', 'matte', 'trimaps', 'manual'}
+PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
+SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
+
+
+@dataclasses.dataclass
+class Pairs:
+    """Images and masks that belong together. Paths are NumPy bytes: no Python object per file in any worker."""
+    images: np.ndarray             # (N,) bytes
+    masks: np.ndarray              # (N,) bytes; a folder means the union of its files
+    splits: np.ndarray             # (N,) index into SPLITS
+    rule: str                      # how they were paired, in words
+    notes: list                    # what was ignored
+
+    def rows(self, split):
+        """Indices of one split, in the order of the file names."""
+        return np.flatnonzero(self.splits == SPLITS.index(split))
+
+
+def folder_words(name):
+    """'train_masks' -> ['train', 'masks']; 'trainannot' -> ['train', 'annot']."""
+    words = []
+    for word in re.findall('[a-z]+', re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name).lower()) + [name.lower()]:
+        head = next((s for s in ('train', 'val', 'test') if word.startswith(s) and word[len(s):] in
+                     IMAGE_WORDS | MASK_WORDS), None)
+        words += [head, word[len(head):]] if head else [word]
+    return words
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What the path of a folder says about the files in it."""
+    split: str                     # 'train', 'val', 'test' or ''
+    role: str                      # 'image', 'mask' or ''
+    kind: str                      # the folder names that gave the role, relative to data
+    rest: str                      # what is left: a subfolder per city, per patient, per image
+
+
+def read_place(folder, role=''):
+    """The Place of a folder relative to data; `role` is given where the user named the folder."""
+    split, kind, rest = '', [], []
+    for part in Path(folder).parts:
+        words = folder_words(part)
+        found = next((SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS), '')
+        said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
+        split = split or found
+        if said and not role:
+            role, kind = said, [*kind, part]
+        elif said and said == role:
+            kind.append(part)
+        elif not found:
+            rest.append(part)
+    return Place(split, role, '/'.join(kind), '/'.join(rest))
+
+
+def list_files(root):
+    """Every file below root as (folder, name), sorted; links are followed, loops and hidden files are not."""
+    found, seen = [], set()
+    pending = ['']
+    while pending:
+        folder = pending.pop()
+        try:
+            real = os.path.realpath(root / folder)
+            if real in seen:
+                continue
+            seen.add(real)
+            for entry in os.scandir(root / folder):
+                if entry.name.startswith('.'):
+                    continue
+                name = os.path.join(folder, entry.name)
+                pending.append(name) if entry.is_dir() else found.append((folder, entry.name))
+        except OSError as error:
+            raise DataError(f'{root / folder}: cannot be read: {error.strerror}') from None
+    return sorted(found)
+
+
+def pattern_to_regex(pattern):
+    """'{stem}_label.png' -> a compiled expression whose group is the stem; cases are ignored."""
+    before, _, after = pattern.partition('{stem}')
+    return re.compile(re.escape(before) + '(.+)' + re.escape(after), re.IGNORECASE)
+
+
+@dataclasses.dataclass
+class Found:
+    """One file that may be an image or a mask."""
+    path: str
+    stem: str
+    place: Place
+
+
+def collect(config, root):
+    """All candidate files of a folder -> (images, masks, notes). Raises DataError where roles are not plain."""
+    images, masks, ignored = [], [], Counter()
+    if config['images'] or config['masks']:
+        if not (config['images'] and config['masks']):
+            raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
+        found = [(name, role, file) for role, name in (('image', config['images']), ('mask', config['masks']))
+                 for file in list_files(existing_folder(root / name))]
+    else:
+        found = [('', '', file) for file in list_files(root)]
+    patterns = {role: config[f'{role}_pattern'] and pattern_to_regex(config[f'{role}_pattern'])
+                for role in ('image', 'mask')}
+    places = {key: read_place(key[1], key[0]) for key in {(role, folder) for _, role, (folder, _) in found}}
+    loose = []
+    for base, given, (folder, name) in found:
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() not in SUFFIXES:
+            ignored[suffix.lower() or name] += 1
+            continue
+        place = places[given, folder]
+        file = Found(os.path.join(root, base, folder, name), stem, place)
+        matches = {role: patterns[role].fullmatch(name) for role in patterns if patterns[role]}
+        role = place.role
+        if not role and matches:
+            role = next((r for r in ('mask', 'image') if matches.get(r)), 'image' if 'image' not in matches else '')
+        if role in matches and not matches[role]:
+            ignored[f'not like {config[role + "_pattern"]}'] += 1
+            continue
+        if matches.get(role):
+            file.stem = matches[role][1]
+        {'image': images, 'mask': masks}.get(role, loose).append(file)
+    if not sort_loose(loose, images, masks):
+        ignored.update(f'in {os.path.dirname(os.path.relpath(file.path, root)) or "the top folder"}, whose name is '
+                       f'neither of images nor of masks' for file in loose)
+    notes = [f'ignored {count} file{"s" * (count > 1)}: {what}' for what, count in sorted(ignored.items())]
+    return images, masks, notes
+
+
+def sort_loose(loose, images, masks):
+    """Files in folders whose names say nothing: masks by a word in their own name, or by being the lossless
+    twin of a photograph. False if the roles were plain without them."""
+    if masks and not images:
+        images += loose
+    elif loose and not masks and not images:
+        word = re.compile(r'(^|[^a-z])(' + '|'.join(sorted(MASK_WORDS, key=len, reverse=True)) + r')\d*($|[^a-z])',
+                          re.IGNORECASE)
+        named = [file for file in loose if word.search(file.stem)]
+        twins = Counter((file.place, file.stem) for file in loose)
+        if not named:
+            named = [f for f in loose if twins[f.place, f.stem] > 1 and not f.path.lower().endswith(('.jpg', '.jpeg'))]
+        names = {id(file) for file in named}
+        masks += named
+        images += [file for file in loose if id(file) not in names]
+    else:
+        return False
+    return True
+
+
+def existing_folder(path):
+    """The path, if it is a folder; else a DataError that names what is there instead."""
+    if path.is_dir():
+        return path
+    near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ''
+    what = 'is a file; expected a folder of images and masks' if path.exists() else 'there is no such folder'
+    raise DataError(f'{path}: {what}{near}')
+
+
+def one_kind(files, key, root):
+    """Refuse several folders of the same role: they are different tasks, and only the user knows which."""
+    folders = {}
+    for file in files:
+        plain = tuple(w for w in folder_words(file.place.kind)[:-1] if w not in SPLIT_WORDS)
+        folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
+    if len(folders) > 1:
+        raise DataError([f'several folders could hold the {key}; type which one, as in images="A" masks="B":',
+                         *(f'    {key}="{folder}"' for folder in sorted(folders.values()))])
+
+
+def affix_rules(images, masks):
+    """Ways to make stems equal, most literal first: (description, image stem -> key, mask stem -> key)."""
+    yield 'equal stems', str.casefold, str.casefold
+    image = images[0].stem.casefold()
+    digits = max(re.findall(r'\d+', image) or [''], key=len)
+    near = [m.stem.casefold() for m in masks if digits in m.stem][:200] or [m.stem.casefold() for m in masks[:200]]
+    scored = []
+    for mask in near:
+        match = difflib.SequenceMatcher(None, image, mask, autojunk=False).find_longest_match()
+        if match.size:
+            scored.append((-match.size, image[:match.a], image[match.a + match.size:],
+                           mask[:match.b], mask[match.b + match.size:]))
+    for _, *affixes in sorted(set(scored))[:6]:
+        words = [re.sub(r'^\d+|\d+$', '', a) if i % 2 == 0 else a for i, a in enumerate(affixes)]
+        strip = [functools.partial(strip_affixes, *affixes[i:i + 2]) for i in (0, 2)]
+        if any(words):
+            said = ' and '.join(f'{side} {a}...{b}' for side, (a, b) in
+                                zip(('images', 'masks'), (affixes[:2], affixes[2:])) if a or b)
+            yield f'stems without affixes ({said})', *strip
+    number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
+    yield 'the last number in the stem', number, number
+
+
+def strip_affixes(before, after, stem):
+    """A stem without its prefix and suffix; one that lacks them matches nothing (None)."""
+    stem = stem.casefold()
+    if stem.startswith(before) and stem.endswith(after) and len(stem) > len(before) + len(after):
+        return stem[len(before):len(stem) - len(after)]
+    return None
+
+
+def match_pairs(images, masks):
+    """The first rule that pairs every image with one mask wins -> (pairs, rule, unpaired images, unpaired masks)."""
+    best = None
+    for rule, image_key, mask_key in affix_rules(images, masks):
+        for with_rest in (True, False):
+            tables = []
+            for files, key in ((images, image_key), (masks, mask_key)):
+                table = defaultdict(list)
+                for file in files:
+                    name = key(file.stem)
+                    if name is not None:
+                        table[file.place.split, file.place.rest if with_rest else '', name].append(file)
+                tables.append(table)
+            common = tables[0].keys() & tables[1].keys()
+            clashes = [t[k] for t in tables for k in common if len(t[k]) > 1]
+            paired = [(tables[0][k][0], tables[1][k][0]) for k in sorted(common)]
+            if best is None or len(paired) - len(clashes) > len(best[0]) - len(best[2]):
+                best = paired, rule, clashes
+            if len(paired) == len(images) == len(masks) and not clashes:
+                return paired, rule, [], [], []
+    paired, rule, clashes = best
+    used = {id(file) for pair in paired for file in pair}
+    return (paired, rule, [f for f in images if id(f) not in used and not any(f in c for c in clashes)],
+            [f for f in masks if id(f) not in used and not any(f in c for c in clashes)], clashes)
+
+
+def unite_folders(images, masks):
+    """One folder per image with one mask file per object (DSB-2018) -> pairs of image and folder, or None."""
+    by_rest = defaultdict(list)
+    for mask in masks:
+        by_rest[mask.place.split, mask.place.rest].append(mask)
+    single = Counter((image.place.split, image.place.rest) for image in images)
+    if len(by_rest) < len(masks) and all(count == 1 for count in single.values()) and single.keys() == by_rest.keys() \
+            and all(rest for _, rest in single):
+        return [(image, dataclasses.replace(group[0], path=os.path.dirname(group[0].path)))
+                for image in images for group in [by_rest[image.place.split, image.place.rest]]]
+    return None
+
+
+def read_list(path):
+    """A csv with the columns image, mask and perhaps split -> (pairs, rule). Paths are relative to the file."""
+    try:
+        with open(path, newline='', encoding='utf-8-sig') as file:
+            table = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f'{path}: cannot be read as csv: {error}') from None
+    if not table or not {'image', 'mask'} <= set(table[0]):
+        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
+    pairs, problems = [], []
+    for number, row in enumerate(table, 2):
+        split = (row.get('split') or '').strip().lower()
+        if split and split not in SPLIT_WORDS:
+            problems.append(f"{path}, line {number}: split={split!r}: choose from train, val, test")
+        if not row['image'] or not row['mask']:
+            problems.append(f'{path}, line {number}: image and mask must both be given')
+            continue
+        place = Place(SPLIT_WORDS.get(split, ''), '', '', '')
+        files = [Found(os.path.join(path.parent, row[k].strip()), Path(row[k]).stem, place) for k in ('image', 'mask')]
+        problems += [f'{path}, line {number}: there is no {f.path}' for f in files if not os.path.exists(f.path)]
+        pairs.append(tuple(files))
+    if problems:
+        raise DataError(shorten(problems))
+    return pairs, f'the list {path.name}'
+
+
+def shorten(lines, most=10):
+    """The first lines, and how many more there are."""
+    lines = list(lines)
+    return lines if len(lines) <= most else [*lines[:most], f'... and {len(lines) - most} more']
+
+
+def find_pairs(config):
+    """All pairs of a data set, split into train, val and test. Raises DataError naming every file that has none."""
+    root = Path(config['data']).expanduser()
+    notes = []
+    if root.suffix.lower() == '.csv' and root.is_file():
+        pairs, rule = read_list(root)
+    else:
+        images, masks, notes = collect(config, existing_folder(root))
+        if not images or not masks:
+            there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
+            raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
+                             *notes, 'expected folders such as images/ and masks/, or type images=... masks=...',
+                             "or mask_pattern='{stem}_mask.png', or data=list.csv with the columns image,mask"])
+        one_kind(images, 'images', root)
+        one_kind(masks, 'masks', root)
+        pairs = unite_folders(images, masks)
+        rule = 'one folder per image, its masks united'
+        if pairs is None:
+            pairs, rule, *left = match_pairs(images, masks)
+            notes += refuse_unpaired(pairs, *left, config)
+    if not pairs:
+        raise DataError(f"{root}: no image has a mask; mask_pattern='{{stem}}_mask.png' or a list file tells how")
+    splits = np.array([SPLITS.index(image.place.split) if image.place.split else -1 for image, _ in pairs], np.int8)
+    splits = split_rest(splits, [image.stem for image, _ in pairs], config)
+    paths = [np.array([os.fsencode(pair[side].path) for pair in pairs]) for side in (0, 1)]
+    return Pairs(*paths, splits, rule, notes)
+
+
+def refuse_unpaired(pairs, images, masks, clashes, config):
+    """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
+    problems = [f'several files share one stem: {", ".join(sorted(f.path for f in group))}' for group in clashes]
+    lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
+    if config['skip_unpaired'] and not problems:
+        return [f'skipped {len(lonely)} files without a partner'] if lonely else []
+    if problems or lonely:
+        hints = [f'{len(pairs)} pairs were found. skip_unpaired=True leaves the others out;',
+                 "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
+        raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
+    return []
+
+
+def split_rest(splits, stems, config):
+    """Pairs whose folder names no split, or a data set without validation, are split by a seeded draw of groups."""
+    if np.any(splits == SPLITS.index('val')) and not np.any(splits < 0):
+        return splits
+    pool = np.flatnonzero(splits < 0) if np.any(splits < 0) else np.flatnonzero(splits == 0)
+    pattern = config['group_pattern']
+    groups = {}
+    for row in pool:
+        match = re.search(pattern, stems[row]) if pattern else None
+        groups.setdefault(match.group(match.lastindex or 0) if match else stems[row] if pattern else row, []).append(row)
+    names = list(groups)
+    if len(names) < 2:
+        raise DataError(f'{len(pool)} image(s) in {len(names)} group(s) cannot be split into train and val; '
+                        f'at least 2 are needed')
+    order = np.random.default_rng(config['seed']).permutation(len(names))
+    held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
+    for position in order[:-1]:
+        if len(held) >= wanted:
+            break
+        held += groups[names[position]]
+    splits = splits.copy()
+    splits[pool] = SPLITS.index('train')
+    if not np.any(splits == SPLITS.index('val')):
+        splits[held] = SPLITS.index('val')
+    return splits
+
+
+# ======================================================================================
+# data: reading
+# ======================================================================================
+
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError,
+              NotImplementedError, AssertionError, MemoryError, PIL.Image.DecompressionBombError, zipfile.BadZipFile)
+
+
+def check_pixels(path, height, width, most):
+    """Refuse an image that would explode in memory."""
+    if height * width > most:
+        raise DataError(f'{path}: {width} x {height} pixels is above max_image_pixels={most}; '
+                        f'if it is no bomb, type max_image_pixels={height * width}')
+
+
+def open_pillow(path, config):
+    """An opened, not yet decoded Pillow image."""
+    most = config['max_image_pixels']
+    PIL.Image.MAX_IMAGE_PIXELS = most                                  # Pillow itself refuses at twice this
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', PIL.Image.DecompressionBombWarning)
+        picture = PIL.Image.open(path)
+    check_pixels(path, picture.height, picture.width, most)
+    return picture
+
+
+def read_pillow(path, config, as_mask):
+    """Decode with Pillow: a mask keeps its indices and refuses a rotation, an image becomes grey, RGB or 16 bits."""
+    with open_pillow(path, config) as picture:
+        if as_mask:
+            if picture.getexif().get(274, 1) != 1:
+                raise ValueError('the mask carries an EXIF rotation; save it without')
+            if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L', 'LA'):
+                picture = picture.convert('RGB')
+            array = np.array(picture)
+            return array[..., 0] if picture.mode == 'LA' else array
+        picture = PIL.ImageOps.exif_transpose(picture)
+        if picture.mode.startswith(('I', 'F')):
+            array = np.array(picture)
+            narrow = picture.mode == 'I' and array.size and array.min() >= 0 and array.max() <= 65535
+            return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
+        wanted = {1: 'L', 4: 'RGBA'}.get(config['in_channels'], 'RGB')
+        if wanted == 'RGBA' and picture.mode != 'RGBA':
+            wanted = 'RGB'
+        return np.array(picture.convert(wanted))
+
+
+def read_tiff(path, config, as_mask):
+    """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths that Pillow does not know."""
+    import tifffile                                                    # only TIFF needs it
+    try:
+        with open_pillow(path, config) as picture:
+            simple = picture.tag_v2.get(277, 1) == 1 or picture.mode in ('RGB', 'RGBA', 'CMYK', 'LA')
+            simple = simple and not (picture.mode == 'RGB' and max(picture.tag_v2.get(258, (8,))) > 8)
+    except PIL.UnidentifiedImageError:
+        simple = False
+    if simple:
+        return read_pillow(path, config, as_mask)
+    with tifffile.TiffFile(path) as file:
+        series = file.series[0]
+        height, width = (series.shape[series.axes.index(axis)] for axis in 'YX')
+        check_pixels(path, height, width, config['max_image_pixels'])
+        array = series.asarray()
+        bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
+    if len(bands) > 1:
+        raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
+    return np.moveaxis(array, bands[0], -1) if bands else array
+
+
+def read_npy(path, config, as_mask):
+    """A NumPy array; pickled objects are refused."""
+    array = np.load(path, mmap_mode='r', allow_pickle=False)
+    if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
+        array = np.moveaxis(array, 0, -1)                              # (C, H, W) was saved
+    check_pixels(path, *array.shape[:2], config['max_image_pixels'])
+    return np.array(array)
+
+
+def read_mat(path, config, as_mask):
+    """The only matrix of a MATLAB file."""
+    import scipy.io                                                    # only .mat needs it
+    arrays = [v for k, v in scipy.io.loadmat(path).items() if isinstance(v, np.ndarray) and v.ndim >= 2
+              and v.dtype.kind in 'biuf' and min(v.shape[:2]) > 1]
+    if len(arrays) != 1:
+        raise ValueError(f'holds {len(arrays)} matrices; expected one')
+    return arrays[0]
+
+
+READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': read_npy, '.mat': read_mat}   # all others: Pillow
+
+
+def read_array(path, config, as_mask=False):
+    """Any supported file -> (H, W) or (H, W, C). Raises DataError naming the file."""
+    try:
+        array = READERS.get(os.path.splitext(path)[1].lower(), read_pillow)(path, config, as_mask)
+        if array.ndim == 3 and array.shape[2] == 1:
+            array = array[..., 0]
+        if array.ndim not in (2, 3) or 0 in array.shape:
+            raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
+        return array
+    except UNREADABLE as error:
+        text = str(error).replace(str(path), 'it')
+        raise DataError(f'{path}: cannot be read: {type(error).__name__}: {text}') from None
+
+
+def read_image(path, config):
+    """An image file -> (H, W, in_channels): uint8 stays uint8, uint16 is divided by 65535, all else is float32 as is.
+
+    Raises DataError naming the file if it cannot be decoded, holds NaN, or has another number of channels.
+    """
+    array, channels = read_array(path, config), config['in_channels']
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.shape[2] == 1 < channels <= 4:
+        array = np.repeat(array, channels, axis=2)
+    elif array.shape[2] == channels + 1 and channels in (1, 3):
+        array = array[..., :channels]                                  # alpha
+    elif array.shape[2] != channels and channels == 1 and array.shape[2] == 3:
+        array = array.mean(axis=2, keepdims=True)
+    if array.shape[2] != channels:
+        raise DataError(f'{path}: has {array.shape[2]} channels, in_channels={channels}; '
+                        f'type in_channels={array.shape[2]}')
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == bool:
+        return array.astype(np.uint8) * 255
+    array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
+    if not np.isfinite(array).all():
+        raise DataError(f'{path}: holds pixels that are not finite (NaN or infinity)')
+    return array
+
+
+def read_mask(path, config):
+    """A mask file -> (H, W) int32 codes: the values as stored, or COLOUR + 0xRRGGBB. A folder is united to 0 and 1."""
+    if os.path.isdir(path):
+        parts = [read_mask(os.path.join(path, name), config) for name in sorted(os.listdir(path))
+                 if os.path.splitext(name)[1].lower() in SUFFIXES]
+        if len({part.shape for part in parts}) != 1:
+            raise DataError(f'{path}: its masks have different sizes')
+        return np.any([(part != 0) & (part != COLOUR) for part in parts], axis=0).astype(np.int32)
+    array = read_array(path, config, as_mask=True)
+    if array.ndim == 3 and array.shape[2] in (3, 4):
+        r, g, b = (array[..., i].astype(np.int32) for i in range(3))
+        return COLOUR + (r << 16 | g << 8 | b)
+    if array.ndim == 3:
+        raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours)')
+    if array.dtype.kind == 'f' and not np.array_equal(array, np.round(array)):
+        raise DataError(f'{path}: holds fractions; a mask holds whole numbers or colours')
+    return array.astype(np.int32)
+
+
+# ======================================================================================
+# data: what the masks mean
+# ======================================================================================
+
+
+@dataclasses.dataclass
+class Coding:
+    """How stored mask codes become class ids: a table, or a threshold above which a pixel is foreground."""
+    table: dict                    # code -> class id (255 ignored); None with a threshold
+    threshold: int = None
+    num_classes: int = 2
+    words: str = ''                # for the user
+
+    def encode(self, codes, path=''):
+        """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. Raises DataError on a code that has no meaning."""
+        if self.threshold is not None:
+            grey = np.where(codes >= COLOUR, codes & 0xff, codes)
+            return (grey > self.threshold).astype(np.uint8)
+        keys = np.array(sorted(self.table))
+        place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
+        unknown = keys[place] != codes
+        if unknown.any():
+            value = name_code(int(codes[unknown][0]))
+            raise DataError(f'{path}: holds the value {value}, which has no meaning in mask_values')
+        return np.array([self.table[k] for k in keys.tolist()], np.uint8)[place]
+
+
+def name_code(code):
+    """A code as the user types it: 7 or '#ff0000'."""
+    return repr(f'#{code - COLOUR:06x}') if code >= COLOUR else str(code)
+
+
+def find_coding(values, palette, config):
+    """{code: (pixels, images)} of all masks -> Coding. Raises DataError with the line to type where masks are unclear."""
+    wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
+    grey_only = all(code < COLOUR or is_grey(code) for code in values)
+    folded = defaultdict(int)
+    for code, (pixels, _) in values.items():
+        folded[code & 0xff if grey_only and code >= COLOUR else code] += pixels
+    if isinstance(wish, int):
+        return Coding(None, wish, 2, f'values above {wish} are foreground')
+    if wish is not None:
+        coding = coding_from_table(wish, folded, ignore)
+    else:
+        coding = guess_coding(folded, values, palette, ignore, config)
+    if coding.table is not None and grey_only:                         # grey stored as RGB means the same
+        coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
+    if config['num_classes'] != 'auto':
+        if coding.num_classes > config['num_classes']:
+            raise DataError(f'the masks hold class {coding.num_classes - 1}, but num_classes={config["num_classes"]}: '
+                            f'type num_classes={coding.num_classes} or say in mask_values what the values mean')
+        coding.num_classes = config['num_classes']
+    return coding
+
+
+def is_grey(code):
+    """True for #0a0a0a: a grey value stored as a colour."""
+    colour = code - COLOUR
+    return colour % 0x010101 == 0
+
+
+def coding_from_table(wish, values, ignore):
+    """The user's mask_values. Values it does not name are background, unless class 0 is named: then they are errors."""
+    table = dict(wish)
+    for code in (ignore, -1):
+        if code is not None:
+            table.setdefault(code, IGNORE)
+    unnamed = [code for code in values if code not in table]
+    if unnamed and 0 in wish.values():
+        raise DataError([f'mask_values does not name {", ".join(name_code(c) for c in sorted(unnamed)[:12])}; '
+                         f'add them, for instance as ignored: mask_values={suggest(wish, unnamed, IGNORE)}'])
+    table |= dict.fromkeys(unnamed, 0)
+    named = [c for c in wish.values() if c != IGNORE]
+    return Coding(table, None, max(2, max(named, default=1) + 1), 'as mask_values says'
+                  + (f'; {", ".join(name_code(c) for c in sorted(unnamed)[:8])} -> 0' if unnamed else ''))
+
+
+def suggest(table, more=(), meaning=None):
+    """A mask_values dict as the user types it."""
+    table = dict(table) | dict.fromkeys(sorted(more)[:20], meaning)
+    return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
+
+
+def guess_coding(values, raw, palette, ignore, config):
+    """The codings that can be told without asking: 0/1, 0/255, noisy 0/255, class indices. All else is explained."""
+    special = {code for code in (ignore, -1) if code is not None and code in values}
+    plain = sorted(code for code in values if code not in special)
+    total = sum(values.values())
+    ignored = {code: IGNORE for code in special}
+    if set(values) <= {0, 255}:
+        return Coding({0: 0, 255: 1}, None, 2, '0 is background, 255 foreground')
+    if set(plain) <= {0, 1}:
+        said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
+        return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
+    grey = all(0 <= code < 256 for code in values)
+    noisy = sum(count for code, count in values.items() if 0 < code < 255) / total
+    ends = sum(count for code, count in values.items() if code <= 32 or code >= 223) / total
+    if grey and len(values) > 16 and values.get(0, 0) + values.get(255, 0) > 0 and ends > 0.9 \
+            and sum(c for code, c in values.items() if code >= 223):
+        return Coding(None, 127, 2, f'0 and 255 with {noisy:.2%} of the pixels in between (JPEG noise or soft edges): '
+                                    f'above 127 is foreground')
+    highest = max(plain, default=0)
+    dense = len(plain) > 0.5 * (highest + 1)
+    if plain and plain[0] == 0 and highest < 255 and (palette and highest < 64 or dense) and len(plain) <= 200:
+        count = config['num_classes'] if config['num_classes'] != 'auto' else highest + 1
+        if len(plain) <= 64 or raw_looks_like_classes(raw):
+            said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
+            return Coding({c: c for c in range(max(count, highest + 1))} | ignored, None, highest + 1,
+                          f'class indices 0 to {highest}{said}')
+    raise DataError(explain_values(values, raw, plain, special, total), 'the mask values are not clear')
+
+
+def raw_looks_like_classes(raw):
+    """Classes recur from image to image; the ids of objects hardly do."""
+    return np.median([images for _, images in raw.values()]) >= 2
+
+
+def explain_values(values, raw, plain, special, total):
+    """What was found, what it may be, and the line to type for each reading."""
+    colours = [code for code in plain if code >= COLOUR]
+    shown = ', '.join(f'{name_code(c)} ({values[c] / total:.2%}, {raw.get(c, raw.get(COLOUR + c * 0x010101, (0, 0)))[1]}'
+                      f' images)' for c in plain[:24]) + (f' and {len(plain) - 24} more' if len(plain) > 24 else '')
+    lines = [f'{len(plain)} values (share of pixels, images): {shown}']
+    if len(plain) > 64:
+        lines += ['so many look like ids of objects (instance masks) or like noise. If every value but 0 is foreground '
+                  "type mask_values=nonzero", "if bright is foreground type mask_values='>127'"]
+    elif colours or len(plain) > 2:
+        table = {code: number for number, code in enumerate(plain)} | {code: IGNORE for code in special}
+        what = 'colours' if colours else 'values'
+        lines += [f'if these {what} are the classes type mask_values={suggest(table)}',
+                  '(255 after a colon means ignored; reorder as you like)']
+    if len(plain) <= 64:
+        last = 255 if 255 in values else plain[-1]
+        lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
+    return lines
+
+
+# ======================================================================================
+# data: looking at all of it once
+# ======================================================================================
+
+
+@dataclasses.dataclass
+class Data:
+    """A data set that has been looked at: the pairs, what the masks mean, and what was seen on the way."""
+    pairs: Pairs
+    coding: Coding
+    values: dict                   # code -> (pixels, images), over the splits in use
+    shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
+    sizes: Counter                 # (height, width) -> images
+    modes: Counter                 # 'RGB image, L mask' -> images
+    notes: list
+
+
+def scan_pair(image, mask, config):
+    """Header of the image, every pixel of the mask -> a record that fits into JSON; 'problem' if one is unusable."""
+    try:
+        if READERS.get(os.path.splitext(image)[1].lower(), read_pillow) is read_pillow:
+            with open_pillow(image, config) as picture:
+                size, mode = [picture.height, picture.width], picture.mode
+                if picture.getexif().get(274, 1) >= 5:
+                    size.reverse()
+        else:
+            array = read_array(image, config)
+            size, mode = list(array.shape[:2]), f'{array.dtype} x {array.shape[2] if array.ndim == 3 else 1}'
+        codes = read_mask(mask, config)
+    except DataError as error:
+        return {'problem': error.problems[0]}
+    except UNREADABLE as error:
+        return {'problem': f'{image}: cannot be read: {type(error).__name__}: {str(error).replace(str(image), "it")}'}
+    if list(codes.shape) != size:
+        return {'problem': f'{image}: is {size[1]} x {size[0]} pixels, its mask {mask} {codes.shape[1]} x {codes.shape[0]}'}
+    if codes.min() >= 0 and codes.max() < COLOUR:
+        counts = np.bincount(codes.ravel())
+        found = np.flatnonzero(counts)
+        counts = counts[found]
+    else:
+        found, counts = np.unique(codes, return_counts=True)
+    kind = mask_mode(mask)
+    return {'size': size, 'mode': mode, 'mask': kind, 'codes': dict(zip(found.tolist(), counts.tolist()))}
+
+
+def mask_mode(path):
+    """'P', 'L', 'RGB', ... of a Pillow mask, else its suffix."""
+    if os.path.isdir(path) or os.path.splitext(path)[1].lower() not in PILLOW_SUFFIXES:
+        return os.path.splitext(path)[1].lower() or 'folder'
+    with contextlib.suppress(*UNREADABLE):
+        with PIL.Image.open(path) as picture:
+            return picture.mode
+    return 'TIFF'
+
+
+def fingerprint(path):
+    """Size and time of a file: what tells that a cached record is still true."""
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns]
+
+
+def cache_file(config):
+    """Where the records of a data set are kept between runs."""
+    base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
+                      config['max_image_pixels'], 2])
+    return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
+
+
+def scan(pairs, config):
+    """Records of all pairs, in order: read in parallel, cached by size and time. Raises DataError naming every bad file."""
+    path, cache = cache_file(config), {}
+    with contextlib.suppress(OSError, ValueError):
+        cache = json.loads(path.read_text(encoding='utf-8'))
+        cache = cache if isinstance(cache, dict) else {}
+
+    def record(row):
+        image, mask = os.fsdecode(pairs.images[row]), os.fsdecode(pairs.masks[row])
+        try:
+            mark = fingerprint(image) + fingerprint(mask)
+        except OSError as error:
+            return image, None, {'problem': f'{error.filename}: cannot be read: {error.strerror}'}
+        old = cache.get(f'{image}\n{mask}')
+        if old and old[0] == mark:
+            return f'{image}\n{mask}', mark, old[1]
+        return f'{image}\n{mask}', mark, scan_pair(image, mask, config)
+
+    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        found = list(progress(pool.map(record, range(len(pairs.images))), len(pairs.images), 'Looking at the data'))
+    problems = [record['problem'] for _, _, record in found if 'problem' in record]
+    fresh = {key: [mark, record] for key, mark, record in found if 'problem' not in record}
+    with contextlib.suppress(OSError):
+        if fresh.keys() - cache.keys() or any(cache[k][0] != v[0] for k, v in fresh.items()):
+            write_file(path, json.dumps(fresh).encode())
+    if problems:
+        raise DataError(shorten(problems), f'{len(problems)} of {len(found)} images or masks cannot be used')
+    return [record for _, _, record in found]
+
+
+def inspect_data(config):
+    """Find, look at and understand a data set -> Data. Raises DataError."""
+    pairs = find_pairs(config)
+    records = scan(pairs, config)
+    values, in_train = defaultdict(lambda: [0, 0]), Counter()
+    for split, record in zip(pairs.splits, records):
+        for code, pixels in record['codes'].items():
+            values[int(code)][0] += pixels
+            values[int(code)][1] += 1
+            in_train[int(code)] += pixels * (split == 0)
+    coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config)
+    shares = np.zeros(256)
+    for code, pixels in in_train.items():
+        shares[coding.encode(np.array([[code]]))[0, 0]] += pixels
+    shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
+    notes = list(pairs.notes)
+    if coding.num_classes == 2 and shares[1] > 0.9:
+        notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
+                     f'If so type mask_values={suggest({0: 1, 255: 0} if 255 in values else {0: 1, 1: 0})}')
+    return Data(pairs, coding, dict(values), shares, Counter(tuple(record['size']) for record in records),
+                Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+
+
+def describe_data(data, config):
+    """The table that check prints: pairs, sizes, what each class is and how much of it there is."""
+    counts = ', '.join(f'{len(data.pairs.rows(s))} {s}' for s in SPLITS if len(data.pairs.rows(s)))
+    sizes = ', '.join(f'{w} x {h}' + (f' ({n})' if len(data.sizes) > 1 else '')
+                      for (h, w), n in data.sizes.most_common(4))
+    more = f' and {len(data.sizes) - 4} more sizes' if len(data.sizes) > 4 else ''
+    lines = [f'{len(data.pairs.images)} pairs ({counts}), paired by {data.pairs.rule}',
+             f'sizes: {sizes}{more};  ' + ', '.join(f'{n} {mode}' for mode, n in data.modes.most_common(6)),
+             f'masks: {data.coding.words}', '   value -> class                 pixels   images']
+    names = class_names(config, data.coding.num_classes)
+    total = sum(pixels for pixels, _ in data.values.values())
+    if data.coding.threshold is None:
+        for code, (pixels, images) in sorted(data.values.items())[:40]:
+            class_id = int(data.coding.encode(np.array([[code]]))[0, 0])
+            name = 'ignored' if class_id == IGNORE else f'{class_id} {names[class_id]}'
+            lines.append(f'{name_code(code):>8} -> {name:<18} {pixels / total:>10.3%} {images:>8}')
+    else:
+        lines += [f'{"<=>"[i * 2]:>6}{data.coding.threshold} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}' for i in (0, 1)]
+    return lines + data.notes
+
+
+def class_names(config, num_classes):
+    """The user's names, or stand-ins."""
+    if config['class_names'] and len(config['class_names']) == num_classes:
+        return [str(name) for name in config['class_names']]
+    return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
+
+
+# ======================================================================================
+# data: the built-in demo set
+# ======================================================================================
+
+
+def draw_demo(number, size=160):
+    """One demo picture: pebbles of many sizes on gravel, noisy and unevenly lit -> (image (H, W, 3), mask (H, W)) uint8.
+
+    Pebbles are as often darker as lighter than the ground, so that no threshold on a colour finds them.
+    """
+    draw = np.random.default_rng(number)
+    y, x = np.mgrid[:size, :size].astype(np.float32)
+
+    def cloud(grain):
+        small = draw.random((max(2, size // grain), max(2, size // grain), 1)).astype(np.float32)
+        return cv2.resize(small, (size, size), interpolation=cv2.INTER_CUBIC)[..., None]
+
+    ground = draw.uniform(70, 160) + draw.uniform(-18, 18, 3)
+    image = ground + 70 * (cloud(32) - 0.5) + 60 * (cloud(4) - 0.5) + 45 * (cloud(2) - 0.5) * np.ones(3)
+    mask = np.zeros((size, size), np.uint8)
+    for _ in range(draw.integers(5, 16)):
+        radius = draw.choice([7, 12, 20, 30]) * draw.uniform(0.8, 1.2) * size / 160
+        cx, cy = draw.uniform(0, size, 2)
+        angle, flat = draw.uniform(0, np.pi), draw.uniform(0.55, 1)
+        u = ((x - cx) * np.cos(angle) + (y - cy) * np.sin(angle)) / radius
+        v = ((y - cy) * np.cos(angle) - (x - cx) * np.sin(angle)) / radius / flat
+        bump = 1 + draw.uniform(0, 0.12) * np.sin(3 * np.arctan2(v, u) + draw.uniform(0, 6))
+        distance = np.sqrt(u * u + v * v) / bump
+        shadow = np.clip(1.25 - np.hypot((x - cx - radius * 0.25) / radius, (y - cy - radius * 0.25) / radius), 0, 0.4)
+        image *= 1 - shadow[..., None]
+        inside = distance < 1
+        light = 30 * (-u * np.cos(angle) - (y - cy) / radius)          # lit from above
+        colour = ground + draw.choice([-1, 1]) * draw.uniform(0, 55) + draw.uniform(-14, 14, 3)
+        body = colour + (light * (1 - 0.3 * distance))[..., None] + 12 * (cloud(6) - 0.5)
+        image[inside], mask[inside] = body[inside], 255
+    image *= 0.75 + 0.5 * (x * draw.uniform(-1, 1) + y * draw.uniform(-1, 1))[..., None] / size + 0.0
+    image += draw.normal(0, 7, image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8), mask
+
+
+def write_demo(folder, seed, num_train=240, num_val=60):
+    """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
+    done = folder / '.complete'
+    if done.exists():
+        return folder
+    for number in progress(range(num_train + num_val), num_train + num_val, 'Drawing the demo set'):
+        split = 'train' if number < num_train else 'val'
+        for kind, array in zip(('images', 'masks'), draw_demo(seed * 100_003 + number)):
+            path = folder / kind / split / f'pebbles_{number:03d}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(array).save(path)
+    done.touch()
+    return folder
+
+
+# ======================================================================================
+# data: augmenting and loading
+# ======================================================================================
+
+
+def build_augmentation(config, is_uint8):
+    """The albumentations pipeline of one training sample, after resizing or cropping. None: nothing to do.
+
+    Raises ConfigError for a file that is no saved pipeline.
+    """
+    wish = config['augment']
+    if wish == 'none':
+        return None
+    if wish not in ('default', 'strong'):
+        return load_augmentation(wish)
+    border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
+    height, width = config['image_size']
+    strong = wish == 'strong'
+    steps = [A.HorizontalFlip(p=0.5)]
+    if strong:
+        steps += [A.D4(p=1)] if height == width else [A.VerticalFlip(p=0.5)]
+    steps.append(A.Affine(scale=(0.7, 1.4) if strong else (0.85, 1.2), rotate=(-30, 30) if strong else (-15, 15),
+                          translate_percent=(-0.06, 0.06), p=0.8 if strong else 0.5, **border))
+    if strong:
+        steps.append(A.ElasticTransform(alpha=60, sigma=8, p=0.3, **border))
+    if is_uint8:                                                       # other depths have no known range to jitter in
+        steps.append(A.RandomBrightnessContrast(0.3 if strong else 0.2, 0.3 if strong else 0.2, p=0.5))
+        if strong:
+            steps += [A.RandomGamma((70, 140), p=0.3), A.GaussianBlur(p=0.15), A.GaussNoise(p=0.2)]
+    return A.Compose(steps)
+
+
+def load_augmentation(path):
+    """A pipeline saved with A.to_dict as JSON or YAML. Only transforms of albumentations itself can be named."""
+    import yaml                                                        # comes with albumentations
+    try:
+        text = Path(path).read_text(encoding='utf-8')
+        if str(path).endswith(('.yaml', '.yml')):
+            return A.from_dict(yaml.safe_load(text))
+        return A.from_dict(json.loads(text))
+    except FileNotFoundError:
+        raise ConfigError(f"augment={path!r}: choose from none, default, strong, or the path of a saved pipeline") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: {type(error).__name__}: {error}') from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: {error}') from None
+
+
+def resize(array, height, width, is_mask=False):
+    """(H, W[, C]) -> (height, width[, C]); masks take the nearest value, images an area mean when they shrink."""
+    if array.shape[:2] == (height, width):
+        return array
+    shrinks = array.shape[0] * array.shape[1] > height * width
+    mode = cv2.INTER_NEAREST_EXACT if is_mask else cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    if array.ndim == 2 or array.shape[2] <= 4:
+        return cv2.resize(array, (width, height), interpolation=mode).reshape(height, width, *array.shape[2:])
+    return np.stack([cv2.resize(array[..., c], (width, height), interpolation=mode) for c in range(array.shape[2])], -1)
+
+
+class SharedCache:
+    """Resized images and masks of a data set in memory that forked workers share; filled as they are first read."""
+
+    def __init__(self, count, image_shape, dtype):
+        self.images = self.block(count, image_shape, dtype)
+        self.masks = self.block(count, image_shape[:2], np.uint8)
+        self.filled = self.block(count, (), np.uint8)
+
+    @staticmethod
+    def block(count, shape, dtype):
+        """An array of zeros in anonymous shared memory, which no limit of /dev/shm applies to."""
+        size = int(count * np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize)
+        return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype, size // np.dtype(dtype).itemsize).reshape(count, *shape)
+
+    @staticmethod
+    def size(count, image_shape, dtype):
+        """Bytes it would take."""
+        return int(count * (np.prod(image_shape, dtype=np.int64) * np.dtype(dtype).itemsize + np.prod(image_shape[:2])))
+
+
+class SegmentationDataset(torch.utils.data.Dataset):
+    """Samples {'image': (C, H, W), 'mask': (H, W) uint8, 'index': row}; validation adds 'full_mask' at original size.
+
+    Asked for (epoch, index), so that augmentation is a function of (seed, epoch, index): the same for any number of
+    workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.)
+    """
+
+    def __init__(self, data, split, config, is_training):
+        self.pairs, self.coding, self.config = data.pairs, data.coding, config
+        self.rows = data.pairs.rows(split)
+        self.is_training = is_training
+        self.height, self.width = config['image_size']
+        self.is_resized = config['size_policy'] == 'resize'
+        self.is_uint8 = config['image_dtype'] == 'uint8'
+        self.augmentation = build_augmentation(config, self.is_uint8) if is_training else None
+        if not self.is_resized and is_training:
+            cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
+                   A.RandomCrop(self.height, self.width)]
+            self.augmentation = A.Compose(cut + (list(self.augmentation.transforms) if self.augmentation else []))
+        self.cache = None
+        shape = (self.height, self.width, config['in_channels'])
+        if is_training and self.is_resized and config['cache_images'] is True:
+            self.cache = SharedCache(len(self.rows), shape, np.uint8 if self.is_uint8 else np.float32)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def name(self, index):
+        """Path of an image."""
+        return os.fsdecode(self.pairs.images[self.rows[index]])
+
+    def read(self, index):
+        """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times."""
+        row = self.rows[index]
+        image_path, mask_path = os.fsdecode(self.pairs.images[row]), os.fsdecode(self.pairs.masks[row])
+        for attempt in range(3):
+            try:
+                mask = self.coding.encode(read_mask(mask_path, self.config), mask_path)
+                image = read_image(image_path, self.config)
+            except DataError:
+                if attempt == 2:
+                    raise
+                time.sleep(0.2 * (attempt + 1))                        # network drives come back
+            else:
+                break
+        if image.shape[:2] != mask.shape:
+            raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
+                            f'{mask.shape[1]} x {mask.shape[0]}')
+        if (image.dtype == np.uint8) != self.is_uint8:
+            image = image.astype(np.float32) / (255 if image.dtype == np.uint8 else 1)
+        return image, mask
+
+    def read_resized(self, index):
+        """As read, at image_size, from the cache where there is one."""
+        cache = self.cache
+        if cache is not None and cache.filled[index]:
+            return cache.images[index], cache.masks[index]
+        image, mask = self.read(index)
+        image, mask = resize(image, self.height, self.width), resize(mask, self.height, self.width, is_mask=True)
+        if cache is not None:
+            cache.images[index], cache.masks[index] = image, mask
+            cache.filled[index] = 1
+        return image, mask
+
+    def __getitem__(self, key):
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        sample = {'index': index}
+        try:
+            if self.is_training:
+                image, mask = self.read_resized(index) if self.is_resized else self.read(index)
+            else:
+                image, full_mask = self.read(index)
+                sample['full_mask'] = torch.from_numpy(full_mask)
+                image, mask = (resize(image, self.height, self.width), resize(full_mask, self.height, self.width, True)) \
+                    if self.is_resized else (image, full_mask)
+        except DataError as error:
+            if not (self.config['skip_broken'] and self.is_training):
+                raise
+            log.warning('left out: %s', error.problems[0])             # an image of ignored pixels has no loss
+            image = np.zeros((self.height, self.width, self.config['in_channels']), np.uint8 if self.is_uint8 else np.float32)
+            mask = np.full((self.height, self.width), IGNORE, np.uint8)
+        if self.augmentation is not None:
+            self.augmentation.set_random_seed(sample_seed(self.config['seed'], epoch, index))
+            augmented = self.augmentation(image=image, mask=mask)
+            image, mask = augmented['image'], augmented['mask']
+        if image.ndim == 2:
+            image = image[..., None]
+        sample['image'] = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)   # already channels_last
+        sample['mask'] = torch.from_numpy(np.ascontiguousarray(mask))
+        return sample
+
+
+def sample_seed(*numbers):
+    """One 32-bit seed from (seed, epoch, index)."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def collate(samples):
+    """A list of samples -> a batch; what cannot be stacked (masks of different sizes) stays a list."""
+    batch = {}
+    for key in samples[0]:
+        values = [sample[key] for sample in samples]
+        if key == 'full_mask':
+            batch[key] = values
+        elif torch.is_tensor(values[0]):
+            layout = torch.channels_last if values[0].ndim == 3 else torch.contiguous_format
+            batch[key] = torch.stack(values).contiguous(memory_format=layout)
+        else:
+            batch[key] = torch.tensor(values)
+    return batch
+
+
+def split_evenly(items, most):
+    """Pieces of nearly equal length, at most `most` long, but never a single leftover where `most` allows two.
+
+    BatchNorm refuses a batch of one image at 1x1, so a leftover of one joins its neighbour.
+    """
+    count = math.ceil(len(items) / most)
+    if count > 1 and most > 1 and len(items) // count == 1:
+        count = max(1, len(items) // 2)
+    return [piece for piece in np.array_split(items, count) if len(piece)]
+
+
+class WindowSampler(torch.utils.data.Sampler):
+    """Batches of (epoch, index) for one rank, window by window.
+
+    A window is what one optimizer step sees: effective_batch images over all ranks, drawn in a seeded order. Each
+    rank takes its share of it in micro-batches of at most batch_size.
+    """
+
+    def __init__(self, num_images, config, rank=0, world_size=1):
+        self.num_images, self.seed = num_images, config['seed']
+        self.batch_size = config['batch_size']
+        self.effective_batch = config['batch_size'] * config['accumulation_steps']
+        self.rank, self.world_size = rank, world_size
+        self.epoch, self.first_window = 0, 0
+
+    @property
+    def num_windows(self):
+        """Optimizer steps of an epoch."""
+        full, rest = divmod(self.num_images, self.effective_batch)
+        return max(1, full + (rest >= min(self.smallest, self.effective_batch)))
+
+    @property
+    def smallest(self):
+        """A last window with fewer images than this joins the one before: two for BatchNorm, on every rank."""
+        return 2 * self.world_size
+
+    def windows(self):
+        """Index arrays of the epoch's windows, over all ranks."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.num_images)
+        return np.split(order, [self.effective_batch * i for i in range(1, self.num_windows)])
+
+    def micro_batches(self, window):
+        """This rank's share of a window, as a list of index arrays."""
+        return split_evenly(np.array_split(window, self.world_size)[self.rank], self.batch_size)
+
+    def __iter__(self):
+        for window in self.windows()[self.first_window:]:
+            for indices in self.micro_batches(window):
+                yield [(self.epoch, int(index)) for index in indices]
+
+    def __len__(self):
+        return sum(len(self.micro_batches(window)) for window in self.windows()[self.first_window:])
+
+
+def start_worker(_):
+    """Workers decode; one thread each, or they fight for the cores."""
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)                       # the parent decides when to stop
+
+
+def build_loader(dataset, config, device, **how):
+    """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
+    workers = config['num_workers']
+    context = 'fork' if workers and 'fork' in torch.multiprocessing.get_all_start_methods() and sys.platform == 'linux' \
+        else None
+    extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'prefetch_factor': 4,
+             'multiprocessing_context': context, 'timeout': 300} if workers else {}
+    collate_fn = collate if isinstance(dataset, SegmentationDataset) else None
+    return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
+                                       collate_fn=collate_fn, **extra, **how)
+
+
+def image_statistics(dataset, config, most=100):
+    """Mean and standard deviation per channel of up to `most` training images, each image weighing the same."""
+    chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most]
+    moments = np.zeros((2, config['in_channels']))
+    for index in progress(chosen, len(chosen), 'Mean and spread of the images'):
+        image = dataset.read(int(index))[0].astype(np.float64)
+        moments += [image.mean((0, 1)), (image ** 2).mean((0, 1))]
+    mean, square = moments / len(chosen)
+    return [float(f'{m:.6g}') for m in mean], [float(f'{max(s, 1e-6):.6g}') for s in np.sqrt(np.maximum(square - mean ** 2, 0))]
+
+
+# ======================================================================================
+# settling: every 'auto' gets its value, with the reason
+# ======================================================================================
+
+
+def settle(config, hardware, data, is_demo):
+    """Replace each 'auto' that depends on the data or the machine -> (config, {key: reason}). The user's values stay."""
+    config, why = dict(config), {}
+    on_cpu = hardware.kind == 'cpu'
+
+    def decide(key, value, reason):
+        if config[key] == 'auto':
+            config[key], why[key] = value, reason
+
+    decide('num_classes', data.coding.num_classes, 'found in the masks')
+    pixels = np.median(np.array([size for size, n in data.sizes.items() for _ in range(n)]), axis=0)
+    longest = max(data.sizes, key=max) if config['size_policy'] == 'pad' else None
+    limit = 256 if on_cpu else 512
+    scale = 1 if config['size_policy'] == 'crop' else min(1, limit / pixels.max())
+    usual = [max(32, round(side * scale / 32) * 32) for side in pixels]
+    if config['size_policy'] == 'crop':
+        usual = [min(limit, side) for side in usual]
+    if longest:
+        usual = [math.ceil(max(size[axis] for size in data.sizes) / 32) * 32 for axis in (0, 1)]
+    decide('image_size', usual, 'the largest image, in steps of 32' if longest else
+           f'the usual image ({pixels[1]:.0f} x {pixels[0]:.0f}), at most {limit}, in steps of 32')
+    if isinstance(config['image_size'], int):
+        config['image_size'] = [config['image_size']] * 2
+    if longest and any(max(s[a] for s in data.sizes) > config['image_size'][a] for a in (0, 1)):
+        raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest image; "
+                          f"type image_size={usual[0]}x{usual[1]} or size_policy=crop")
+    decide('encoder', 'resnet18' if on_cpu else 'resnet34', 'small enough for a CPU' if on_cpu else 'the usual choice')
+    decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
+           'half the usual width, for a CPU' if on_cpu else 'the usual width')
+    count = len(data.pairs.rows('train'))
+    effective = config['batch_size'] * config['accumulation_steps']
+    epochs = 10 if is_demo else min(200, max(20, round(4000 * effective / count)))
+    decide('num_epochs', epochs, 'enough for the demo' if is_demo else 'about 4,000 steps')
+    adaptive = config['optimizer'].lower().startswith(('adam', 'nadam', 'radam', 'adamax'))
+    rate = 2e-3 * math.sqrt(effective / 8) if adaptive else 0.02 * effective / 8
+    decide('learning_rate', float(f'{min(rate, 0.01 if adaptive else 0.1):.2g}'),
+           ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}')
+    steps = config['num_epochs'] * max(1, count // effective)
+    decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
+    decide('num_workers', 0 if on_cpu else min(8, max(1, (os.cpu_count() or 2) - 1)),
+           'the CPU is busy training' if on_cpu else 'one per core, at most 8')
+    size = SharedCache.size(count, (*config['image_size'], config['in_channels']), config['image_dtype'])
+    fits = config['size_policy'] == 'resize' and size < free_memory() / 4
+    forks = sys.platform == 'linux' or config['num_workers'] == 0
+    decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free_memory() / 2**30:.1f} GiB free')
+    return config, why
+
+
+def find_image_dtype(data, config):
+    """'uint8' if the training images are 8-bit, else 'float32'; a look at up to five of them."""
+    rows = data.pairs.rows('train')
+    kinds = {str(read_image(os.fsdecode(data.pairs.images[row]), config).dtype)
+             for row in rows[np.linspace(0, len(rows) - 1, min(5, len(rows))).astype(int)]}
+    return 'uint8' if kinds == {'uint8'} else 'float32'
+
+
+# ======================================================================================
+# model and loss
+# ======================================================================================
+
+
+class SegmentationModel(nn.Module):
+    """A network with its preprocessing: (B, C, H, W) images as stored -> (B, K, H, W) logits at the same size.
+
+    Normalisation is the first layer and padding to the encoder's stride the second, so that training, prediction and
+    export cannot disagree. K is the number of classes, or 1 for two classes.
+    """
+
+    def __init__(self, network, config, stride=32):
+        super().__init__()
+        self.network, self.config, self.stride = network, dict(config), stride
+        self.threshold = 0.5                                           # of the foreground probability, if K is 1
+        for name in ('mean', 'std'):
+            value = torch.tensor(config[name], dtype=torch.float32)
+            self.register_buffer(name, value.expand(config['in_channels']).reshape(1, -1, 1, 1).clone())
+
+    def forward(self, images):
+        images = (images.to(torch.float32) - self.mean) / self.std
+        height, width = images.shape[-2:]
+        down, right = -height % self.stride, -width % self.stride
+        if down or right:
+            images = F.pad(images, (0, right, 0, down))
+        return self.network(images)[..., :height, :width]
+
+    def predict(self, image, flips=False):
+        """A mask (H, W) uint8 of class ids for one image: a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
+
+        Raises DataError for an image that cannot be read or has another number of channels.
+        """
+        logits, size = predict_logits(self, as_image(image, self.config), flips=flips)
+        return decide(logits, size, self.threshold).cpu().numpy()
+
+
+def build_network(config):
+    """The network that the config names, untrained or with encoder weights. Raises ConfigError."""
+    classes = 1 if config['num_classes'] == 2 else config['num_classes']
+    architectures = {name.lower(): name for name in ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN',
+                                                     'DeepLabV3', 'DeepLabV3Plus', 'UPerNet', 'Segformer', 'DPT')
+                     if hasattr(smp, name)}
+    name = architectures.get(config['architecture'].lower())
+    if not name:
+        raise ConfigError(f"architecture={config['architecture']!r}: choose from {', '.join(architectures.values())}"
+                          f"{did_you_mean(config['architecture'], architectures.values())}")
+    extra = {'decoder_channels': config['decoder_channels']} if name in ('Unet', 'UnetPlusPlus', 'MAnet') else {}
+    try:
+        return getattr(smp, name)(encoder_name=config['encoder'], encoder_weights=config['encoder_weights'],
+                                  in_channels=config['in_channels'], classes=classes, **extra)
+    except KeyError as error:                                          # smp's word for a name it does not have
+        names = smp.encoders.get_encoder_names()
+        raise ConfigError(f"encoder={config['encoder']!r}, encoder_weights={config['encoder_weights']!r}: "
+                          f"{str(error)[:200]}{did_you_mean(config['encoder'], names)}") from None
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        why = f'{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ""}'
+        if config['encoder_weights']:
+            raise ConfigError(f"encoder_weights={config['encoder_weights']!r} of encoder={config['encoder']!r} could not "
+                              f"be loaded or downloaded ({why}); encoder_weights=None starts from scratch") from None
+        raise ConfigError(f"architecture={name!r} with encoder={config['encoder']!r}: {why}") from None
+
+
+def build_model(config):
+    """The config's network with its preprocessing, on the CPU."""
+    network = build_network(config)
+    stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
+    model = SegmentationModel(network, config, stride)
+    if config['keep_float32']:
+        change_forward(find_module(network, config['keep_float32']), Float32)
+    if config['activation_checkpointing']:
+        for module in checkpointable(network):
+            change_forward(module, Checkpointed)
+    return model
+
+
+def find_module(network, name):
+    """A submodule by its dotted name."""
+    modules = dict(network.named_modules())
+    if name not in modules or not name:
+        top = ', '.join(child for child, _ in network.named_children())
+        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules)} '
+                          f'At the top it has {top}')
+    return modules[name]
+
+
+def change_forward(module, mixin):
+    """Give one module a mixin's forward: by class, so that copies and state_dict keys stay as they are."""
+    module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
+
+
+class Float32:
+    """Mixin: runs outside autocast, on float32 inputs."""
+
+    def forward(self, *inputs):
+        inputs = [x.float() if torch.is_tensor(x) and x.is_floating_point() else x for x in inputs]
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            return super().forward(*inputs)
+
+
+class Checkpointed:
+    """Mixin: keeps only its inputs and computes the rest again in the backward pass (Chen et al. 2016)."""
+
+    def forward(self, *inputs, **named):
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(*inputs, **named)
+        return torch.utils.checkpoint.checkpoint(super().forward, *inputs, use_reentrant=False,
+                                                 context_fn=lambda: (contextlib.nullcontext(), frozen_norms(self)), **named)
+
+
+@contextlib.contextmanager
+def frozen_norms(module):
+    """While recomputing, BatchNorm must not see its batch a second time: momentum 0, and the counter put back.
+
+    Switching track_running_stats off instead changes what is saved for backward, which checkpoint refuses.
+    """
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    kept = [(m.momentum, m.num_batches_tracked.clone()) for m in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, kept):
+            norm.momentum = momentum
+            norm.num_batches_tracked.copy_(count)
+
+
+def checkpointable(network):
+    """The blocks worth recomputing: stages of the encoder, blocks of the decoder."""
+    def blocks(module):
+        children = [child for child in module.children() if any(True for _ in child.parameters())]
+        if len(children) == 1 or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            return [block for child in children for block in blocks(child)]
+        return [child if not isinstance(child, (nn.ModuleList, nn.ModuleDict)) else block
+                for child in children for block in
+                (blocks(child) if isinstance(child, (nn.ModuleList, nn.ModuleDict)) else [child])]
+    found = [block for part in ('encoder', 'decoder') if hasattr(network, part) for block in blocks(getattr(network, part))]
+    return [module for module in found if len(list(module.modules())) > 2]
+
+
+class SegmentationLoss:
+    """loss_fn(model, batch) -> (losses (B,), confusion matrix (K, K)).
+
+    One value per image, so that a batch may be split in any way: cross-entropy (or focal, Lin et al. 2017, gamma 2)
+    averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
+    squares, smoothed by 1; for more than two classes the mean over the classes in the image). An image whose every
+    pixel is ignored has the loss 0. The price of this: no Dice over a whole batch.
+    """
+
+    def __init__(self, config, class_weights=None):
+        self.kind, self.num_classes = config['loss'], config['num_classes']
+        self.class_weights = class_weights
+        self.tile = None if config['size_policy'] == 'resize' else config['image_size']
+
+    def __call__(self, model, batch):
+        images, target = batch['image'], batch['mask'].long()
+        if 'full_mask' in batch and self.tile:
+            logits = tiled_logits(model, images, self.tile)
+        else:
+            logits = model(images)
+        losses = self.losses(logits, target)
+        with torch.no_grad():
+            if 'full_mask' in batch:
+                counts = sum(confusion_matrix(decide(logit, mask.shape), mask, self.num_classes)
+                             for logit, mask in zip(logits, batch['full_mask']))
+            else:
+                predicted = logits[:, 0] > 0 if logits.shape[1] == 1 else logits.argmax(1)
+                counts = confusion_matrix(predicted, target, self.num_classes)
+        return losses, counts
+
+    def losses(self, logits, target):
+        """(B, K, H, W) float32 logits, (B, H, W) class ids with 255 ignored -> (B,)."""
+        valid = (target != IGNORE).float()
+        truth = target * (target != IGNORE)
+        if logits.shape[1] == 1:
+            truth = truth.float()
+            entropy = F.binary_cross_entropy_with_logits(logits[:, 0], truth, reduction='none')
+            probability, one_hot = logits.sigmoid(), truth[:, None]
+        else:
+            entropy = F.cross_entropy(logits, truth, reduction='none')
+            probability = logits.softmax(1)
+            one_hot = (truth[:, None] == torch.arange(logits.shape[1], device=truth.device).view(1, -1, 1, 1)).float()
+        total = torch.zeros(len(logits), device=logits.device)
+        if 'focal' in self.kind:
+            entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
+        if self.class_weights is not None:
+            entropy = entropy * self.class_weights.to(entropy.device)[truth.long()]
+        if 'dice' != self.kind:
+            total = total + (entropy * valid).sum((1, 2)) / valid.sum((1, 2)).clamp_min(1)
+        if 'dice' in self.kind:
+            one_hot = one_hot * valid[:, None]
+            overlap = (probability * one_hot).sum((2, 3))
+            present = one_hot.sum((2, 3))
+            dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
+            counted = torch.ones_like(present) if logits.shape[1] == 1 else (present > 0).float()
+            total = total + ((1 - dice) * counted).sum(1) / counted.sum(1).clamp_min(1)
+        return total * (valid.sum((1, 2)) > 0)
+
+
+def build_class_weights(config, shares):
+    """The config's factors as a (K,) tensor; 'auto': 1 / sqrt(share), at most 20, scaled so that the mean pixel has 1."""
+    wish = config['class_weights']
+    if wish is None:
+        return None
+    if wish == 'auto':
+        weights = 1 / np.sqrt(np.maximum(shares, 1e-6))
+        weights = np.minimum(weights / (weights * shares).sum(), 20)
+        return torch.tensor(weights, dtype=torch.float32)
+    if len(wish) != config['num_classes']:
+        raise ConfigError(f'class_weights={wish}: {len(wish)} factors for {config["num_classes"]} classes')
+    return torch.tensor(wish, dtype=torch.float32)
+
+
+def tiled_logits(model, images, tile, overlap=0.25):
+    """(1, C, H, W) -> (1, K, H, W) logits from overlapping tiles, blended with weights that fall to their edges."""
+    height, width = images.shape[-2:]
+    if height <= tile[0] and width <= tile[1]:
+        return model(images)
+    total, weight = 0, 0
+    for top, left in tile_offsets((height, width), tile, overlap):
+        window = images[..., top:top + tile[0], left:left + tile[1]]
+        logits = model(window)
+        ramp = tile_weights(logits.shape[-2:], overlap).to(logits.device)
+        margins = (left, width - left - window.shape[-1], top, height - top - window.shape[-2])
+        total = total + F.pad(logits * ramp, margins)
+        weight = weight + F.pad(ramp, margins)
+    return total / weight
+
+
+def tile_offsets(size, tile, overlap, stride=32):
+    """Top-left corners of tiles that cover size, multiples of the stride but for the last of a row or column."""
+    axes = []
+    for length, side in zip(size, tile):
+        step = max(stride, int(side * (1 - overlap)) // stride * stride)
+        axes.append([*range(0, max(length - side, 0), step), max(length - side, 0)])
+    return list(itertools.product(*axes))
+
+
+def tile_weights(size, overlap):
+    """(h, w) weights: 1 in the middle, falling linearly to nearly 0 over the overlap at each edge."""
+    ramps = [torch.minimum(torch.arange(1, n + 1), torch.arange(n, 0, -1)).float().div(max(1, overlap * n)).clamp(max=1)
+             for n in size]
+    return ramps[0][:, None] * ramps[1]
+
+
+def decide(logits, size, threshold=0.5):
+    """(K, h, w) logits -> (H, W) uint8 class ids at the wanted size. The one place where scores become a mask.
+
+    Logits are enlarged bilinearly, in strips of rows that keep the enlarged logits under about 256 MB.
+    """
+    height, width = size
+    if tuple(logits.shape[-2:]) != (height, width):
+        rows = max(1, 2**26 // (len(logits) * width))
+        if rows < height:
+            centres = (torch.arange(height, device=logits.device) + 0.5) * logits.shape[-2] / height - 0.5
+            centres = centres.clamp(0, logits.shape[-2] - 1)
+            low = centres.floor().long()
+            high = (low + 1).clamp(max=logits.shape[-2] - 1)
+            part = (centres - low)[None, :, None]
+            wide = F.interpolate(logits[None], (logits.shape[-2], width), mode='bilinear', align_corners=False)[0]
+            strips = [slice(a, min(a + rows, height)) for a in range(0, height, rows)]
+            return torch.cat([decide(wide[:, low[s]] * (1 - part[:, s]) + wide[:, high[s]] * part[:, s],
+                                     (s.stop - s.start, width), threshold) for s in strips])
+        logits = F.interpolate(logits[None], (height, width), mode='bilinear', align_corners=False)[0]
+    if len(logits) == 1:
+        return (logits[0] > math.log(threshold / (1 - threshold))).to(torch.uint8)
+    return logits.argmax(0).to(torch.uint8)
+
+
+# ======================================================================================
+# metrics
+# ======================================================================================
+
+
+def confusion_matrix(predicted, target, num_classes):
+    """Class ids of equal shape, 255 in target ignored -> (K, K) counts, rows truth, columns prediction. No sync."""
+    keep = target != IGNORE
+    cells = target.long() * keep * num_classes + predicted.long()
+    counts = torch.zeros(num_classes ** 2, dtype=torch.long, device=target.device)
+    return counts.index_add_(0, cells.flatten(), keep.flatten().long()).view(num_classes, num_classes)
+
+
+def compute_metrics(counts):
+    """(K, K) counts of a whole data set -> IoU and Dice per class and as one score.
+
+    Dataset-level (all pixels of all images together), not a mean of batches. A class that occurs neither in truth
+    nor in prediction is NaN and left out of the mean. For two classes the score is the foreground's.
+    """
+    counts = counts.double().cpu()
+    hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+    iou = (hit / (truth + predicted - hit)).tolist()                   # 0 / 0 is NaN: the class never occurs
+    dice = (2 * hit / (truth + predicted)).tolist()
+    mean = lambda values: float(np.mean([v for v in values if not math.isnan(v)] or [math.nan]))
+    one = (lambda values: values[1]) if len(counts) == 2 else mean
+    return {'iou': one(iou), 'dice': one(dice), 'mean_iou': mean(iou), 'iou_per_class': iou, 'dice_per_class': dice,
+            'precision_per_class': (hit / predicted).tolist(), 'recall_per_class': (hit / truth).tolist(),
+            'accuracy': float(hit.sum() / counts.sum())}
+
+
+# ======================================================================================
+# optimisation
+# ======================================================================================
+
+
+def build_optimizer(model, config, device):
+    """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
+    names = {name.lower(): name for name, value in vars(torch.optim).items()
+             if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in ('Optimizer', 'LBFGS',
+                                                                                                      'SparseAdam', 'Muon')}
+    name = names.get(config['optimizer'].lower())
+    if not name:
+        raise ConfigError(f"optimizer={config['optimizer']!r}: choose from {', '.join(sorted(names.values()))}"
+                          f"{did_you_mean(config['optimizer'], names.values())}")
+    maker = getattr(torch.optim, name)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [{'params': [p for p in trained if p.ndim > 1], 'weight_decay': config['weight_decay']},
+              {'params': [p for p in trained if p.ndim <= 1], 'weight_decay': 0.0}]
+    known, extra = inspect.signature(maker).parameters, {}
+    if 'fused' in known and device.type in ('cuda', 'cpu'):
+        extra['fused'] = True
+    if 'momentum' in known:
+        extra['momentum'] = config['momentum']
+    if name == 'SGD' and config['momentum'] > 0:
+        extra['nesterov'] = True
+    return maker([group for group in groups if group['params']], lr=config['learning_rate'], **extra)
+
+
+def lr_at_step(step, total_steps, config):
+    """Learning rate of an optimizer step: a linear rise over warmup_fraction, then half a cosine down to 1 %."""
+    warmup = round(config['warmup_fraction'] * total_steps)
+    if step < warmup:
+        return config['learning_rate'] * (step + 1) / warmup
+    through = (step - warmup) / max(1, total_steps - warmup)
+    return config['learning_rate'] * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, through))))
+
+
+def set_learning_rate(optimizer, rate):
+    """The same rate for every parameter group."""
+    for group in optimizer.param_groups:
+        group['lr'] = rate
+
+
+def update_average(average, model, decay, step, good):
+    """Move the averaged weights and statistics towards the model's; nothing moves where good is 0 (a device scalar).
+
+    Early on the decay is (1 + step) / (10 + step), as in TensorFlow's ExponentialMovingAverage.
+    """
+    decay = min(decay, (1 + step) / (10 + step))
+    pairs = [(a, m.detach()) for a, m in zip(average.state_dict().values(), model.state_dict().values())]
+    floats = [pair for pair in pairs if pair[0].is_floating_point()]
+    averaged = [a for a, _ in floats]
+    moves = torch._foreach_sub([m for _, m in floats], averaged)
+    torch._foreach_mul_(moves, good * (1 - decay))
+    torch._foreach_add_(averaged, moves)
+    for a, m in pairs:
+        if not a.is_floating_point():
+            a.copy_(m)
+
+
+# ======================================================================================
+# checkpoints
+# ======================================================================================
+
+
+@dataclasses.dataclass
+class TrainState:
+    """All that a run is. What is in here is what last.pt holds."""
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    average: nn.Module = None      # moving average of the weights; None: off
+    dtype: str = 'float32'         # the rung of precision that healing arrived at
+    batch_size: int = 1            # the micro-batch that healing arrived at
+    epoch: int = 0
+    window: int = 0                # windows of this epoch that are done
+    step: int = 0                  # windows of the whole run that are done
+    best_score: float = -math.inf
+    best_epoch: int = -1
+    history: list = dataclasses.field(default_factory=list)
+    totals: dict = dataclasses.field(default_factory=dict)    # of the running epoch, on the device
+    bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
+
+    PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad')
+
+    @property
+    def device(self):
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def evaluated(self):
+        """The weights that validation looks at: the average, if there is one."""
+        return self.average if self.average is not None else self.model
+
+
+def random_states():
+    """The state of every generator, in types that torch.load(weights_only=True) accepts."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    states = {'python': random.getstate(), 'torch': torch.get_rng_state(),
+              'numpy': [kind, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)]}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states['cuda'] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_states(states):
+    """Undo of random_states."""
+    version, internal, gauss = states['python']
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(states['torch'])
+    kind, keys, *rest = states['numpy']
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if 'cuda' in states and torch.cuda.is_available() and len(states['cuda']) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states['cuda'])
+
+
+def state_dict(state):
+    """TrainState -> a dict of tensors and plain values."""
+    return {'model': state.model.state_dict(), 'optimizer': state.optimizer.state_dict(),
+            'scaler': state.scaler.state_dict(), 'average': state.average.state_dict() if state.average else None,
+            **{name: getattr(state, name) for name in TrainState.PLAIN}, 'random': random_states(),
+            'threads': torch.get_num_threads()}
+
+
+def restore(state, saved):
+    """Put a saved dict back into a TrainState, in place."""
+    state.model.load_state_dict(saved['model'])
+    state.optimizer.load_state_dict(saved['optimizer'])
+    if saved['scaler'] and state.scaler.is_enabled():
+        state.scaler.load_state_dict(saved['scaler'])
+    if state.average is not None and saved['average'] is not None:
+        state.average.load_state_dict(saved['average'])
+    for name in TrainState.PLAIN:
+        setattr(state, name, copy.deepcopy(saved[name]))
+    state.totals = {key: value.to(state.device) for key, value in state.totals.items()}
+    state.bad = {key: value.to(state.device) for key, value in state.bad.items()}
+    set_random_states(saved['random'])
+
+
+def write_file(path, content):
+    """Write bytes so that a crash leaves the old file or the new one: temp file, fsync, rename, fsync of the folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    try:
+        with open(temporary, 'wb') as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    if hasattr(os, 'O_DIRECTORY'):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def save_checkpoint(path, content):
+    """Save a dict; the file before it stays as previous.pt until this one is whole and verified."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    fresh = path.with_suffix('.new')
+    write_file(fresh, buffer.getbuffer())
+    verify_checkpoint(fresh)
+    if path.exists() and path.name == 'last.pt':
+        os.replace(path, path.with_name('previous.pt'))
+    os.replace(fresh, path)
+
+
+def verify_checkpoint(path):
+    """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as error:
+        raise OSError(f'{path} is damaged: {error}') from None
+    if damaged:
+        raise OSError(f'{path} is damaged at {damaged}')
+
+
+def load_checkpoint(path):
+    """A verified checkpoint -> dict. Never unpickles objects. Raises OSError for a damaged or hostile file."""
+    verify_checkpoint(path)
+    try:
+        return torch.load(path, map_location='cpu', weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise OSError(f'{path} holds more than tensors and plain values, and is not loaded: '
+                      f'{str(error).splitlines()[0]}') from None
+    except (RuntimeError, ValueError, KeyError, EOFError, TypeError) as error:
+        raise OSError(f'{path} is no checkpoint of this program: {str(error).splitlines()[0]}') from None
+
+
+def load_last(folder):
+    """The newest checkpoint of a run that is whole -> (content, path). Raises UserError if there is none."""
+    problems = []
+    for name in ('last.pt', 'previous.pt', 'last.new'):
+        path = Path(folder) / name
+        if path.exists():
+            try:
+                content = load_checkpoint(path)
+            except OSError as error:
+                problems.append(str(error))
+                log.warning('%s; trying the one before it', error)
+            else:
+                return content, path
+    raise UserError(problems or f'{folder}: holds no last.pt; there is nothing to resume', 'cannot resume')
+
+
+# ======================================================================================
+# the loop: one step, as a transaction
+# ======================================================================================
+
+
+class TrainingDiverged(UserError):
+    """Loss or gradients are not finite and no safer precision is left. Names the layer and the files."""
+    exit_code = 1
+
+
+class Rewind(BaseException):
+    """Internal: go back to the last checkpoint and continue with these changes. Not an error anyone may swallow."""
+
+    def __init__(self, event, **changes):
+        super().__init__(event)
+        self.event, self.changes = event, changes
+
+
+@dataclasses.dataclass
+class StepResult:
+    """What one window gave; tensors stay on the device, nothing has waited for them."""
+    loss: torch.Tensor             # sum over the images
+    images: int
+    counts: torch.Tensor           # summed second value of loss_fn (for segmentation the confusion matrix), or None
+    norm: torch.Tensor             # of the unscaled gradient, before clipping
+    bad_loss: torch.Tensor         # bool
+    bad: torch.Tensor              # bool: loss or gradient norm not finite
+
+
+def under_autocast(model, dtype):
+    """The model as a function that runs in the precision at work and gives float32 outputs."""
+    def forward(*inputs, **named):
+        device = next(model.parameters()).device
+        with torch.autocast(device.type, dtype=getattr(torch, dtype), enabled=dtype != 'float32'):
+            output = model(*inputs, **named)
+        return torch.utils._pytree.tree_map(
+            lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, output)
+    return forward
+
+
+def to_device(batch, device):
+    """Every tensor of a batch (dict, list, tuple or tensor), without waiting."""
+    return torch.utils._pytree.tree_map(
+        lambda x: x.to(device, non_blocking=True) if torch.is_tensor(x) else x, batch)
+
+
+def batch_length(batch):
+    """Images in a batch: the length of its first tensor."""
+    return next(len(x) for x in torch.utils._pytree.tree_leaves(batch) if torch.is_tensor(x))
+
+
+def split_batch(batch, most):
+    """A batch as pieces of at most `most` images (a leftover of one joins its neighbour)."""
+    count = batch_length(batch)
+    if count <= most:
+        return [batch]
+    pieces = split_evenly(np.arange(count), most)
+    lists = isinstance(batch, dict) and {k for k, v in batch.items() if isinstance(v, list)}
+    cut = lambda x, piece: x[piece[0]:piece[-1] + 1]
+    if lists:
+        return [{k: cut(v, piece) for k, v in batch.items()} for piece in pieces]
+    return [torch.utils._pytree.tree_map(lambda x: cut(x, piece) if torch.is_tensor(x) else x, batch) for piece in pieces]
+
+
+def run_loss(loss_fn, model, batch):
+    """loss_fn's answer as (losses (B,), counts or None); any other shape is the caller's mistake."""
+    answer = loss_fn(model, batch)
+    losses, counts = answer if isinstance(answer, tuple) else (answer, None)
+    if losses.ndim != 1 or len(losses) != batch_length(batch):
+        raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); '
+                        f'it returned {tuple(losses.shape)}')
+    return losses.float(), counts
+
+
+def train_step(state, window, loss_fn, config):
+    """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
+    state.model.train()
+    state.optimizer.zero_grad(set_to_none=True)
+    forward = under_autocast(state.model, state.dtype)
+    images = sum(batch_length(batch) for batch in window)
+    loss, counts = torch.zeros((), device=state.device), None
+    for batch in window:
+        for piece in split_batch(batch, state.batch_size):
+            losses, extra = run_loss(loss_fn, forward, to_device(piece, state.device))
+            state.scaler.scale(losses.sum() / images).backward()
+            loss = loss + losses.detach().sum()
+            counts = extra if counts is None else counts + extra
+    state.scaler.unscale_(state.optimizer)
+    norm = nn.utils.clip_grad_norm_(state.model.parameters(), config['grad_clip'] or math.inf)
+    bad_loss = ~torch.isfinite(loss)
+    return StepResult(loss, images, counts, norm, bad_loss, bad_loss | ~torch.isfinite(norm))
+
+
+class Snapshot:
+    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
+
+    def __init__(self, model):
+        self.buffers = list(model.buffers())
+        self.kept = [buffer.clone() for buffer in self.buffers]
+        self.random = torch.get_rng_state()
+        self.device = self.buffers[0].device if self.buffers else torch.device('cpu')
+        self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
+
+    def put_back(self):
+        """Everything as it was, for a replay."""
+        for buffer, kept in zip(self.buffers, self.kept):
+            buffer.data.copy_(kept)
+        torch.set_rng_state(self.random)
+        if self.device_random is not None:
+            torch.cuda.set_rng_state(self.device_random, self.device)
+
+    def put_back_where(self, bad):
+        """Buffers as they were if `bad`, decided on the device."""
+        for buffer, kept in zip(self.buffers, self.kept):
+            buffer.data.copy_(torch.where(bad, kept, buffer))
+
+
+def commit(state, result, before, config):
+    """Make a sound step real and undo an unsound one, without asking the device which it is."""
+    if all(group.get('fused') for group in state.optimizer.param_groups):
+        state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
+        state.optimizer.step()                                         # fused kernels skip where found_inf is 1
+        del state.optimizer.grad_scale, state.optimizer.found_inf
+    elif not result.bad.item():                                        # other optimizers cost this one sync
+        state.optimizer.step()
+    before.put_back_where(result.bad)
+    if state.scaler.is_enabled():
+        state.scaler.update()
+    good = 1 - result.bad.float()
+    if state.average is not None:
+        update_average(state.average, state.model, config['ema_decay'], state.step, good)
+    for key, value in (('loss', result.loss), ('counts', result.counts)):
+        if value is not None:
+            value = torch.where(result.bad, 0, value)
+            state.totals[key] = state.totals[key] + value if key in state.totals else value
+    state.totals['images'] = state.totals.get('images', 0) + good * result.images
+    for key, bad in (('run', result.bad), ('loss_run', result.bad_loss)):
+        state.bad[key] = (state.bad.get(key, 0) + bad.long()) * bad
+    state.bad['total'] = state.bad.get('total', 0) + result.bad.long()
+
+
+def is_out_of_memory(error):
+    """CUDA says so by its type, the CPU by a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or 'not enough memory' in str(error) or 'out of memory' in str(error)
+
+
+def guarded_step(state, window, loss_fn, config):
+    """One optimizer step that survives running out of memory -> StepResult.
+
+    The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
+    random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
+    """
+    before = Snapshot(state.model)
+    while True:
+        try:
+            result = train_step(state, window, loss_fn, config)
+            break
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        # outside the except block, because the exception keeps the tensors of the failed step alive
+        state.optimizer.zero_grad(set_to_none=True)
+        before.put_back()
+        shrink(state, max(batch_length(batch) for batch in window))
+    try:
+        commit(state, result, before, config)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise Rewind('out of memory inside the optimizer step', batch_size=max(1, state.batch_size // 2)) from None
+    return result
+
+
+def shrink(state, at_work):
+    """Halve the micro-batch, or give up with advice."""
+    if min(state.batch_size, at_work) <= 1:
+        raise UserError(['one image at a time does not fit into memory either; type a smaller image_size, '
+                         'activation_checkpointing=True, a smaller encoder, or --preset low_memory'], 'out of memory')
+    old, state.batch_size = state.batch_size, max(1, min(state.batch_size, at_work) // 2)
+    if state.device.type == 'cuda':
+        torch.cuda.empty_cache()
+    record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
+
+
+def record(state, event):
+    """A recovery: a line in the log and a row in the history."""
+    log.warning('%s (step %d)', event, state.step)
+    state.history.append({'epoch': state.epoch + 1, 'step': state.step, 'event': event})
+
+
+def look(state, window, loss_fn, config, hardware, name_of, folder):
+    """Read the counters of unsound steps. Enough of them in a row raise Rewind to a safer precision, or TrainingDiverged.
+
+    Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
+    """
+    searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
+    in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
+    if in_a_row == 1 and int(state.bad['run']) == 1:
+        record(state, f'skipped a step: {"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
+    if in_a_row < config['max_bad_steps']:
+        return
+    for batch in window:
+        leaves = [(key, value) for key, value in (batch.items() if isinstance(batch, dict) else [('input', batch)])
+                  if torch.is_tensor(value) and value.is_floating_point()]
+        for key, value in leaves:
+            broken = [i for i in range(len(value)) if not torch.isfinite(value[i]).all()]
+            if broken:
+                raise DataError(f'{name_of(batch, broken[0])}: its {key} holds values that are not finite; '
+                                f'no precision helps against that')
+    lower = {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(state.dtype)
+    layer = first_nonfinite(state, window, loss_fn)
+    if lower:
+        raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
+                     f'precision {state.dtype} -> {lower}', dtype=lower)
+    names = [name_of(batch, i) for batch in window for i in range(batch_length(batch))]
+    saved = ''
+    with contextlib.suppress(OSError):
+        save_checkpoint(folder / 'bad_batch.pt', window)
+        saved = f"the batch is saved: torch.load('{folder / 'bad_batch.pt'}')"
+    raise TrainingDiverged([f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
+                            *shorten([f'in the batch: {name}' for name in names]), saved,
+                            f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
+                           'training diverged')
+
+
+def first_nonfinite(state, window, loss_fn):
+    """In words: the first layer whose output is not finite on this window."""
+    found, before = [], Snapshot(state.model)
+
+    def watch(name):
+        def hook(module, inputs, output):
+            for value in torch.utils._pytree.tree_leaves(output):
+                if torch.is_tensor(value) and value.is_floating_point() and not found and not torch.isfinite(value).all():
+                    found.append(f'{name} ({type(module).__name__})')
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name or 'the model')) for name, module in state.model.named_modules()]
+    try:
+        with torch.no_grad():
+            for batch in window:
+                run_loss(loss_fn, under_autocast(state.model, state.dtype), to_device(batch, state.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        before.put_back()
+    return f'first not finite: the output of {found[0]}' if found else 'all layers are finite forward, so it is the gradient'
+
+
+# ======================================================================================
+# the loop: windows, epochs, evaluation
+# ======================================================================================
+
+
+def interactive():
+    """True where a bar can be drawn over itself: a terminal or a notebook."""
+    return sys.stderr.isatty() or 'ipykernel' in sys.modules
+
+
+def progress(iterable, total, description):
+    """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
+    return tqdm(iterable, total=total, desc=description, leave=False, disable=not interactive(), dynamic_ncols=True)
+
+
+def windows(loader, sampler):
+    """The micro-batches of each optimizer step, as lists; the last window may be short.
+
+    A worker that was killed is replaced, and the order goes on where it broke, up to three times.
+    """
+    sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
+    failures = 0
+    batches = iter(loader)
+    while sampler.first_window < len(sizes):
+        try:
+            window = [next(batches) for _ in range(sizes[sampler.first_window])]
+        except RuntimeError as error:
+            if 'DataLoader worker' not in str(error) or failures >= 3:
+                raise
+            failures += 1
+            log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], failures)
+            loader._iterator = None
+            batches = iter(loader)
+            continue
+        yield window
+        sampler.first_window += 1
+
+
+@torch.no_grad()
+def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: False):
+    """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict."""
+    model.eval()
+    device = next(model.parameters()).device
+    forward = under_autocast(model, dtype)
+    loss, images, counts = torch.zeros((), device=device), 0, None
+    for batch in progress(loader, len(loader), description):
+        losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
+        loss, images = loss + losses.sum(), images + len(losses)
+        counts = extra if counts is None else counts + extra
+        if stop():
+            return None
+    metrics = compute_metrics(counts) | {'confusion': counts.tolist()} if counts is not None else {}
+    return metrics | {'loss': loss.item() / max(1, images)}
+
+
+def evaluate_batch(loss_fn, forward, batch):
+    """run_loss that halves the batch as often as memory demands."""
+    try:
+        return run_loss(loss_fn, forward, batch)
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or batch_length(batch) == 1:
+            raise
+    halves = [evaluate_batch(loss_fn, forward, half) for half in split_batch(batch, math.ceil(batch_length(batch) / 2))]
+    losses, counts = zip(*halves)
+    return torch.cat(losses), None if counts[0] is None else sum(counts)
+
+
+class Run:
+    """A run folder: its lock, its log, when it last saved, and whether someone asked it to stop."""
+
+    def __init__(self, folder):
+        self.folder, self.stopped_by, self.last_save = Path(folder), 0, time.monotonic()
+        self.lock, self.handlers, self.trouble = None, [], ''
+
+    def __enter__(self):
+        from filelock import FileLock, Timeout                         # comes with torch
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock = FileLock(str(self.folder / '.lock'), timeout=0)
+            self.lock.acquire()
+            (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
+        except Timeout:
+            with contextlib.suppress(OSError):
+                holder = (self.folder / '.holder').read_text()
+                raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir', 'cannot start') from None
+            raise UserError(f'{self.folder}: is in use; choose another run_dir', 'cannot start') from None
+        except OSError as error:
+            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}', 'cannot start') from None
+        file = SafeFileHandler(self.folder / 'log.txt', encoding='utf-8')
+        file.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
+        log.addHandler(file)
+        self.handlers.append(file)
+        self.watch_signals()
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.old_signals.items():
+            signal.signal(number, handler)
+        for handler in self.handlers:
+            log.removeHandler(handler)
+            handler.close()
+        with contextlib.suppress(OSError):
+            (self.folder / '.holder').unlink(missing_ok=True)
+        self.lock.release()
+
+    def watch_signals(self):
+        """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work; a second one at once."""
+        self.old_signals = {}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        def stop(number, frame):
+            if self.stopped_by:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                raise KeyboardInterrupt
+            self.stopped_by = number
+            tqdm.write(f'{signal.Signals(number).name}: finishing this step, then saving (again: leave at once)', sys.stderr)
+        for name in ('SIGTERM', 'SIGINT', 'SIGUSR1'):
+            if hasattr(signal, name):
+                number = getattr(signal, name)
+                self.old_signals[number] = signal.signal(number, stop)
+
+    def write(self, name, content):
+        """A file of the run; if the disk is full or gone, say so once, keep training and try again next time."""
+        try:
+            write_file(self.folder / name, content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            self.complain(name, error)
+
+    def save(self, state, config):
+        """last.pt with everything the run is -> True if it is on the disk."""
+        self.last_save = time.monotonic()
+        try:
+            save_checkpoint(self.folder / 'last.pt', state_dict(state) | describe_model(state.evaluated, config))
+        except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
+            self.complain('last.pt', error)
+            return False
+        self.trouble = ''
+        return True
+
+    def complain(self, name, error):
+        """Say what could not be written, once per kind of trouble."""
+        if self.trouble != str(error):
+            log.warning('%s could not be saved: %s. Training goes on; the checkpoint before it is kept and saving is '
+                        'tried again', self.folder / name, error)
+        self.trouble = str(error)
+
+
+class SafeFileHandler(logging.FileHandler):
+    """A log file that a full disk cannot turn into a traceback."""
+
+    def handleError(self, record):
+        """Lines that cannot be written are on the screen all the same."""
+
+
+class ScreenHandler(logging.Handler):
+    """Log lines above the progress bars."""
+
+    def emit(self, record):
+        tqdm.write(clean(self.format(record)), sys.stdout)
+        sys.stdout.flush()
+
+
+def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
+    """The rest of the epoch that state is in -> False if someone asked to stop. Raises Rewind and TrainingDiverged."""
+    sampler.epoch, sampler.first_window = state.epoch, state.window
+    total_steps = config['num_epochs'] * sampler.num_windows
+    look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
+    begun, images = time.monotonic(), 0
+    bar = progress(windows(loader, sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
+    bar.update(state.window)
+    for window in bar:
+        set_learning_rate(state.optimizer, lr_at_step(state.step, total_steps, config))
+        result = guarded_step(state, window, loss_fn, config)
+        state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
+        if state.window % look_every == 0 or state.window == sampler.num_windows:
+            look(state, window, loss_fn, config, hardware, name_of, run.folder)
+            bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
+        if run.stopped_by:
+            run.save(state, config)
+            return False
+        if time.monotonic() - run.last_save > 60 * config['checkpoint_minutes']:
+            run.save(state, config)
+    state.totals['seconds'] = torch.tensor(time.monotonic() - begun)
+    state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
+    return True
+
+
+def live_numbers(state, speed):
+    """What the bar shows; reading it waits for the device, so it is asked for every few steps."""
+    numbers = {'loss': f'{float(state.totals["loss"]) / max(1.0, float(state.totals["images"])):.3f}'}
+    if 'counts' in state.totals:
+        numbers['IoU'] = f'{compute_metrics(state.totals["counts"])["iou"]:.3f}'
+    numbers |= {'lr': f'{state.optimizer.param_groups[0]["lr"]:.1e}', 'images/s': f'{speed:.1f}', 'in': state.dtype}
+    if state.device.type == 'cuda':
+        numbers['GiB'] = f'{torch.cuda.max_memory_allocated(state.device) / 2**30:.1f}'
+    return numbers
+
+
+def close_epoch(state, metrics, config, run):
+    """The epoch's row and line; best.pt if it is the best so far; last.pt. Moves state to the next epoch."""
+    images = max(1.0, float(state.totals['images']))
+    row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr'],
+           'train_loss': float(state.totals['loss']) / images}
+    if 'counts' in state.totals:
+        row |= {f'train_{key}': compute_metrics(state.totals['counts'])[key] for key in ('iou', 'dice')}
+    row['val_loss'] = metrics['loss']
+    row |= {f'val_{key}': metrics[key] for key in ('iou', 'dice', 'mean_iou') if key in metrics}
+    row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
+            'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
+            'images_per_second': round(float(state.totals['speed']), 2), 'seconds': round(float(state.totals['seconds']), 2)}
+    if state.device.type == 'cuda':
+        row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
+    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
+    state.history.append(row)
+    better = score > state.best_score
+    if better:
+        state.best_score, state.best_epoch = score, state.epoch
+        content = describe_model(state.evaluated, config) | {'metrics': metrics, 'epoch': state.epoch + 1}
+        try:
+            save_checkpoint(run.folder / 'best.pt', content)
+        except (OSError, RuntimeError) as error:
+            run.complain('best.pt', error)
+    state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
+    say_epoch(row, better, state, config)
+    run.save(state, config)
+    run.write('history.csv', history_csv(state.history))
+
+
+def say_epoch(row, better, state, config):
+    """One line a person reads."""
+    part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
+        (f' IoU {row[side + "_iou"]:.3f}' if f'{side}_iou' in row else '')
+    since = state.epoch - 1 - state.best_epoch
+    patience = config['early_stopping_patience']
+    stopping = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
+    log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s | %s', row['epoch'], config['num_epochs'], part('train'),
+             part('val'), row['lr'], row['images_per_second'], row['precision'],
+             'best so far, saved best.pt' if better else stopping)
+
+
+def history_csv(history):
+    """All rows with all columns that any of them has."""
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval='')
+    writer.writeheader()
+    writer.writerows(history)
+    return text.getvalue()
+
+
+def describe_model(model, config):
+    """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
+    return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
+            'versions': {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__,
+                         'segmentation_models_pytorch': smp.__version__, 'albumentations': A.__version__}}
+
+
+# ======================================================================================
+# training
+# ======================================================================================
+
+
+@dataclasses.dataclass
+class Result:
+    """What train returns: the history (one dict per epoch or event), best metrics, the best model, and the folder."""
+    history: list
+    best: dict
+    model: nn.Module
+    run_dir: Path
+    stopped_by: int = 0            # number of the signal that ended the run early; 0: it ran to its end
+
+
+def choose_run_dir(config):
+    """A new folder runs/<data>-<number>, or the one that the config names."""
+    if config['run_dir'] != 'auto':
+        return Path(config['run_dir'])
+    name = re.sub(r'[^A-Za-z0-9_-]+', '_', Path(config['data']).expanduser().resolve().stem)[:60] or 'run'
+    for number in itertools.count(1):
+        folder = Path('runs') / f'{name}-{number}'
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE', 'cannot start') from None
+
+
+def find_resume(config):
+    """The run folder to continue, or None. resume='auto' continues run_dir, or the newest run on this data, if unfinished."""
+    wish = config['resume']
+    if wish is None:
+        return None
+    if wish != 'auto':
+        if not (Path(wish) / 'config.py').is_file():
+            raise UserError(f'resume={wish!r}: is no run folder (it has no config.py)', 'cannot resume')
+        return Path(wish)
+    if config['run_dir'] != 'auto':
+        folders = [Path(config['run_dir'])]
+    else:
+        folders = sorted(Path('runs').glob('*-*/last.pt'), key=os.path.getmtime, reverse=True)
+        folders = [p.parent for p in folders if (p.parent / 'config.py').is_file()
+                   and load_preset(p.parent / 'config.py').get('data') == config['data']]
+    return next((f for f in folders[:1] if (f / 'last.pt').exists() and (f / 'config.py').is_file()), None)
+
+
+# Settings that may change on resume without changing the result; of the others, some cannot change at all.
+FREE_ON_RESUME = {'num_workers', 'cache_images', 'checkpoint_minutes', 'early_stopping_patience', 'resume', 'run_dir',
+                  'compile_model', 'channels_last', 'activation_checkpointing', 'skip_broken', 'class_names'}
+FIXED_ON_RESUME = {'architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes', 'optimizer', 'image_dtype',
+                   'mask_values', 'seed', 'val_fraction', 'group_pattern', 'ema_decay', 'mean', 'std'}
+
+
+def resume_config(folder, overrides):
+    """The config of a run with the overrides that make sense -> (config, notes). Raises ConfigError for the others."""
+    saved = load_preset(folder / 'config.py')
+    config, _, notes = resolve_config(None, overrides, base={**CONFIG, **{k: v for k, v in saved.items() if k in CONFIG}})
+    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and k in overrides_of(overrides)]
+    fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
+             if k in FIXED_ON_RESUME]
+    if fixed:
+        raise ConfigError(fixed)
+    for key in changed:
+        if key not in FREE_ON_RESUME:
+            notes.append(f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run')
+    config['run_dir'], config['resume'] = str(folder), str(folder)
+    return config, notes
+
+
+def overrides_of(overrides):
+    """The keys of CONFIG that a set of overrides touches, foreign words translated."""
+    return set(translate(overrides or {}, [])[0])
+
+
+def warn(notes):
+    """Notes as warnings in the log."""
+    for note in notes:
+        log.warning('Note: %s', note)
+
+
+def prepare(config, sources):
+    """Device, precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
+
+    `sources` tells which keys the user typed. The one way that train, check and tune come to their settings.
+    """
+    device = choose_device(config['device'])
+    hardware = detect_hardware(device)
+    typed = {key for key, origin in sources.items() if origin != 'default'}
+    precision = resolve_precision(config, hardware, typed)
+    is_demo = config['data'] == 'demo'
+    if is_demo:
+        config = {**config, 'data': str(write_demo(Path('runs') / 'demo_data', 0))}
+    data = inspect_data(config)
+    config = {**config, 'image_dtype': find_image_dtype(data, config)}
+    config, why = settle(config, hardware, data, is_demo)
+    return config, device, hardware, precision, data, why
+
+
+def settle_statistics(config, dataset):
+    """mean and std: the user's, ImageNet's under ImageNet weights on 8-bit RGB, else those of the training images."""
+    if 'auto' in (config['mean'], config['std']):
+        if config['encoder_weights'] and config['in_channels'] == 3 and config['image_dtype'] == 'uint8':
+            mean, std = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]     # torchvision's, times 255
+        else:
+            mean, std = image_statistics(dataset, config)
+        config['mean'] = mean if config['mean'] == 'auto' else config['mean']
+        config['std'] = std if config['std'] == 'auto' else config['std']
+    for key in ('mean', 'std'):
+        value = config[key] if isinstance(config[key], list) else [config[key]]
+        if len(value) not in (1, config['in_channels']):
+            raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
+        config[key] = value
+
+
+def build_state(model, config, precision, device):
+    """A fresh TrainState on the device."""
+    average = copy.deepcopy(model).to(device) if config['ema_decay'] else None
+    model = model.to(device)
+    if config['channels_last']:
+        model = model.to(memory_format=torch.channels_last)
+        average = average.to(memory_format=torch.channels_last) if average is not None else None
+    if average is not None:
+        average.requires_grad_(False)
+    return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
+                      average, precision.dtype, config['batch_size'])
+
+
+def build_scaler(dtype, config, device):
+    """A gradient scaler that works for float16 and does nothing for the rest."""
+    return torch.amp.GradScaler(device.type, init_scale=config['init_scale'], growth_factor=config['growth_factor'],
+                                backoff_factor=config['backoff_factor'], growth_interval=config['growth_interval'],
+                                enabled=dtype == 'float16')
+
+
+def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config, run):
+    """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
+
+    It is also the probe of torch.compile, which only fails when it first runs. Everything is put back afterwards.
+    """
+    if not run.save(state, config):
+        raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}', 'cannot start')
+    window = [collate_fn([train_data[(0, int(i))] if isinstance(train_data, SegmentationDataset) else train_data[int(i)]
+                          for i in indices]) for indices in sampler.micro_batches(sampler.windows()[0])]
+    guarded_step(state, window, loss_fn, config)
+    evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
+    batch_size = state.batch_size
+    restore(state, load_last(run.folder)[0])
+    state.batch_size = batch_size
+
+
+def start_compiled(state, probe):
+    """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
+    log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
+    begun = time.monotonic()
+    state.model.compile()
+    try:
+        probe()
+        log.info('Compiled in %.0f s', time.monotonic() - begun)
+    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
+        log.warning('torch.compile does not work here (%s: %s); training without it', type(error).__name__,
+                    str(error).strip().splitlines()[0][:200] if str(error).strip() else '')
+        state.model._compiled_call_impl = None
+        torch._dynamo.reset()
+        probe()
+
+
+def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
+    """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
+
+    A network, loss and data sets of your own run in the same loop: give model, train_data, val_data (map-style
+    Datasets) and loss_fn(model, batch) -> (B,) losses per sample, or (losses, counts). Raises UserError for what you
+    can mend, TrainingDiverged if no precision gives finite numbers.
+    """
+    screen = ScreenHandler()
+    log.setLevel(logging.INFO)
+    log.addHandler(screen)
+    try:
+        config, sources, notes = resolve_config(preset, overrides)
+        folder = find_resume(config)
+        if folder:
+            config, notes = resume_config(folder, overrides)
+        folder = folder or choose_run_dir(config)
+        with Run(folder) as run:
+            try:
+                return run_training(config, sources, notes, run, model, loss_fn, train_data, val_data)
+            finally:
+                if torch.cuda.is_available() and torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
+    finally:
+        log.removeHandler(screen)
+        with contextlib.suppress(OSError, NameError, UnboundLocalError):
+            if not any(folder.glob('*.pt')) and (folder / 'log.txt').exists() and len(list(folder.iterdir())) <= 2:
+                shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
+
+
+def run_training(config, sources, notes, run, model, loss_fn, train_data, val_data):
+    """From a config to a Result, in a locked run folder."""
+    own_data = train_data is not None
+    if own_data:
+        device = choose_device(config['device'])
+        hardware = detect_hardware(device)
+        precision = resolve_precision(config, hardware, {k for k, v in sources.items() if v != 'default'})
+        config, data = settle_own(config), None
+    else:
+        config, device, hardware, precision, data, why = prepare(config, sources)
+    config['run_dir'], config['resume'] = str(run.folder), None
+    seed_everything(config['seed'])
+    torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
+    apply_tf32(config['tf32_matmul_precision'])
+    if not own_data:
+        train_data = SegmentationDataset(data, 'train', config, is_training=True)
+        val_data = SegmentationDataset(data, 'val', config, is_training=False)
+        settle_statistics(config, train_data)
+        tell_data(data, config, why)
+        loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
+    tell_precision(precision, hardware, config)
+    warn(notes)
+    seed_everything(config['seed'])
+    model = model if model is not None else build_model(config)
+    if precision.needs_scaler:
+        size = sum(p.numel() for p in model.parameters())
+        warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
+    state = build_state(model, config, precision, device)
+    run.write('config.py', config_text(config))
+    sampler = WindowSampler(len(train_data), config)
+    loader = build_loader(train_data, config, device, batch_sampler=sampler) if not own_data else \
+        build_loader(Plain(train_data), config, device, batch_sampler=sampler)
+    val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
+                              batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)
+    if (run.folder / 'last.pt').exists() or (run.folder / 'previous.pt').exists():
+        resume_state(state, run, config, precision, hardware, device)
+    probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
+    start_compiled(state, probe) if config['compile_model'] else probe()
+    name_of = lambda batch, i: train_data.name(int(batch['index'][i])) if hasattr(train_data, 'name') else f'sample {i}'
+    fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
+    return finish(state, val_data, loss_fn, config, run)
+
+
+class Plain(torch.utils.data.Dataset):
+    """A user's map-style data set, asked for (epoch, index) as ours are."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, key):
+        return self.dataset[key[1]]
+
+
+def settle_own(config):
+    """The 'auto' settings that matter when the user brings the data."""
+    settled = {'num_epochs': 20, 'learning_rate': 1e-3, 'ema_decay': None, 'num_workers': 0}
+    return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
+
+
+def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
+    """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
+    patience = config['early_stopping_patience'] or math.inf
+    while state.epoch < config['num_epochs'] and not run.stopped_by:
+        if state.epoch - 1 - state.best_epoch >= patience and state.best_epoch >= 0:
+            log.info('Early stopping: no better for %d epochs', patience)
+            break
+        try:
+            finished = train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
+        except Rewind as rewind:
+            rewind_state(state, rewind, config, run)
+            continue
+        if not finished:
+            break
+        metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
+                           lambda: bool(run.stopped_by))
+        if metrics is None:                                            # stopped in mid-validation: it is done again
+            run.save(state, config)
+            break
+        close_epoch(state, metrics, config, run)
+
+
+def rewind_state(state, rewind, config, run):
+    """Back to the last checkpoint, with what healing changed."""
+    history = state.history
+    saved, _ = load_last(run.folder)
+    state.scaler = build_scaler(rewind.changes.get('dtype', state.dtype), config, state.device)
+    restore(state, saved)
+    state.history = state.history + [row for row in history[len(state.history):] if row['event']]
+    for key, value in rewind.changes.items():
+        setattr(state, key, value)
+    state.bad = {key: value * (key == 'total') for key, value in state.bad.items()}
+    record(state, rewind.event)
+    run.save(state, config)
+
+
+def resume_state(state, run, config, precision, hardware, device):
+    """Continue from last.pt: the rung of precision and the micro-batch that healing arrived at come with it."""
+    saved, path = load_last(run.folder)
+    if saved['dtype'] != precision.dtype and (saved['dtype'] in hardware.units or saved['dtype'] == 'float32'):
+        state.scaler = build_scaler(saved['dtype'], config, device)
+    threads = torch.get_num_threads()
+    if device.type == 'cpu' and saved['threads'] != threads:
+        if saved['threads'] <= (os.cpu_count() or 1):
+            torch.set_num_threads(saved['threads'])
+            log.info('Using %d threads, as the run did, so that the result is the same to the bit', saved['threads'])
+        else:
+            log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
+                        saved['threads'], threads)
+    dtype = state.dtype
+    restore(state, saved)
+    if saved['dtype'] not in hardware.units and saved['dtype'] != 'float32' and device.type != 'cpu':
+        state.dtype = dtype
+    state.batch_size = min(state.batch_size, config['batch_size'])
+    log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+
+
+def config_text(config):
+    """The resolved config in the form of a preset."""
+    return f'"""The settings of one run. Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
+           f'config = {pprint.pformat({k: v for k, v in config.items() if k not in ("run_dir", "resume")}, sort_dicts=False, width=110)}\n'
+
+
+def tell_data(data, config, why):
+    """What was found, and every setting that was decided for the user."""
+    for line in describe_data(data, config):
+        log.info('%s', line)
+    for key, reason in why.items():
+        log.info('%s = %s  (%s)', key, config[key], reason)
+    effective = config['batch_size'] * config['accumulation_steps']
+    log.info('batch: %d images at once x %d = effective batch %d', config['batch_size'], config['accumulation_steps'], effective)
+
+
+def tell_precision(precision, hardware, config):
+    """The precision line, as the guides show it."""
+    what = 'off (float32)' if precision.dtype == 'float32' else precision.dtype
+    scaled = ', with gradient scaler' if precision.needs_scaler else ''
+    log.info('Hardware: %s', hardware.describe())
+    log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
+    config |= {'use_amp': precision.dtype != 'float32', 'amp_dtype': 'auto' if precision.dtype == 'float32' else precision.dtype}
+    warn(precision.warnings)
+
+
+def finish(state, val_data, loss_fn, config, run):
+    """The best weights back, the pictures, and what to type next -> Result."""
+    run.write('history.csv', history_csv(state.history))
+    best = {}
+    model = state.evaluated
+    if (run.folder / 'best.pt').exists():
+        saved = load_checkpoint(run.folder / 'best.pt')
+        model.load_state_dict(saved['weights'])
+        best = saved['metrics'] | {'epoch': saved['epoch']}
+    model.eval()
+    try:
+        draw_curves(state.history, run.folder / 'curves.png')
+        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel):
+            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
+    except OSError as error:
+        run.complain('pictures', error)
+    command = f'python {Path(sys.argv[0]).name}' if sys.argv[0].endswith('.py') else 'python train_unet.py'
+    if best:
+        score = f'validation IoU {best["iou"]:.4f}, Dice {best["dice"]:.4f}' if 'iou' in best else f'loss {best["loss"]:.4f}'
+        log.info('Best: epoch %d, %s', best['epoch'], score)
+        if len(best.get('iou_per_class', [])) > 2:
+            for name, iou, dice in zip(class_names(config, config['num_classes']), best['iou_per_class'], best['dice_per_class']):
+                log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
+    log.info('Everything is in %s: best.pt, last.pt, config.py, history.csv, curves.png, samples.png, log.txt', run.folder)
+    if run.stopped_by:
+        log.info('Stopped by %s. Continue with:  %s resume=%s', signal.Signals(run.stopped_by).name, command, run.folder)
+    else:
+        log.info('Next:  %s evaluate %s', command, run.folder)
+    return Result(state.history, best, model, run.folder, run.stopped_by)
+
+
+# ======================================================================================
+# pictures
+# ======================================================================================
+
+PALETTE = np.array([(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
+                    (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)],
+                   np.uint8)       # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
+
+
+def viewable(image):
+    """(H, W, C) of any dtype -> (H, W, 3) uint8 for looking at."""
+    image = image[..., :3] if image.shape[2] >= 3 else np.repeat(image[..., :1], 3, axis=2)
+    if image.dtype != np.uint8:
+        low, high = np.percentile(image, (1, 99))
+        image = np.clip((image - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
+    return image
+
+
+def colour_mask(mask, num_classes):
+    """Class ids -> colours: foreground white for two classes, the palette for more; ignored dark red."""
+    colours = np.zeros((256, 3), np.uint8)
+    colours[1:num_classes] = (255, 255, 255) if num_classes == 2 else PALETTE[np.arange(num_classes - 1) % len(PALETTE)]
+    if num_classes > 2:
+        colours[0] = (60, 60, 60)
+    colours[IGNORE] = (90, 0, 0)
+    return colours[mask]
+
+
+def colour_errors(mask, truth, num_classes):
+    """Two classes: found green, missed red, invented yellow. More: right dark, wrong red. Ignored grey."""
+    picture = np.full((*mask.shape, 3), 20, np.uint8)
+    if num_classes == 2:
+        picture[(mask == 1) & (truth == 1)] = (0, 158, 115)
+        picture[(mask == 0) & (truth == 1)] = (220, 50, 47)
+        picture[(mask == 1) & (truth == 0)] = (240, 228, 66)
+    else:
+        picture[mask != truth] = (220, 50, 47)
+    picture[truth == IGNORE] = (128, 128, 128)
+    return picture
+
+
+def sheet(rows, titles, path, side=224, margin=6, heading=26):
+    """Rows of (caption, [pictures]) as one PNG; every picture is fitted into side x side."""
+    width = margin + len(titles) * (side + margin)
+    page = PIL.Image.new('RGB', (width, heading + len(rows) * (side + heading)), 'white')
+    draw = PIL.ImageDraw.Draw(page)
+    for column, title in enumerate(titles):
+        draw.text((margin + column * (side + margin), 7), title, 'black', font_size=13)
+    for number, (caption, pictures) in enumerate(rows):
+        top = heading + number * (side + heading)
+        for column, picture in enumerate(pictures):
+            tile = PIL.Image.fromarray(picture)
+            scale = side / max(tile.size)
+            tile = tile.resize([max(1, round(n * scale)) for n in tile.size], PIL.Image.Resampling.BICUBIC if column == 0
+                               else PIL.Image.Resampling.NEAREST)
+            page.paste(tile, (margin + column * (side + margin), top))
+        draw.text((margin, top + side + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+    buffer = io.BytesIO()
+    page.save(buffer, 'PNG')
+    write_file(path, buffer.getvalue())
+
+
+def row_of(image, truth, mask, num_classes):
+    """Image, truth, prediction and errors as pictures."""
+    return [viewable(image), colour_mask(truth, num_classes), colour_mask(mask, num_classes),
+            colour_errors(mask, truth, num_classes)]
+
+
+def sheet_titles(num_classes):
+    """Headings of a sheet of row_of."""
+    errors = 'errors: red missed, yellow invented' if num_classes == 2 else 'errors in red'
+    return ['image', 'truth', 'prediction', errors]
+
+
+def draw_samples(model, dataset, path, dtype, most=6):
+    """samples.png: validation images beside truth, prediction and errors."""
+    rows = []
+    for index in np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int):
+        image, truth = dataset.read(int(index))
+        logits, size = predict_logits(model, image, dtype)
+        rows.append((Path(dataset.name(int(index))).name,
+                     row_of(image, truth, decide(logits, size, model.threshold).cpu().numpy(), model.config['num_classes'])))
+    sheet(rows, sheet_titles(model.config['num_classes']), path)
+
+
+def draw_curves(history, path):
+    """curves.png: loss and IoU over the epochs."""
+    from matplotlib.figure import Figure                               # only pictures need it
+    rows = [row for row in history if not row['event']]
+    if not rows:
+        return
+    epochs = [row['epoch'] for row in rows]
+    keys = [('loss', 'Loss')] + ([('iou', 'IoU')] if 'val_iou' in rows[0] else [])
+    figure = Figure(figsize=(5.2 * len(keys), 3.8), layout='constrained')
+    for axes, (key, title) in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys):
+        for side, colour in (('train', '#999999'), ('val', '#0072b2')):
+            if f'{side}_{key}' in rows[0]:
+                axes.plot(epochs, [row.get(f'{side}_{key}') for row in rows], color=colour, label=side, marker='.')
+        axes.set(title=title, xlabel='epoch')
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        axes.spines[['top', 'right']].set_visible(False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=130)
+    write_file(path, buffer.getvalue())
+
+
+# ======================================================================================
+# using a model
+# ======================================================================================
+
+
+def load(path, device='auto'):
+    """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. Raises UserError."""
+    path = Path(path)
+    path = path / 'best.pt' if path.is_dir() else path
+    try:
+        saved = load_checkpoint(path)
+    except OSError as error:
+        raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', 'cannot load the model') from None
+    config = {**CONFIG, **saved['config'], 'encoder_weights': None}
+    if 'network.' not in next(iter(saved['weights'])) and 'mean' not in saved['weights']:
+        raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', 'cannot load the model')
+    model = build_model(config)
+    model.load_state_dict(saved['weights'])
+    model.threshold = saved['threshold']
+    return model.to(choose_device(device)).eval()
+
+
+def as_image(image, config):
+    """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network was trained on."""
+    if isinstance(image, (str, os.PathLike)):
+        return read_image(os.fspath(image), config)
+    if isinstance(image, PIL.Image.Image):
+        image = np.asarray(PIL.ImageOps.exif_transpose(image).convert('L' if config['in_channels'] == 1 else 'RGB'))
+    if torch.is_tensor(image):
+        image = image.detach().cpu().numpy()
+        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+    image = np.asarray(image)
+    image = image[..., None] if image.ndim == 2 else image
+    if image.shape[-1] == 1 and config['in_channels'] == 3:
+        image = np.repeat(image, 3, axis=2)
+    if image.ndim != 3 or image.shape[2] != config['in_channels']:
+        raise DataError(f'an image of shape {image.shape}: expected height x width x {config["in_channels"]}')
+    if config['image_dtype'] == 'uint8' and image.dtype != np.uint8:
+        raise DataError(f'an image of {image.dtype}: the network was trained on uint8 (0 to 255)')
+    return image
+
+
+@torch.no_grad()
+def predict_logits(model, image, dtype=None, flips=False):
+    """One image (H, W, C) -> (logits (K, h, w), its size (H, W)), exactly as validation sees it.
+
+    `flips` averages over the image and its mirror images (test-time augmentation).
+    """
+    config, device = model.config, next(model.parameters()).device
+    if dtype is None:
+        dtype = resolve_precision(config, detect_hardware(device)).dtype
+    size = image.shape[:2]
+    if config['image_dtype'] != 'uint8' and image.dtype == np.uint8:
+        image = image.astype(np.float32) / 255
+    if config['size_policy'] == 'resize':
+        image = resize(image, *config['image_size'])
+    tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].to(device)
+    forward = under_autocast(model, dtype)
+    run = forward if config['size_policy'] == 'resize' else lambda x: tiled_logits(forward, x, config['image_size'])
+    axes = [[], [3], [2], [2, 3]] if flips else [[]]
+    logits = sum(run(tensor.flip(a)).flip(a) for a in axes) / len(axes)
+    return logits[0], size
+
+
+def predict(run, inputs, output, save='mask', tta=False):
+    """Write a mask (PNG of class ids, 0 and 255 for two classes) for each image file, folder or glob -> exit code.
+
+    save: 'mask', 'overlay' or 'probability' (one class only). A file that cannot be read costs no other.
+    """
+    import glob
+    model, dtype = load(run), None
+    files = []
+    for item in inputs:
+        found = [os.path.join(item, *entry) for entry in list_files(Path(item))] if os.path.isdir(item) else \
+            [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
+        files += [(f, os.path.relpath(f, item) if os.path.isdir(item) else os.path.basename(f)) for f in found
+                  if os.path.splitext(f)[1].lower() in SUFFIXES]
+        if not found:
+            raise UserError(f'{item}: there is no such file or folder', 'nothing to predict')
+    output = Path(output or Path(run if os.path.isdir(run) else os.path.dirname(run) or '.') / 'predictions')
+    broken, begun, taken = [], time.monotonic(), set()
+    for path, name in progress(files, len(files), 'Predicting'):
+        try:
+            image = read_image(path, model.config)
+            logits, size = predict_logits(model, image, dtype, tta)
+        except DataError as error:
+            broken.append(error.problems[0])
+            continue
+        target = output / Path(name).with_suffix('.png')
+        if target in taken:                                            # a.jpg and a.tif must not overwrite each other
+            target = output / (name + '.png')
+        taken.add(target)
+        buffer = io.BytesIO()
+        PIL.Image.fromarray(render(logits, size, image, model, save)).save(buffer, 'PNG')
+        write_file(target, buffer.getvalue())
+    rate = (len(files) - len(broken)) / max(1e-9, time.monotonic() - begun)
+    print(f'{len(files) - len(broken)} masks in {output} ({rate:.1f} images/s)')
+    if broken:
+        print('\n'.join([f'{len(broken)} files could not be predicted:', *('  ' + clean(b) for b in shorten(broken))]),
+              file=sys.stderr)
+    return 1 if broken else 0
+
+
+def render(logits, size, image, model, save):
+    """What predict writes: class ids, a coloured overlay, or the foreground probability, at the image's size."""
+    if save == 'probability':
+        if len(logits) != 1:
+            raise UserError('save=probability: only for two classes', 'nothing to predict')
+        chance = F.interpolate(logits[None].sigmoid(), size, mode='bilinear', align_corners=False)[0, 0]
+        return (chance * 255).round().to(torch.uint8).cpu().numpy()
+    mask = decide(logits, size, model.threshold).cpu().numpy()
+    if save == 'overlay':
+        colours = colour_mask(mask, max(3, model.config['num_classes']))
+        paint = (mask > 0)[..., None]
+        return np.where(paint, viewable(image) // 2 + colours // 2, viewable(image))
+    if save != 'mask':
+        raise UserError(f'save={save!r}: choose from mask, overlay, probability', 'nothing to predict')
+    return mask * 255 if model.config['num_classes'] == 2 else mask
+
+
+def evaluate_run(folder, overrides):
+    """Score the best weights on the run's validation images, or on other data -> exit code.
+
+    Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels are
+    wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and stored.
+    """
+    model = load(folder)
+    config = {**model.config, **overrides}
+    data = inspect_data(config)
+    split = 'val' if len(data.pairs.rows('val')) else 'test'
+    dataset = SegmentationDataset(data, split, {**config, 'num_workers': 0}, is_training=False)
+    dtype = resolve_precision(config, detect_hardware(next(model.parameters()).device)).dtype
+    levels = np.arange(1, 20) / 20 if config['num_classes'] == 2 else np.array([0.5])
+    counts = {float(level): 0 for level in levels}
+    per_image = []
+    for index in progress(range(len(dataset)), len(dataset), 'Evaluating'):
+        image, truth = dataset.read(index)
+        logits, size = predict_logits(model, image, dtype)
+        target = torch.from_numpy(truth).to(logits.device)
+        own = {level: confusion_matrix(decide(logits, size, level), target, config['num_classes']) for level in counts}
+        counts = {level: counts[level] + own[level].cpu() for level in counts}
+        metrics = compute_metrics(own[0.5])
+        wrong = float(1 - metrics['accuracy']) if own[0.5].sum() else 0.0
+        per_image.append({'file': dataset.name(index), 'iou': metrics['iou'], 'wrong_pixels': wrong, 'index': index})
+    best = max(counts, key=lambda level: (compute_metrics(counts[level])['iou'], -abs(level - 0.5)))
+    metrics = compute_metrics(counts[0.5])
+    tuned = compute_metrics(counts[best])
+    return report(folder, model, config, dataset, split, dtype, per_image, metrics, tuned, best, counts[best])
+
+
+def report(folder, model, config, dataset, split, dtype, per_image, metrics, tuned, level, counts):
+    """Print and write what evaluate_run found."""
+    folder = Path(folder) if Path(folder).is_dir() else Path(folder).parent
+    names = class_names(config, config['num_classes'])
+    print(f'{len(dataset)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
+          f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
+    print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
+    for number, name in enumerate(names):
+        row = [metrics[f'{key}_per_class'][number] for key in ('iou', 'dice', 'precision', 'recall')]
+        print(f'{name:<20}{row[0]:>8.3f}{row[1]:>8.3f}{row[2]:>11.3f}{row[3]:>8.3f}')
+    if config['num_classes'] == 2:
+        print(f'best threshold on these images: {level:.2f} with IoU {tuned["iou"]:.4f} (tuned on the same images)')
+    values = [row['iou'] for row in per_image if not math.isnan(row['iou'])]
+    if values:
+        print('IoU per image: ' + ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
+              + f'; {len(per_image) - len(values)} images without foreground in truth and prediction are not counted')
+    content = {'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
+               'confusion': counts.tolist(), 'classes': names, 'images': per_image}
+    write_file(folder / 'metrics.json', json.dumps(json_safe(content), indent=1).encode())
+    worst = sorted(per_image, key=lambda row: (row['iou'] if not math.isnan(row['iou']) else 1 - row['wrong_pixels']))[:12]
+    rows = []
+    for row in worst:
+        image, truth = dataset.read(row['index'])
+        logits, size = predict_logits(model, image, dtype)
+        rows.append((f'{Path(row["file"]).name}   IoU {row["iou"]:.3f}',
+                     row_of(image, truth, decide(logits, size).cpu().numpy(), config['num_classes'])))
+    sheet(rows, sheet_titles(config['num_classes']), folder / 'worst.png')
+    draw_confusion(counts, names, folder / 'confusion.png')
+    print(f'Written to {folder}: metrics.json, worst.png, confusion.png')
+    print(f'Next:  python train_unet.py predict {folder} YOUR_IMAGES -o masks')
+    return 0
+
+
+def json_safe(value):
+    """NaN has no place in JSON: null."""
+    if isinstance(value, dict):
+        return {k: json_safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def draw_confusion(counts, names, path):
+    """confusion.png: share of each true class (row) that was predicted as each class (column)."""
+    from matplotlib.figure import Figure
+    share = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
+    size = max(3.6, 0.55 * len(names) + 1.8)
+    figure = Figure(figsize=(size + 0.6, size), layout='constrained')
+    axes = figure.subplots()
+    axes.imshow(share, cmap='Blues', vmin=0, vmax=1)
+    for i, j in itertools.product(range(len(names)), repeat=2):
+        if share[i, j] >= 0.005:
+            axes.text(j, i, f'{share[i, j]:.2f}', ha='center', va='center', fontsize=8,
+                      color='white' if share[i, j] > 0.5 else 'black')
+    axes.set(xticks=range(len(names)), yticks=range(len(names)), xlabel='predicted', ylabel='truth',
+             title='Share of each true class')
+    axes.set_xticklabels(names, rotation=45, ha='right')
+    axes.set_yticklabels(names)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=130)
+    write_file(path, buffer.getvalue())
+
+
+# ======================================================================================
+# command line
+# ======================================================================================
+
+
+def main(argv=None):
+    """Run one command -> exit code: 0 done, 2 something you can mend, 1 failed, 128 + n stopped by signal n."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {'-h', '--help', 'help'} & set(argv):
+        print_help()
+        return 0
+    try:
+        command = parse_command(argv)
+        if command.verb == 'train':
+            result = train(command.preset, **command.overrides)
+            return 128 + result.stopped_by if result.stopped_by else 0
+        if command.verb == 'evaluate':
+            return evaluate_run(command.paths[0], resolve_overrides(command.overrides))
+        if command.verb == 'predict':
+            return predict(command.paths[0], command.paths[1:], command.output, **command.overrides)
+        return {'check': check, 'tune': tune}[command.verb](command.preset, command.overrides)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return getattr(error, 'exit_code', 2)
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        return 130
+    except BrokenPipeError:                                            # piped into head
+        return 1
+
+
+def resolve_overrides(overrides):
+    """Overrides as keys of CONFIG, validated."""
+    config, _, _ = resolve_config(None, overrides)
+    return {key: config[key] for key in overrides_of(overrides)}
+
+
+if __name__ == '__main__':
+    sys.exit(main())
