@@ -1,0 +1,46 @@
+"""Shared by all tests: a small data set on disk, tiny settings, and no network."""
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+os.environ['NO_ALBUMENTATIONS_UPDATE'] = '1'
+os.environ['HF_HUB_OFFLINE'] = '1'
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+SHARED = ROOT.parent / 'shared' / 'data'
+
+# A network small enough for tests: one second per epoch.
+TINY = dict(encoder='resnet18', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
+            use_amp=False, num_workers=0, device='cpu', encoder_weights=None)
+
+
+def draw_set(folder, count=12, size=40, seed=0, values=(0, 255)):
+    """images/ and masks/ with a bright disc on a noisy ground; returns the folder."""
+    draw = np.random.default_rng(seed)
+    y, x = np.mgrid[:size, :size]
+    for number in range(count):
+        cy, cx = draw.uniform(size * 0.3, size * 0.7, 2)
+        disc = (y - cy) ** 2 + (x - cx) ** 2 < (size * 0.25) ** 2
+        image = draw.integers(0, 90, (size, size, 3)) + disc[..., None] * np.array([120, 80, 40])
+        for kind, array in (('images', image.astype(np.uint8)), ('masks', np.where(disc, values[1], values[0]).astype(np.uint8))):
+            path = Path(folder) / kind / f'{number:03d}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(array).save(path)
+    return Path(folder)
+
+
+@pytest.fixture
+def small_set(tmp_path):
+    """Twelve images of 40 x 40 with masks of 0 and 255."""
+    return draw_set(tmp_path / 'set')
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Runs and caches of a test go into its temporary folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
