@@ -90,6 +90,7 @@ CONFIG = {
     'augment': 'default',         # 'none', 'default', 'strong', or an albumentations file (A.to_dict as JSON or YAML)
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': of the training images,
     'std': 'auto',                # or ImageNet's under ImageNet weights
+    'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (if under a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, else up to 8
     'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
@@ -159,6 +160,7 @@ CHOICES = {
     'loss': ('ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
     'amp_dtype': ('auto', 'bfloat16', 'float16'),
     'tf32_matmul_precision': ('highest', 'high', 'medium'),
+    'image_dtype': ('auto', 'uint8', 'float32'),
 }
 # ... and the numbers: (lowest, highest), both allowed. Keys in ABOVE_ZERO must exceed their lowest.
 RANGES = {
@@ -519,19 +521,23 @@ if __name__ == '__main__':
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # importing albumentations would ask a server for its version
 
-import numpy as np
-import PIL.Image
-import PIL.ImageDraw
-import PIL.ImageOps
-import torch
-import torch.nn.functional as F
-import torch.utils.checkpoint
-from torch import nn
-from tqdm.auto import tqdm
-
-import albumentations as A
-import cv2
-import segmentation_models_pytorch as smp
+try:
+    import albumentations as A
+    import cv2
+    import numpy as np
+    import PIL.Image
+    import PIL.ImageDraw
+    import PIL.ImageOps
+    import segmentation_models_pytorch as smp
+    import torch
+    import torch.nn.functional as F
+    import torch.utils.checkpoint
+    from torch import nn
+    from tqdm.auto import tqdm
+except ModuleNotFoundError as error:
+    if __name__ != '__main__':
+        raise
+    sys.exit(f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
 log.addHandler(logging.NullHandler())
@@ -3024,7 +3030,8 @@ def prepare(config, sources):
     if is_demo:
         config = {**config, 'data': str(write_demo(Path('runs') / 'demo_data', 0))}
     data = inspect_data(config)
-    config = {**config, 'image_dtype': find_image_dtype(data, config)}
+    if config['image_dtype'] == 'auto':
+        config = {**config, 'image_dtype': find_image_dtype(data, config)}
     config, why = settle(config, hardware, data, is_demo)
     return config, device, hardware, precision, data, why
 
@@ -3623,6 +3630,332 @@ def draw_confusion(counts, names, path):
     buffer = io.BytesIO()
     figure.savefig(buffer, format='png', dpi=130)
     write_file(path, buffer.getvalue())
+
+
+# ======================================================================================
+# looking before training: memory by part, check
+# ======================================================================================
+
+
+def saved_bytes(model, images, target, loss_fn, dtype):
+    """Bytes that autograd keeps for the backward pass of one forward pass, and the largest single tensor of them.
+
+    Parameters and buffers are not counted; tensors that share storage count once. Works on fake tensors too, which
+    know autocast (meta tensors do not).
+    """
+    own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
+    kept = {}                                                          # storage -> tensor: alive, or ids would recur
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()._cdata
+        if storage not in own:
+            kept[storage] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = under_autocast(model, dtype)(images)
+        loss = loss_fn.losses(logits, target).sum()
+    sizes = [tensor.untyped_storage().nbytes() for tensor in kept.values()]
+    return sum(sizes), max(sizes, default=0), loss
+
+
+def estimate_memory(config, dtype):
+    """Bytes by part of one training step, from fake tensors: nothing is allocated and nothing computed.
+
+    workspace is a guess: twice the largest activation, for the gradients that flow through it.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode(), torch.random.fork_rng():
+        model = build_model({**config, 'encoder_weights': None}).train()
+        shape = (config['batch_size'], config['in_channels'], *config['image_size'])
+        images = torch.empty(shape, dtype=getattr(torch, config['image_dtype']))
+        target = torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
+        activations, largest, _ = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    states = {'sgd': 1, 'adam': 2, 'adamw': 2, 'rmsprop': 1, 'nadam': 2, 'radam': 2}.get(config['optimizer'].lower(), 2)
+    return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
+            'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations, 'workspace': 2 * largest}
+
+
+def describe_memory(parts):
+    """One line: every part and the sum, in MiB."""
+    return 'memory of one step, estimated: ' + ', '.join(f'{k} {v / 2**20:.0f}' for k, v in parts.items()) + \
+           f'; together {sum(parts.values()) / 2**20:.0f} MiB'
+
+
+def check(preset, overrides):
+    """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
+    config, sources, notes = resolve_config(preset, overrides)
+    config, device, hardware, precision, data, why = prepare(config, sources)
+    print('\n'.join(clean(line) for line in describe_data(data, config)))
+    decode_all(data, config)
+    train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
+    settle_statistics(config, train_data)
+    print('\nsettings:')
+    for key, value in config.items():
+        print(f'  {key:<28}{clean(repr(value)):<36}{why.get(key) or sources[key]}')
+    print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
+          f'{" with gradient scaler" if precision.needs_scaler else ""}, because {precision.reason}')
+    for note in [*notes, *precision.warnings]:
+        print('Note:', note)
+    build_class_weights(config, data.shares)
+    print(describe_memory(estimate_memory(config, precision.dtype)))
+    loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
+    begun, images = time.monotonic(), 0
+    for batch in loader:
+        images += len(batch['image'])
+        if images == len(batch['image']):
+            print(f'first batch: image {tuple(batch["image"].shape)} {batch["image"].dtype}, mask '
+                  f'{tuple(batch["mask"].shape)} with the classes {sorted(set(batch["mask"].unique().tolist()) - {IGNORE})}')
+        if time.monotonic() - begun > 5:
+            break
+    print(f'loading: {images / (time.monotonic() - begun):.0f} images/s with {config["num_workers"]} workers, uncached')
+    rows = []
+    for index in range(min(8, len(train_data))):
+        sample = train_data[(0, index)]
+        image, mask = sample['image'].permute(1, 2, 0).numpy(), sample['mask'].numpy()
+        rows.append((Path(train_data.name(index)).name, [viewable(image), colour_mask(mask, config['num_classes'])]))
+    path = Path('runs') / 'check' / 'samples.png'
+    sheet(rows, ['image as the network sees it', 'mask'], path)
+    print(f'what the network will see: {path}\nready: python train_unet.py ' + ' '.join(
+        [f'--preset {preset}'] * bool(preset) + [f'{k}="{v}"' if ' ' in str(v) else f'{k}={v}' for k, v in overrides.items()]))
+    return 0
+
+
+def decode_all(data, config):
+    """Decode every image, in threads. Raises DataError naming each that is broken."""
+    def broken(path):
+        try:
+            read_image(os.fsdecode(path), config)
+        except DataError as error:
+            return error.problems[0]
+
+    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        found = list(progress(pool.map(broken, data.pairs.images), len(data.pairs.images), 'Decoding every image'))
+    problems = [problem for problem in found if problem]
+    if problems:
+        raise DataError(shorten(problems), f'{len(problems)} of {len(found)} images cannot be used')
+
+
+# ======================================================================================
+# measuring: tune
+# ======================================================================================
+
+
+@dataclasses.dataclass
+class Candidate:
+    """One way to run a step, and what was measured of it."""
+    dtype: str
+    tf32: str
+    channels_last: bool
+    compiled: bool = False
+    state: TrainState = None
+    seconds: list = dataclasses.field(default_factory=list)
+    memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
+    compile_seconds: float = 0.0
+    unsafe: str = ''               # why it must not be recommended
+
+    @property
+    def name(self):
+        """As the table shows it."""
+        return ('TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype) + \
+            (', channels_last' if self.channels_last else '') + (', compiled' if self.compiled else '')
+
+    @property
+    def median(self):
+        """Seconds of a step."""
+        return float(np.median(self.seconds))
+
+
+def tune(preset, overrides, seconds=60.0):
+    """Measure every precision the hardware has with the real training step, and write the winner as a preset.
+
+    Interleaved rounds for about `seconds`, then the compiler on the winner. Nothing is kept but the preset file.
+    """
+    screen = ScreenHandler()
+    log.setLevel(logging.WARNING)
+    log.addHandler(screen)
+    try:
+        return run_tune(preset, overrides, seconds)
+    finally:
+        log.removeHandler(screen)
+
+
+def run_tune(preset, overrides, seconds):
+    """tune, with the log on the screen."""
+    config, sources, _ = resolve_config(preset, overrides)
+    config, device, hardware, precision, data, _ = prepare(config, sources)
+    dataset = SegmentationDataset(data, 'train', config, is_training=True)
+    settle_statistics(config, dataset)
+    loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
+    sampler = WindowSampler(len(dataset), config)
+    window, wait = load_window(dataset, sampler)
+    images = sum(batch_length(batch) for batch in window)
+    print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {config["image_size"][1]} x '
+          f'{config["image_size"][0]}, batch {config["batch_size"]} x {config["accumulation_steps"]}')
+    units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
+    for dtype in {'bfloat16', 'float16'} - set(units):
+        print(f'not measured: {dtype}, {hardware.name} has no units for it' +
+              (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
+    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units) + [(d, 'high') for d in units]
+    candidates = [Candidate(dtype, tf32, layout) for dtype, tf32 in kinds for layout in (False, True)]
+    numbers = examine_numbers(config, window, loss_fn, device, units)
+    for candidate in candidates:
+        prepare_candidate(candidate, config, device)
+        if candidate.dtype == 'float16' and numbers['peak'] > FLOAT16_MAX / 2:
+            candidate.unsafe = f'{numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
+    measure_rounds(candidates, window, loss_fn, config, seconds)
+    best = min((c for c in candidates if not c.unsafe), key=lambda c: c.median)
+    compiled = try_compiling(best, config, device, window, loss_fn)
+    print_tuning(candidates + [compiled] * (compiled is not None), images, wait, numbers)
+    return conclude_tuning(best, compiled, config, hardware, len(dataset), images, overrides)
+
+
+FLOAT16_MAX = 65504.0
+
+
+def load_window(dataset, sampler):
+    """The first window, and the seconds its loading took once the images were cached or in the page cache."""
+    for _ in range(2):
+        begun = time.monotonic()
+        window = [collate([dataset[(0, int(i))] for i in indices]) for indices in sampler.micro_batches(sampler.windows()[0])]
+    return window, time.monotonic() - begun
+
+
+def prepare_candidate(candidate, config, device):
+    """A fresh state for one candidate; all start from the same weights."""
+    seed_everything(config['seed'])
+    config = {**config, 'channels_last': candidate.channels_last}
+    candidate.state = build_state(build_model({**config, 'encoder_weights': None}), config,
+                                  Precision(candidate.dtype, candidate.tf32, ''), device)
+    set_learning_rate(candidate.state.optimizer, 1e-6)                 # measured steps should not learn anything wild
+
+
+def timed_step(candidate, window, loss_fn, config):
+    """Seconds of one real step, the device waited for."""
+    apply_tf32(candidate.tf32)
+    device = candidate.state.device
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    begun = time.perf_counter()
+    guarded_step(candidate.state, window, loss_fn, config)
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+        candidate.memory = torch.cuda.max_memory_allocated(device)
+    return time.perf_counter() - begun
+
+
+def measure_rounds(candidates, window, loss_fn, config, seconds):
+    """Interleaved rounds, so that a slow minute of the machine hits all alike: three at least, then until time is up."""
+    begun = time.monotonic()
+    for number in progress(itertools.count(), 20, 'Measuring'):
+        for candidate in candidates:
+            took = timed_step(candidate, window, loss_fn, config)
+            if number:                                                 # the first round warms up
+                candidate.seconds.append(took)
+        if number >= 3 and (time.monotonic() - begun > seconds or number >= 20):
+            break
+
+
+def try_compiling(best, config, device, window, loss_fn):
+    """The winner once more, compiled -> Candidate, or None where torch.compile does not work."""
+    compiled = dataclasses.replace(best, compiled=True, state=None, seconds=[], memory=0)
+    prepare_candidate(compiled, config, device)
+    print(f'compiling {best.name} ...', flush=True)
+    compiled.state.model.compile()
+    try:
+        compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
+        measure_rounds([best, compiled], window, loss_fn, config, 15)
+    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
+        print(f'torch.compile does not work here: {type(error).__name__}: {str(error).strip().splitlines()[0][:160]}')
+        return None
+    return compiled
+
+
+def examine_numbers(config, window, loss_fn, device, dtypes):
+    """How far each dtype is from float32 on this network and data -> the largest activation with its layer, and per
+    dtype the cosine and norm ratio of its gradient, and the share of gradient values float16 would lose unscaled."""
+    seed_everything(config['seed'])
+    model = build_model({**config, 'encoder_weights': None}).to(device).train()
+    peak = {}
+
+    def watch(name):
+        def hook(module, inputs, output):
+            if torch.is_tensor(output):
+                peak[name] = max(peak.get(name, 0.0), float(output.detach().abs().max()))
+        return hook
+
+    hooks = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name and not list(m.children())]
+    batch = to_device(window[0], device)
+
+    def gradient(dtype):
+        model.zero_grad(set_to_none=True)
+        losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
+        scale = config['init_scale'] if dtype == 'float16' else 1.0
+        (losses.mean() * scale).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double() / scale
+
+    truth = gradient('float32')
+    for hook in hooks:
+        hook.remove()
+    layer = max(peak, key=peak.get)
+    lost = float(((truth != 0) & (truth.abs() < 2.0 ** -25)).sum() / (truth != 0).sum().clamp_min(1))
+    numbers = {'peak': peak[layer], 'layer': layer, 'lost': lost, 'gradients': {}}
+    for dtype in dtypes:
+        other = gradient(dtype)
+        numbers['gradients'][dtype] = (float(F.cosine_similarity(truth, other, dim=0)), float(other.norm() / truth.norm()))
+    return numbers
+
+
+def print_tuning(candidates, images, wait, numbers):
+    """The table, then the numeric side."""
+    print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}{"waiting":>9}')
+    print(f'{"":<34}{"median":>9}{"float32":>9}{"memory":>10}{"for data":>9}')
+    base = candidates[0].median
+    for c in candidates:
+        memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
+        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}{wait / (wait + c.median):>8.1%}'
+              + (f'  UNSAFE: {c.unsafe}' if c.unsafe else ''))
+    print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, new weights')
+    print(f'largest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at 65,504); '
+          f'{numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
+    for dtype, (cosine, ratio) in numbers['gradients'].items():
+        print(f'gradient in {dtype} against float32: cosine {cosine:.5f}, norm ratio {ratio:.4f}')
+
+
+def conclude_tuning(best, compiled, config, hardware, count, images, overrides):
+    """What to use, which preset is refuted here, and the winner as a preset file -> exit code."""
+    winner, payback = best, math.inf
+    if compiled is not None:
+        saved = (best.median - compiled.median) * max(1, count // images)
+        payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
+        when = f'pays back after {payback} epochs' if saved > 0 else 'never pays back'
+        print(f'compiling took {compiled.compile_seconds:.0f} s and {when} of {count} images')
+        if payback < config['num_epochs']:
+            winner = compiled
+    if winner is best:
+        print(f'refuted here: preset fast asks for compile; it does not pay back within your {config["num_epochs"]} epochs')
+    settings = {'use_amp': winner.dtype != 'float32', 'amp_dtype': 'auto' if winner.dtype == 'float32' else winner.dtype,
+                'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last, 'compile_model': winner.compiled}
+    largest = largest_batch(config, winner, hardware)
+    print(f'largest batch_size that should fit into {hardware.memory / 2**30:.0f} GiB: {largest} (estimated)')
+    path = Path('runs') / 'tuned.py'
+    write_file(path, f'"""Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s."""\n'
+                     f'config = {pprint.pformat(settings, sort_dicts=False)}\n'.encode())
+    words = ' '.join(f'{k}={v}' for k, v in overrides.items())
+    print(f'best here: {winner.name}\nuse it with:  python train_unet.py --preset {path} {words}'.rstrip())
+    return 0
+
+
+def largest_batch(config, winner, hardware):
+    """The largest power of two whose estimated memory stays under 90 % of the device's."""
+    def fits(size):
+        return sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) < 0.9 * hardware.memory
+    size = 1
+    while size < 4096 and fits(2 * size):
+        size *= 2
+    return size
 
 
 # ======================================================================================
