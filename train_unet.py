@@ -34,6 +34,7 @@ The file, top to bottom:
     command line
 """
 import ast
+import base64
 import contextlib
 import copy
 import csv
@@ -41,6 +42,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import html
 import inspect
 import io
 import itertools
@@ -77,7 +79,8 @@ CONFIG = {
     'image_pattern': None,        # file names of the images, where suffixes differ: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
-    'val_fraction': 0.2,          # share held out for validation where no folder names a split
+    'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
+                                  # training images, which proves nothing but that the network can learn them
     'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
     'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
     'class_names': None,          # ['background', 'nucleus']; for the tables
@@ -173,7 +176,7 @@ RANGES = {
     'checkpoint_minutes': (0, 10**6), 'decoder_channels': (1, 4096), 'std': (0, 1e9), 'mean': (-1e9, 1e9),
     'class_weights': (0, 1e6),
 }
-ABOVE_ZERO = {'val_fraction', 'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
+ABOVE_ZERO = {'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
 LENGTHS = {'image_size': 2, 'decoder_channels': 5}
 SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_size', 'size': 'image_size',
                'workers': 'num_workers', 'wd': 'weight_decay', 'patience': 'early_stopping_patience',
@@ -764,8 +767,9 @@ class Pairs:
     notes: list                    # what was ignored
 
     def rows(self, split):
-        """Indices of one split, in the order of the file names."""
-        return np.flatnonzero(self.splits == SPLITS.index(split))
+        """Indices of one split, in the order of the file names; without validation images the training images."""
+        rows = np.flatnonzero(self.splits == SPLITS.index(split))
+        return self.rows('train') if split == 'val' and not len(rows) else rows
 
 
 def folder_words(name):
@@ -841,7 +845,7 @@ class Found:
 
 def collect(config, root):
     """All candidate files of a folder -> (images, masks, notes). Raises DataError where roles are not plain."""
-    images, masks, ignored = [], [], Counter()
+    images, masks, ignored = [], [], defaultdict(list)
     if config['images'] or config['masks']:
         if not (config['images'] and config['masks']):
             raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
@@ -856,7 +860,7 @@ def collect(config, root):
     for base, given, (folder, name) in found:
         stem, suffix = os.path.splitext(name)
         if suffix.lower() not in SUFFIXES:
-            ignored[suffix.lower() or name] += 1
+            ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
         place = places[given, folder]
         file = Found(os.path.join(root, base, folder, name), stem, place)
@@ -865,15 +869,17 @@ def collect(config, root):
         if not role and matches:
             role = next((r for r in ('mask', 'image') if matches.get(r)), 'image' if 'image' not in matches else '')
         if role in matches and not matches[role]:
-            ignored[f'not like {config[role + "_pattern"]}'] += 1
+            ignored[f'not like {config[role + "_pattern"]}'].append(name)
             continue
         if matches.get(role):
             file.stem = matches[role][1]
         {'image': images, 'mask': masks}.get(role, loose).append(file)
     if not sort_loose(loose, images, masks):
-        ignored.update(f'in {os.path.dirname(os.path.relpath(file.path, root)) or "the top folder"}, whose name is '
-                       f'neither of images nor of masks' for file in loose)
-    notes = [f'ignored {count} file{"s" * (count > 1)}: {what}' for what, count in sorted(ignored.items())]
+        for file in loose:
+            folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
+            ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
+    notes = [f'ignored {names[0]}' if len(names) == 1 else f'ignored {len(names)} files, {what}: {names[0]}, ...'
+             for what, names in sorted(ignored.items())]
     return images, masks, notes
 
 
@@ -1056,6 +1062,11 @@ def refuse_unpaired(pairs, images, masks, clashes, config):
     if problems or lonely:
         hints = [f'{len(pairs)} pairs were found. skip_unpaired=True leaves the others out;',
                  "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
+        folders = sorted({f.place.rest for f in [*images, *(pair[0] for pair in pairs)] if not f.place.kind})
+        if 1 < len(folders) <= 8 and '' not in folders:                # two kinds of images in folders of their own
+            mask = (masks or [pairs[0][1]] if pairs else masks)[0].place.kind
+            hints = [f'if only one of these folders holds the images type images="{folder}" masks="{mask}"'
+                     for folder in folders] + hints
         raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
     return []
 
@@ -1071,9 +1082,11 @@ def split_rest(splits, stems, config):
         match = re.search(pattern, stems[row]) if pattern else None
         groups.setdefault(match.group(match.lastindex or 0) if match else stems[row] if pattern else row, []).append(row)
     names = list(groups)
+    if config['val_fraction'] == 0:
+        return np.where(splits < 0, SPLITS.index('train'), splits)
     if len(names) < 2:
-        raise DataError(f'{len(pool)} image(s) in {len(names)} group(s) cannot be split into train and val; '
-                        f'at least 2 are needed')
+        raise DataError([f'{len(pool)} image(s) in {len(names)} group(s) cannot be split into train and val; '
+                         f'at least 2 are needed', 'val_fraction=0 validates on the training images'])
     order = np.random.default_rng(config['seed']).permutation(len(names))
     held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
     for position in order[:-1]:
@@ -1340,9 +1353,11 @@ def guess_coding(values, raw, palette, ignore, config):
         return Coding(None, 127, 2, f'0 and 255 with {noisy:.2%} of the pixels in between (JPEG noise or soft edges): '
                                     f'above 127 is foreground')
     highest = max(plain, default=0)
-    dense = len(plain) > 0.5 * (highest + 1)
-    if plain and plain[0] == 0 and highest < 255 and (palette and highest < 64 or dense) and len(plain) <= 200:
-        count = config['num_classes'] if config['num_classes'] != 'auto' else highest + 1
+    given = config['num_classes'] != 'auto'
+    dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1)
+    if plain and plain[0] == 0 and highest < 255 and len(plain) <= 200 and \
+            (highest < config['num_classes'] if given else palette and highest < 64 or dense):
+        count = config['num_classes'] if given else highest + 1
         if len(plain) <= 64 or raw_looks_like_classes(raw):
             said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
             return Coding({c: c for c in range(max(count, highest + 1))} | ignored, None, highest + 1,
@@ -1359,16 +1374,20 @@ def explain_values(values, raw, plain, special, total):
     """What was found, what it may be, and the line to type for each reading."""
     colours = [code for code in plain if code >= COLOUR]
     shown = ', '.join(f'{name_code(c)} ({values[c] / total:.2%}, {raw.get(c, raw.get(COLOUR + c * 0x010101, (0, 0)))[1]}'
-                      f' images)' for c in plain[:24]) + (f' and {len(plain) - 24} more' if len(plain) > 24 else '')
-    lines = [f'{len(plain)} values (share of pixels, images): {shown}']
+                      f' images)' for c in [*plain[:24], *sorted(special)])
+    shown += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
+    lines = [f'{len(values)} values (share of pixels, images): {shown}']
     if len(plain) > 64:
         lines += ['so many look like ids of objects (instance masks) or like noise. If every value but 0 is foreground '
                   "type mask_values=nonzero", "if bright is foreground type mask_values='>127'"]
     elif colours or len(plain) > 2:
-        table = {code: number for number, code in enumerate(plain)} | {code: IGNORE for code in special}
+        rare = {code for code in special if values[code] < 0.1 * total}    # a void label seldom covers more
+        table = {code: number for number, code in enumerate(sorted({*plain, *special} - rare))} | dict.fromkeys(rare, IGNORE)
         what = 'colours' if colours else 'values'
         lines += [f'if these {what} are the classes type mask_values={suggest(table)}',
                   '(255 after a colon means ignored; reorder as you like)']
+        if not colours and 0 <= plain[0] and plain[-1] < 255:
+            lines.append(f'if they are class numbers of which some do not occur type num_classes={plain[-1] + 1} or more')
     if len(plain) <= 64:
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
@@ -1469,8 +1488,9 @@ def scan(pairs, config):
     with contextlib.suppress(OSError):
         if fresh.keys() - cache.keys() or any(cache[k][0] != v[0] for k, v in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
-    if problems:
-        raise DataError(shorten(problems), f'{len(problems)} of {len(found)} images or masks cannot be used')
+    if problems and not (config['skip_broken'] and len(problems) < len(found)):
+        raise DataError([*shorten(problems), 'skip_broken=True leaves them out'],
+                        f'{len(problems)} of {len(found)} images or masks cannot be used')
     return [record for _, _, record in found]
 
 
@@ -1478,6 +1498,10 @@ def inspect_data(config):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs = find_pairs(config)
     records = scan(pairs, config)
+    sound = np.array(['problem' not in record for record in records])
+    left_out = [f'left out: {record["problem"]}' for record in records if 'problem' in record]
+    pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule, pairs.notes + shorten(left_out))
+    records = [record for record in records if 'problem' not in record]
     values, in_train = defaultdict(lambda: [0, 0]), Counter()
     for split, record in zip(pairs.splits, records):
         for code, pixels in record['codes'].items():
@@ -1490,6 +1514,8 @@ def inspect_data(config):
         shares[coding.encode(np.array([[code]]))[0, 0]] += pixels
     shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
     notes = list(pairs.notes)
+    if not np.any(pairs.splits == SPLITS.index('val')):
+        notes.append('no validation images: the training images are used, so the scores prove nothing')
     if coding.num_classes == 2 and shares[1] > 0.9:
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
                      f'If so type mask_values={suggest({0: 1, 255: 0} if 255 in values else {0: 1, 1: 0})}')
@@ -1565,7 +1591,10 @@ def draw_demo(number, size=160):
     return np.clip(image, 0, 255).astype(np.uint8), mask
 
 
-def write_demo(folder, seed, num_train=240, num_val=60):
+DEMO_FOLDER = Path('runs') / 'demo_data'
+
+
+def write_demo(folder, seed=0, num_train=240, num_val=60):
     """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
     done = folder / '.complete'
     if done.exists():
@@ -2439,8 +2468,8 @@ class TrainingDiverged(UserError):
     exit_code = 1
 
 
-class Rewind(BaseException):
-    """Internal: go back to the last checkpoint and continue with these changes. Not an error anyone may swallow."""
+class Rewind(Exception):
+    """Internal: go back to the last checkpoint and continue with these changes."""
 
     def __init__(self, event, **changes):
         super().__init__(event)
@@ -2948,6 +2977,14 @@ class Result:
     run_dir: Path
     stopped_by: int = 0            # number of the signal that ended the run early; 0: it ran to its end
 
+    def _repr_html_(self):
+        """In a notebook: the best score, the curves and the samples."""
+        pictures = [self.run_dir / name for name in ('curves.png', 'samples.png')]
+        shown = [base64.b64encode(path.read_bytes()).decode() for path in pictures if path.exists()]
+        score = ', '.join(f'{k} {self.best[k]:.4f}' for k in ('iou', 'dice', 'loss') if k in self.best)
+        return f'<p>{html.escape(str(self.run_dir))}: {score}</p>' + \
+            ''.join(f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
+
 
 def choose_run_dir(config):
     """A new folder runs/<data>-<number>, or the one that the config names."""
@@ -2977,10 +3014,15 @@ def find_resume(config):
     if config['run_dir'] != 'auto':
         folders = [Path(config['run_dir'])]
     else:
+        data = str(DEMO_FOLDER) if config['data'] == 'demo' else config['data']
         folders = sorted(Path('runs').glob('*-*/last.pt'), key=os.path.getmtime, reverse=True)
         folders = [p.parent for p in folders if (p.parent / 'config.py').is_file()
-                   and load_preset(p.parent / 'config.py').get('data') == config['data']]
-    return next((f for f in folders[:1] if (f / 'last.pt').exists() and (f / 'config.py').is_file()), None)
+                   and load_preset(p.parent / 'config.py').get('data') == data]
+    for folder in folders[:1]:
+        if (folder / 'last.pt').exists() and (folder / 'config.py').is_file():
+            if load_last(folder)[0]['epoch'] < load_preset(folder / 'config.py')['num_epochs']:
+                return folder
+    return None
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
@@ -3028,7 +3070,7 @@ def prepare(config, sources):
     precision = resolve_precision(config, hardware, typed)
     is_demo = config['data'] == 'demo'
     if is_demo:
-        config = {**config, 'data': str(write_demo(Path('runs') / 'demo_data', 0))}
+        config = {**config, 'data': str(write_demo(DEMO_FOLDER))}
     data = inspect_data(config)
     if config['image_dtype'] == 'auto':
         config = {**config, 'image_dtype': find_image_dtype(data, config)}
@@ -3147,7 +3189,9 @@ def run_training(config, sources, notes, run, model, loss_fn, train_data, val_da
         config, device, hardware, precision, data, why = prepare(config, sources)
     config['run_dir'], config['resume'] = str(run.folder), None
     seed_everything(config['seed'])
-    torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
+    if config['deterministic']:
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True, warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
@@ -3296,7 +3340,7 @@ def finish(state, val_data, loss_fn, config, run):
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
     except OSError as error:
         run.complain('pictures', error)
-    command = f'python {Path(sys.argv[0]).name}' if sys.argv[0].endswith('.py') else 'python train_unet.py'
+    command = f'python {Path(__file__).name}'
     if best:
         score = f'validation IoU {best["iou"]:.4f}, Dice {best["dice"]:.4f}' if 'iou' in best else f'loss {best["loss"]:.4f}'
         log.info('Best: epoch %d, %s', best['epoch'], score)
@@ -3564,9 +3608,17 @@ def evaluate_run(folder, overrides):
         wrong = float(1 - metrics['accuracy']) if own[0.5].sum() else 0.0
         per_image.append({'file': dataset.name(index), 'iou': metrics['iou'], 'wrong_pixels': wrong, 'index': index})
     best = max(counts, key=lambda level: (compute_metrics(counts[level])['iou'], -abs(level - 0.5)))
+    if config['num_classes'] == 2 and not overrides:
+        store_threshold(folder, best)
     metrics = compute_metrics(counts[0.5])
     tuned = compute_metrics(counts[best])
     return report(folder, model, config, dataset, split, dtype, per_image, metrics, tuned, best, counts[best])
+
+
+def store_threshold(folder, level):
+    """Write a tuned threshold into best.pt, where load and predict find it."""
+    path = Path(folder) / 'best.pt' if Path(folder).is_dir() else Path(folder)
+    save_checkpoint(path, load_checkpoint(path) | {'threshold': level})
 
 
 def report(folder, model, config, dataset, split, dtype, per_image, metrics, tuned, level, counts):
@@ -3580,7 +3632,8 @@ def report(folder, model, config, dataset, split, dtype, per_image, metrics, tun
         row = [metrics[f'{key}_per_class'][number] for key in ('iou', 'dice', 'precision', 'recall')]
         print(f'{name:<20}{row[0]:>8.3f}{row[1]:>8.3f}{row[2]:>11.3f}{row[3]:>8.3f}')
     if config['num_classes'] == 2:
-        print(f'best threshold on these images: {level:.2f} with IoU {tuned["iou"]:.4f} (tuned on the same images)')
+        print(f'best threshold on these images: {level:.2f} with IoU {tuned["iou"]:.4f} '
+              f'(tuned on the same images; predict uses it if they are the validation images of the run)')
     values = [row['iou'] for row in per_image if not math.isnan(row['iou'])]
     if values:
         print('IoU per image: ' + ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))

@@ -1,0 +1,498 @@
+"""Settings: words, presets, merging, validation, and how problems are told.
+
+Run: python -m pytest tests/test_config.py
+"""
+import ast
+import builtins
+import io
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tokenize
+
+import numpy as np
+import pytest
+from conftest import ROOT, TINY
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import train_unet
+from train_unet import CONFIG, FOREIGN, SHORT_NAMES, ConfigError
+from train_unet import load_preset, parse_command, parse_overrides, parse_value, resolve_config
+
+SOURCE = (ROOT / 'train_unet.py').read_text(encoding='utf-8')
+PRESETS = sorted((ROOT / 'configs').glob('*.py'))
+
+
+def resolved(preset=None, **overrides):
+    return resolve_config(preset, overrides)[0]
+
+
+def problems_of(preset=None, **overrides):
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(preset, overrides)
+    return caught.value.problems
+
+
+def write_preset(text, name='mine.py'):
+    """Write a preset into the working folder, which conftest makes a temporary one."""
+    with open(name, 'w', encoding='utf-8') as file:
+        file.write(text)
+    return name
+
+
+# --- words ---
+
+@pytest.mark.parametrize('text, value', [
+    ('8', 8), ('1e-3', 0.001), ('512x384', [512, 384]), ('none', None), ('None', None),
+    ('null', None), ('true', True), ('False', False), ('[1, 2]', [1, 2]), ('(1, 2)', [1, 2]),
+    ('{255: 1}', {255: 1}), ('data/set', 'data/set'), ('16-mixed', '16-mixed'), ('', ''),
+    ('[' * 300, '[' * 300), ('__import__("os")', '__import__("os")'),
+])
+def test_typed_values(text, value):
+    parsed = parse_value(text)
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+@pytest.mark.parametrize('words, overrides', [
+    (['num_epochs=5'], {'num_epochs': 5}),
+    (['--epochs', '5'], {'epochs': 5}),
+    (['--batch-size', '4'], {'batch_size': 4}),
+    (['--lr=1e-3'], {'lr': 0.001}),
+    (['--ignore-index', '-1'], {'ignore_index': -1}),
+    (['--deterministic'], {'deterministic': True}),
+    (['--deterministic', '--lr', '1'], {'deterministic': True, 'lr': 1}),
+    (['--deterministic', 'data=x'], {'deterministic': True, 'data': 'x'}),
+    (['data=s3://a?b=c'], {'data': 's3://a?b=c'}),
+])
+def test_typed_overrides(words, overrides):
+    assert parse_overrides(words) == (overrides, [])
+
+
+def test_words_that_are_no_settings_stay_apart():
+    open('a=b', 'w').close()
+    assert parse_overrides(['photo.jpg', 'runs/x=1/y', 'a=b']) == ({}, ['photo.jpg', 'runs/x=1/y',
+                                                                       'a=b'])
+
+
+def test_a_flag_of_predict_leaves_the_images_alone():
+    command = parse_command(['predict', 'runs/x', '--tta', 'photo.jpg'])
+    assert (command.paths, command.overrides) == (['runs/x', 'photo.jpg'], {'tta': True})
+
+
+def test_a_command_keeps_verb_paths_output_and_preset():
+    command = parse_command(['predict', 'runs/x', 'a.jpg', '-o', 'masks', '--preset', 'fast'])
+    assert (command.verb, command.paths, command.output, command.preset) == (
+        'predict', ['runs/x', 'a.jpg'], 'masks', 'fast')
+
+
+@pytest.mark.parametrize('alias', SHORT_NAMES)
+def test_short_names_reach_their_key(alias):
+    value = {'compile': True, 'arch': 'FPN', 'out': 'there', 'lr': 0.5, 'wd': 0.5}.get(alias, 16)
+    assert resolved(**{alias: value})[SHORT_NAMES[alias]] == value
+
+
+@pytest.mark.parametrize('key, text', [
+    ('run_dir', '2024_01_15'), ('data', '1e3'), ('images', '512x512'), ('masks', '1.10'),
+])
+def test_names_keep_their_spelling(key, text):
+    assert resolved(**parse_command([f'{key}={text}']).overrides)[key] == text
+
+
+@pytest.mark.parametrize('words', [['data=demo', '-o', 'there'], ['--preset='], ['preset=0']])
+def test_nothing_typed_is_dropped_in_silence(words):
+    with pytest.raises(ConfigError):
+        parse_command(words)
+
+
+# --- merging ---
+
+def test_later_layers_win():
+    path = write_preset("config = {'batch_size': 2, 'epochs': 7}")
+    config, sources, _ = resolve_config(path, {'num_epochs': 9})
+    keys = ('batch_size', 'num_epochs', 'seed')
+    assert [config[k] for k in keys] == [2, 9, CONFIG['seed']]
+    assert [sources[k] for k in keys] == [f"preset '{path}'", 'you', 'default']
+
+
+def test_merging_leaves_the_defaults_alone():
+    before = dict(CONFIG)
+    resolved(num_epochs=5, image_size=(64, 64))
+    assert CONFIG == before
+
+
+def test_the_defaults_are_valid():
+    assert resolved() == CONFIG
+
+
+# --- validation ---
+
+@pytest.mark.parametrize('key, value', [
+    ('learning_rate', 1), ('image_size', 512), ('image_size', [512, 384]), ('mask_values', '>127'),
+    ('mask_values', 'nonzero'), ('mask_values', {255: 1, '#ff0000': 2}), ('ignore_index', None),
+    ('device', 'cuda:3'), ('use_amp', 'auto'), ('num_classes', 255), ('class_weights', [1, 2.5]),
+    ('tf32_matmul_precision', None), ('mean', 0.5), ('mean', [0.5, 0.5, 0.5]),
+])
+def test_accepted(key, value):
+    assert resolved(**{key: value})[key] == value
+
+
+@pytest.mark.parametrize('key, value, told', [
+    ('batch_size', 0, 'at least 1'), ('batch_size', 2.5, 'whole number'),
+    ('batch_size', 'auto', 'whole number'), ('batch_size', True, 'whole number'),
+    ('learning_rate', 0, 'above 0'), ('learning_rate', float('nan'), 'above 0'),
+    ('num_classes', 1, 'at least 2'), ('val_fraction', 0, 'above 0'),
+    ('image_size', [512], '2 numbers'), ('image_size', [1.5, 2], 'whole numbers'),
+    ('image_size', ['a', 'b'], 'numbers only'), ('decoder_channels', [8] * 4, '5 numbers'),
+    ('mean', [], 'at least one'), ('class_weights', [float('inf')], 'at most'),
+    ('use_amp', 'yes', 'True or False'), ('data', '', 'not a usable text'),
+    ('images', 'a\0b', 'not a usable text'), ('device', 'gpu', 'cuda'),
+    ('device', 'cuda:0\n', 'cuda'), ('group_pattern', '(', 'regular expression'),
+    ('image_pattern', 'x.png', '{stem}'), ('mask_pattern', '{stem}{stem}', '{stem}'),
+    ('mask_values', {}, 'empty'), ('mask_values', 'white', 'nonzero'),
+    ('mask_values', {255: 256}, '0..254'), ('mask_values', {'red': 1}, '#ff0000'),
+    ('tf32_matmul_precision', 'exact', 'highest'),
+])
+def test_refused(key, value, told):
+    [problem] = problems_of(**{key: value})
+    assert problem.startswith(f'{key}={value!r}') and told in problem
+
+
+@pytest.mark.parametrize('key', ['size_policy', 'loss', 'tf32_matmul_precision'])
+def test_auto_is_refused_where_it_is_no_choice(key):
+    assert 'choose from' in problems_of(**{key: 'auto'})[0]
+
+
+def test_class_names_must_be_as_many_as_classes():
+    assert 'num_classes=3' in problems_of(class_names=['a', 'b'], num_classes=3)[0]
+
+
+def test_all_problems_are_told_at_once():
+    told = '\n'.join(problems_of(numepochs=5, batch_size=0, loss='dise', precision='17', lr='x'))
+    assert [word in told for word in ('numepochs', 'batch_size', 'dise', 'precision', 'learning')] \
+        == [True] * 5
+
+
+@pytest.mark.parametrize('words', [
+    ['train_data', 'batch_size=0'], ['--preset', 'fats', 'batch_size=0'],
+])
+def test_a_stray_word_or_preset_hides_no_other_problem(words):
+    with pytest.raises(ConfigError) as caught:
+        parse_command(words)
+    assert 'batch_size=0' in str(caught.value)
+
+
+@pytest.mark.parametrize('key, meant', [
+    ('numepochs', 'num_epochs'), ('batchsize', 'batch_size'), ('LR', 'lr'),
+    ('learning-rate', 'learning_rate'), ('amp_dytpe', 'amp_dtype'),
+])
+def test_unknown_keys_get_a_suggestion(key, meant):
+    assert f"did you mean '{meant}'?" in problems_of(**{key: 1})[0]
+
+
+def test_unknown_choices_and_presets_get_a_suggestion():
+    assert "did you mean 'dice'?" in problems_of(loss='dise')[0]
+    assert "did you mean 'fast'?" in problems_of('fats')[0]
+
+
+@pytest.mark.parametrize('key', ['hf_token', 'WANDB_API_KEY', 'password', 'slack_webhook'])
+def test_secrets_are_refused_and_not_repeated(key):
+    told = str(problems_of(**{key: 'hunter2'}))
+    assert 'secrets do not belong' in told and 'hunter2' not in told
+
+
+def test_terminal_escapes_are_made_visible():
+    assert '\x1b' not in str(ConfigError('\x1b[31mred'))
+
+
+# --- presets ---
+
+@pytest.mark.parametrize('path', PRESETS, ids=lambda p: p.stem)
+def test_shipped_preset_holds_only_known_keys_and_valid_values(path):
+    assert load_preset(path.stem) and set(load_preset(path.stem)) <= set(CONFIG)
+    assert resolved(path.stem).items() >= load_preset(path.stem).items()
+
+
+@pytest.mark.parametrize('path', PRESETS, ids=lambda p: p.stem)
+def test_shipped_preset_imports_as_a_module_too(path):
+    assert runpy.run_path(str(path))['config'] == load_preset(path)
+
+
+@pytest.mark.parametrize('text', [
+    "config = {'lr': __import__('os').mkdir('ran')}",
+    "import os\nos.mkdir('ran')\nconfig = {}",
+    "config = {'lr': 1}\nimport os\nos.mkdir('ran')",
+    "config = {k: __import__('os').mkdir('ran') for k in 'a'}",
+    "config = dict(lr=__import__('os').mkdir('ran'))",
+    "config = {'data': f'{__import__(\"os\").mkdir(\"ran\")}'}",
+    "if __import__('os').mkdir('ran') is None:\n    config = {}",
+    "def config():\n    pass",
+    "config = other = {}",
+    "config = {'lr': 1}\nconfig = {'lr': 2}",
+    "config = 5",
+    "config = {'a': 1",
+    "config = {'a': '\0'}",
+    "config = {'lr': %s1}" % ('-' * 3000),
+    "'only a docstring'",
+])
+def test_a_preset_with_more_than_one_literal_dict_is_refused_unexecuted(text):
+    with pytest.raises(ConfigError):
+        load_preset(write_preset(text))
+    assert not os.path.exists('ran')
+
+
+@pytest.mark.parametrize('name', ['nowhere', 'nowhere.py', '', 'a\0b', 'x' * 5000, '.py', True])
+def test_a_preset_that_is_not_there_is_a_config_error(name):
+    with pytest.raises(ConfigError):
+        load_preset(name)
+
+
+def test_a_preset_that_is_no_text_is_a_config_error(tmp_path):
+    (tmp_path / 'x.py').write_bytes(b'\xff\xfe\x00')
+    with pytest.raises(ConfigError):
+        load_preset('x.py')
+
+
+def test_problems_inside_a_preset_are_told_with_its_name():
+    path = write_preset("config = {'batchsize': 4}")
+    with pytest.raises(ConfigError, match=r"mine\.py(.|\n)*did you mean 'batch_size'"):
+        resolve_config(path)
+
+
+def test_config_text_round_trips():
+    config = resolved(data='a\'b"\\c\n\u00e4', image_size=[512, 384], lr=1.5e-7, num_epochs=3,
+                      mask_values={255: 1, '#ff0000': 2}, class_names=['x', 'y' * 200, 'z'])
+    path = write_preset(train_unet.config_text(config))
+    assert load_preset(path) == {k: v for k, v in config.items() if k not in ('run_dir', 'resume')}
+
+
+def test_the_config_of_a_run_is_a_preset_that_repeats_it(small_set):
+    config, sources, _ = resolve_config(None, {**TINY, 'data': str(small_set)})
+    settled = train_unet.prepare(config, sources)[0]
+    again = resolved(write_preset(train_unet.config_text(settled)))
+    assert again == {k: settled[k] for k in CONFIG}
+
+
+# --- words of other trainers ---
+
+@pytest.mark.parametrize('foreign, use_amp, amp_dtype', [
+    ({'precision': 'bf16-mixed'}, True, 'bfloat16'),
+    ({'precision': '16-mixed'}, True, 'float16'),
+    ({'precision': 16}, True, 'float16'),
+    ({'precision': '32-true'}, False, 'auto'),
+    ({'precision': 32}, False, 'auto'),
+    ({'precision_type': 'fp16'}, True, 'float16'),
+    ({'precision_type': 'FP32'}, False, 'auto'),
+    ({'mixed_precision': True}, True, 'auto'),
+    ({'mixed_precision': 'no'}, False, 'auto'),
+    ({'mixed_precision': 'bf16'}, True, 'bfloat16'),
+    ({'amp': False}, False, 'auto'),
+    ({'fp16': True}, True, 'float16'),
+    ({'bf16': True}, True, 'bfloat16'),
+    ({'bf16': False}, 'auto', 'auto'),
+    ({'fp16': False, 'bf16': True}, True, 'bfloat16'),
+    ({'precision': '16', 'amp_dtype': 'float16'}, True, 'float16'),
+    ({'training.mixed_precision.enabled': True}, True, 'auto'),
+    ({'training.mixed_precision.dtype': 'bfloat16'}, 'auto', 'bfloat16'),
+    ({'training.mixed_precision.enabled': True, 'training.mixed_precision.dtype': 'bfloat16'},
+     True, 'bfloat16'),
+])
+def test_foreign_words_are_understood(foreign, use_amp, amp_dtype):
+    config = resolved(**foreign)
+    assert (config['use_amp'], config['amp_dtype']) == (use_amp, amp_dtype)
+
+
+def test_foreign_words_are_understood_as_typed():
+    words = ['--training.mixed_precision.enabled=true', 'training.mixed_precision.dtype=bfloat16']
+    config = resolved(**parse_command(words).overrides)
+    assert (config['use_amp'], config['amp_dtype']) == (True, 'bfloat16')
+
+
+def test_foreign_words_override_a_preset():
+    assert resolved('stable', bf16=True)['use_amp'] is True
+
+
+@pytest.mark.parametrize('foreign, notes', [
+    ({'precision': 'bf16-mixed'}, ["precision=bf16-mixed is understood as use_amp=True",
+                                   "precision=bf16-mixed is understood as amp_dtype='bfloat16'"]),
+    ({'amp': True, 'use_amp': True}, ['amp=True is understood as use_amp=True']),
+])
+def test_a_translation_is_told(foreign, notes):
+    assert resolve_config(None, foreign)[2] == notes
+
+
+@pytest.mark.parametrize('foreign', [
+    {'fp16': True, 'bf16': True},
+    {'precision': '16-mixed', 'amp_dtype': 'bfloat16'},
+    {'precision': '32-true', 'bf16': True},
+    {'precision': '32-true', 'use_amp': True},
+    {'mixed_precision': False, 'fp16': True},
+    {'amp': True, 'use_amp': False},
+    {'bf16': True, 'use_amp': False},
+    {'training.mixed_precision.enabled': False, 'training.mixed_precision.dtype': 'bfloat16'},
+])
+def test_contradictions_are_told_once_and_name_both_words(foreign):
+    [problem] = problems_of(**foreign)
+    assert 'contradict' in problem
+    assert all(key in problem or key.endswith('enabled') for key in foreign)
+
+
+@pytest.mark.parametrize('key', FOREIGN)
+def test_an_unknown_foreign_value_names_the_choices(key):
+    assert f'choose from {", ".join(FOREIGN[key])}' in problems_of(**{key: 'fp8'})[0]
+
+
+# --- whatever is given: a config or a ConfigError ---
+
+@pytest.mark.parametrize('overrides', [
+    {'use_amp': [1], 'bf16': True},
+    {'amp_dtype': {}, 'bf16': True},
+    {'batch_size': 10 ** 5000},
+    {'mask_values': {1: 10 ** 5000}},
+    {'precision': 10 ** 5000},
+    {'group_pattern': '(' * 5000},
+    {'group_pattern': 'a{99999999999999999999}'},
+    {'mean': np.array([1.0, 2.0, 3.0])},
+    {'class_names': np.array(['a', 'b'])},
+], ids=lambda o: '+'.join(o))
+def test_awkward_values_are_config_errors(overrides):
+    assert problems_of(**overrides)
+
+
+HUGE = [10 ** 400, -10 ** 400, 2 ** 64]   # Hypothesis cannot print more than 4,300 digits
+TEXTS = ['', 'auto', 'a\0b', 'a\nb', '\x1b[0m', '\ud800', '(' * 5000, 'cuda:', '#ff0000', '>1',
+         '{stem}', 'float16', 'bfloat16', '32']
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+                   st.binary(max_size=3), st.complex_numbers(), st.just(...),
+                   st.sampled_from(HUGE), st.sampled_from(TEXTS))
+HASHABLE = st.one_of(st.integers(), st.text(max_size=8), st.none(), st.tuples(st.floats()))
+VALUES = st.recursive(LEAVES, lambda inner: st.one_of(
+    st.lists(inner, max_size=3), st.tuples(inner), st.dictionaries(HASHABLE, inner, max_size=3)),
+    max_leaves=6)
+KEYS = st.sampled_from([*CONFIG, *SHORT_NAMES, *FOREIGN]) | st.text(max_size=12)
+FUZZ = settings(max_examples=1000, deadline=None, derandomize=True, database=None,
+                suppress_health_check=list(HealthCheck))
+
+
+@FUZZ
+@given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=4))
+def test_random_overrides_give_a_config_or_a_config_error(overrides):
+    try:
+        config = resolve_config(None, overrides)[0]
+    except ConfigError as error:
+        assert error.problems
+    else:
+        assert list(config) == list(CONFIG)
+
+
+TYPED = st.one_of(st.text(max_size=20), st.sampled_from([
+    '1' * 5000 + 'x1', '0x' + 'f' * 5000, '[' * 5000, '-' * 5000 + '1', '1e999', 'a\0b', '[1]',
+    '{}', '{1: [2]}', '{[1]: 2}', '1+2j', "b'x'", '...', '-1', '8', 'true', 'auto', 'none']))
+WORDS = st.one_of(TYPED, st.tuples(st.sampled_from(['', '--']), KEYS, TYPED).map(
+    lambda t: f'{t[0]}{t[1]}={t[2]}'), KEYS.map('--{}'.format))
+
+
+@FUZZ
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_random_words_give_a_command_or_a_config_error(words):
+    try:
+        command = parse_command(words)
+    except ConfigError as error:
+        assert error.problems
+    else:
+        assert command.verb in train_unet.COMMANDS
+
+
+# --- the real command ---
+
+@pytest.fixture
+def command_line(tmp_path):
+    """Run the script in a process where importing torch ends it at once with exit code 77."""
+    (tmp_path / 'stub').mkdir()
+    (tmp_path / 'stub' / 'torch.py').write_text('raise SystemExit(77)')
+    env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'stub')}
+    return lambda *words: subprocess.run([sys.executable, ROOT / 'train_unet.py', *words], env=env,
+                                         capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize('words, told', [
+    (['numepochs=5', 'batch_size=0'], "did you mean 'num_epochs'?"),
+    (['--preset', 'fats'], "did you mean 'fast'?"),
+    (['predict', 'runs/x'], 'needs a run folder and images'),
+    (['chek'], "did you mean 'check'?"),
+    (['use_amp=[1]', 'bf16=true'], 'use_amp'),
+])
+def test_wrong_settings_exit_2_without_traceback_or_torch(command_line, words, told):
+    done = command_line(*words)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert told in done.stderr and 'Traceback' not in done.stderr
+
+
+def test_right_settings_go_on_to_torch(command_line):
+    assert command_line('num_epochs=5').returncode == 77
+
+
+def test_help_names_every_key_command_and_preset_without_torch(command_line):
+    done = command_line('--help')
+    assert done.returncode == 0
+    wanted = [f'{key}={value!r}' for key, value in CONFIG.items()]
+    wanted += [*train_unet.COMMANDS, *(path.stem for path in PRESETS)]
+    assert [word for word in wanted if word not in done.stdout] == []
+
+
+# --- the source ---
+
+def caught_types():
+    """(line, expression) of everything that train_unet.py catches or suppresses."""
+    for node in ast.walk(ast.parse(SOURCE)):
+        if isinstance(node, ast.ExceptHandler):
+            yield node.lineno, node.type
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith('suppress'):
+            yield from ((node.lineno, arg) for arg in node.args)
+
+
+def names_everything(expression):
+    """Whether an except clause is bare or holds Exception or BaseException, by itself or in a
+    tuple of the module."""
+    if expression is None:
+        return True
+    names = [node.id for node in ast.walk(expression) if isinstance(node, ast.Name)]
+    types = []
+    for name in names:
+        found = getattr(train_unet, name, getattr(builtins, name, None))
+        types += found if isinstance(found, tuple) else [found]
+    return Exception in types or BaseException in types
+
+
+def test_no_handler_catches_everything():
+    caught = list(caught_types())
+    assert len(caught) > 20
+    assert [line for line, expression in caught if names_everything(expression)] == []
+
+
+def test_every_key_has_a_comment_on_its_line():
+    [table] = [node.value for node in ast.parse(SOURCE).body if isinstance(node, ast.Assign)
+               and ast.unparse(node.targets[0]) == 'CONFIG']
+    tokens = tokenize.generate_tokens(io.StringIO(SOURCE).readline)
+    commented = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+    assert [key.value for key in table.keys if key.lineno not in commented] == []
+
+
+@pytest.mark.parametrize('table', ['TYPES', 'CHOICES', 'RANGES', 'LENGTHS', 'ABOVE_ZERO'])
+def test_tables_name_only_keys_of_config(table):
+    assert set(getattr(train_unet, table)) <= set(CONFIG)
+
+
+def test_short_and_foreign_names_do_not_hide_a_key():
+    assert set(SHORT_NAMES.values()) <= set(CONFIG)
+    assert not (set(SHORT_NAMES) | set(FOREIGN)) & set(CONFIG)
+
+
+def test_script_header_and_requirements_name_the_same_packages():
+    header = re.search(r'(?m)^# /// script$(.*?)^# ///$', SOURCE, re.DOTALL)[1]
+    in_script = ast.literal_eval(re.search(r'# dependencies = (\[.*?\])', header)[1])
+    lines = (ROOT / 'requirements.txt').read_text().splitlines()
+    required = [line.split('#')[0].strip() for line in lines]
+    assert sorted(in_script) == sorted(filter(None, required))
