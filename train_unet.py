@@ -1754,7 +1754,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        sample = {'index': index}
+        sample = {'index': index, 'broken': False}
         try:
             if self.is_training:
                 image, mask = self.read_resized(index) if self.is_resized else self.read(index)
@@ -1766,7 +1766,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         except DataError as error:
             if not (self.config['skip_broken'] and self.is_training):
                 raise
-            log.warning('left out: %s', error.problems[0])             # an image of ignored pixels has no loss
+            log.warning('left out: %s', error.problems[0])
+            sample['broken'] = True                                    # an image of ignored pixels has no loss
             image = np.zeros((self.height, self.width, self.config['in_channels']), np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
         if self.augmentation is not None:
@@ -2327,8 +2328,10 @@ class TrainState:
     history: list = dataclasses.field(default_factory=list)
     totals: dict = dataclasses.field(default_factory=dict)    # of the running epoch, on the device
     bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
+    left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
 
-    PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad')
+    PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
+             'left_out')
 
     @property
     def device(self):
@@ -2751,10 +2754,13 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     device = next(model.parameters()).device
     forward = under_autocast(model, dtype)
     loss, images, counts = torch.zeros((), device=device), 0, None
-    for batch in progress(loader, len(loader), description):
+    bar = progress(loader, len(loader), description)
+    for number, batch in enumerate(bar):
         losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
         loss, images = loss + losses.sum(), images + len(losses)
         counts = extra if counts is None else counts + extra
+        if number % 10 == 0 and not bar.disable:
+            bar.set_postfix(show_numbers(loss / images, counts), refresh=False)
         if stop():
             return None
     metrics = compute_metrics(counts) | {'confusion': counts.tolist()} if counts is not None else {}
@@ -2879,10 +2885,13 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     for window in bar:
         set_learning_rate(state.optimizer, lr_at_step(state.step, total_steps, config))
         result = guarded_step(state, window, loss_fn, config)
+        for name in broken_files(window, name_of):
+            state.left_out[name] = state.left_out.get(name, 0) + 1
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
             look(state, window, loss_fn, config, hardware, name_of, run.folder)
-            bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
+            if not bar.disable:
+                bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
         if run.stopped_by:
             run.save(state, config)
             return False
@@ -2893,11 +2902,21 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     return True
 
 
+def broken_files(window, name_of):
+    """Names of the files of a window that could not be read and were left out (skip_broken)."""
+    return [name_of(batch, i) for batch in window if isinstance(batch, dict) and 'broken' in batch
+            for i in batch['broken'].nonzero().flatten().tolist()]
+
+
+def show_numbers(loss, counts):
+    """Loss and running IoU for a bar."""
+    iou = {'IoU': f'{compute_metrics(counts)["iou"]:.3f}'} if counts is not None else {}
+    return {'loss': f'{float(loss):.3f}', **iou}
+
+
 def live_numbers(state, speed):
     """What the bar shows; reading it waits for the device, so it is asked for every few steps."""
-    numbers = {'loss': f'{float(state.totals["loss"]) / max(1.0, float(state.totals["images"])):.3f}'}
-    if 'counts' in state.totals:
-        numbers['IoU'] = f'{compute_metrics(state.totals["counts"])["iou"]:.3f}'
+    numbers = show_numbers(state.totals['loss'] / state.totals['images'].clamp_min(1), state.totals.get('counts'))
     numbers |= {'lr': f'{state.optimizer.param_groups[0]["lr"]:.1e}', 'images/s': f'{speed:.1f}', 'in': state.dtype}
     if state.device.type == 'cuda':
         numbers['GiB'] = f'{torch.cuda.max_memory_allocated(state.device) / 2**30:.1f}'
@@ -3347,6 +3366,8 @@ def finish(state, val_data, loss_fn, config, run):
         if len(best.get('iou_per_class', [])) > 2:
             for name, iou, dice in zip(class_names(config, config['num_classes']), best['iou_per_class'], best['dice_per_class']):
                 log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
+    for name, times in state.left_out.items():
+        log.warning('left out %d times, because it could not be read: %s', times, name)
     log.info('Everything is in %s: best.pt, last.pt, config.py, history.csv, curves.png, samples.png, log.txt', run.folder)
     if run.stopped_by:
         log.info('Stopped by %s. Continue with:  %s resume=%s', signal.Signals(run.stopped_by).name, command, run.folder)
@@ -3852,16 +3873,16 @@ def run_tune(preset, overrides, seconds):
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units) + [(d, 'high') for d in units]
     candidates = [Candidate(dtype, tf32, layout) for dtype, tf32 in kinds for layout in (False, True)]
-    numbers = examine_numbers(config, window, loss_fn, device, units)
+    seed_everything(config['seed'])
+    numbers = examine_numbers(build_model({**config, 'encoder_weights': None}).to(device), config, window, loss_fn, units)
     for candidate in candidates:
         prepare_candidate(candidate, config, device)
-        if candidate.dtype == 'float16' and numbers['peak'] > FLOAT16_MAX / 2:
-            candidate.unsafe = f'{numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
+        candidate.unsafe = judge_float16(numbers) if candidate.dtype == 'float16' else ''
     measure_rounds(candidates, window, loss_fn, config, seconds)
     best = min((c for c in candidates if not c.unsafe), key=lambda c: c.median)
     compiled = try_compiling(best, config, device, window, loss_fn)
     print_tuning(candidates + [compiled] * (compiled is not None), images, wait, numbers)
-    return conclude_tuning(best, compiled, config, hardware, len(dataset), images, overrides)
+    return conclude_tuning(best, compiled, config, hardware, len(dataset), window, loss_fn, overrides)
 
 
 FLOAT16_MAX = 65504.0
@@ -3926,11 +3947,10 @@ def try_compiling(best, config, device, window, loss_fn):
     return compiled
 
 
-def examine_numbers(config, window, loss_fn, device, dtypes):
+def examine_numbers(model, config, window, loss_fn, dtypes):
     """How far each dtype is from float32 on this network and data -> the largest activation with its layer, and per
     dtype the cosine and norm ratio of its gradient, and the share of gradient values float16 would lose unscaled."""
-    seed_everything(config['seed'])
-    model = build_model({**config, 'encoder_weights': None}).to(device).train()
+    model.train()
     peak = {}
 
     def watch(name):
@@ -3940,7 +3960,7 @@ def examine_numbers(config, window, loss_fn, device, dtypes):
         return hook
 
     hooks = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name and not list(m.children())]
-    batch = to_device(window[0], device)
+    batch = to_device(window[0], next(model.parameters()).device)
 
     def gradient(dtype):
         model.zero_grad(set_to_none=True)
@@ -3961,6 +3981,13 @@ def examine_numbers(config, window, loss_fn, device, dtypes):
     return numbers
 
 
+def judge_float16(numbers):
+    """Why float16 is unsafe for this network: an activation above half of what float16 can hold. '' if it is safe."""
+    if numbers['peak'] <= FLOAT16_MAX / 2:
+        return ''
+    return f'float16 is unsafe here: {numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
+
+
 def print_tuning(candidates, images, wait, numbers):
     """The table, then the numeric side."""
     print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}{"waiting":>9}')
@@ -3969,17 +3996,19 @@ def print_tuning(candidates, images, wait, numbers):
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
         print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}{wait / (wait + c.median):>8.1%}'
-              + (f'  UNSAFE: {c.unsafe}' if c.unsafe else ''))
+              + (f'  {c.unsafe}' if c.unsafe else ''))
     print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, new weights')
     print(f'largest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at 65,504); '
           f'{numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
+    if judge_float16(numbers):
+        print(judge_float16(numbers))
     for dtype, (cosine, ratio) in numbers['gradients'].items():
         print(f'gradient in {dtype} against float32: cosine {cosine:.5f}, norm ratio {ratio:.4f}')
 
 
-def conclude_tuning(best, compiled, config, hardware, count, images, overrides):
+def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, overrides):
     """What to use, which preset is refuted here, and the winner as a preset file -> exit code."""
-    winner, payback = best, math.inf
+    winner, payback, images = best, math.inf, sum(batch_length(batch) for batch in window)
     if compiled is not None:
         saved = (best.median - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
@@ -3991,8 +4020,10 @@ def conclude_tuning(best, compiled, config, hardware, count, images, overrides):
         print(f'refuted here: preset fast asks for compile; it does not pay back within your {config["num_epochs"]} epochs')
     settings = {'use_amp': winner.dtype != 'float32', 'amp_dtype': 'auto' if winner.dtype == 'float32' else winner.dtype,
                 'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last, 'compile_model': winner.compiled}
-    largest = largest_batch(config, winner, hardware)
-    print(f'largest batch_size that should fit into {hardware.memory / 2**30:.0f} GiB: {largest} (estimated)')
+    print(describe_memory(estimate_memory(config, winner.dtype)) +
+          (f'; measured peak {winner.memory / 2**20:.0f} MiB' if winner.memory else ''))
+    largest, how = largest_batch(config, winner, hardware, window, loss_fn)
+    print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {largest} ({how})')
     path = Path('runs') / 'tuned.py'
     write_file(path, f'"""Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s."""\n'
                      f'config = {pprint.pformat(settings, sort_dicts=False)}\n'.encode())
@@ -4001,14 +4032,28 @@ def conclude_tuning(best, compiled, config, hardware, count, images, overrides):
     return 0
 
 
-def largest_batch(config, winner, hardware):
-    """The largest power of two whose estimated memory stays under 90 % of the device's."""
+def largest_batch(config, winner, hardware, window, loss_fn):
+    """The largest power of two that fits, and how that is known: tried on a GPU, estimated for 90 % of a CPU's memory."""
     def fits(size):
-        return sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) < 0.9 * hardware.memory
+        if hardware.kind == 'cpu':
+            return sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) < 0.9 * hardware.memory
+        first = split_batch(window[0], 1)[0]
+        batch = {key: torch.cat([first[key]] * size) for key in ('image', 'mask')}
+        winner.state.batch_size = size
+        try:
+            train_step(winner.state, [batch], loss_fn, config)
+            return True
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        winner.state.optimizer.zero_grad(set_to_none=True)             # outside the except block: it held the tensors
+        torch.cuda.empty_cache()
+        return False
+
     size = 1
     while size < 4096 and fits(2 * size):
         size *= 2
-    return size
+    return size, 'estimated' if hardware.kind == 'cpu' else 'tried'
 
 
 # ======================================================================================

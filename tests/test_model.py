@@ -1,0 +1,390 @@
+"""Network, loss, metrics, and the way from scores to a mask.   python -m pytest tests/test_model.py"""
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import train_unet as tu
+
+BASE = {**tu.CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [16, 12, 8, 8, 8], 'num_classes': 2,
+        'mean': [0.0], 'std': [1.0], 'image_dtype': 'uint8', 'image_size': [32, 32]}
+IGNORED = 255                                                            # the value of an ignored pixel
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny networks are fastest with one thread, above all where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(**changes):
+    return tu.build_model({**BASE, **changes})
+
+
+def pictures(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def loss_of(**changes):
+    return tu.SegmentationLoss({**BASE, **changes}, changes.get('class_weights'))
+
+
+def dtypes_of_outputs(module, kind):
+    """A list that collects the dtype of every output of the submodules of a kind."""
+    seen = []
+    for part in module.modules():
+        if isinstance(part, kind):
+            part.register_forward_hook(lambda m, inputs, output: seen.append(output.dtype))
+    return seen
+
+
+# --- the network ---
+
+@pytest.mark.parametrize('architecture', ['Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'DeepLabV3',
+                                          'DeepLabV3Plus', 'UPerNet', 'Segformer'])
+@pytest.mark.parametrize('in_channels', [1, 3, 5])
+def test_any_architecture_takes_uint8_of_odd_size_and_gives_float32_logits(architecture, in_channels):
+    model = build(architecture=architecture, in_channels=in_channels, num_classes=4).eval()
+    logits = model(pictures(2, in_channels, 33, 47))
+    assert logits.shape == (2, 4, 33, 47)
+    assert logits.dtype == torch.float32
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize('architecture, encoder', [('Segformer', 'mit_b0'), ('unet', 'resnet18'),
+                                                   ('DeepLabV3Plus', 'resnet18')])
+def test_encoders_of_smp_and_names_in_lower_case(architecture, encoder):
+    assert build(architecture=architecture, encoder=encoder).eval()(pictures(1, 3, 40, 32)).shape == (1, 1, 40, 32)
+
+
+@pytest.mark.parametrize('num_classes, outputs', [(2, 1), (3, 3)])
+def test_two_classes_have_one_output(num_classes, outputs):
+    assert build(num_classes=num_classes).eval()(pictures(1, 3, 32, 32)).shape[1] == outputs
+
+
+def test_the_network_sees_normalised_channels_padded_with_the_mean():
+    model = build(mean=[1.0, 2.0, 3.0], std=[2.0, 4.0, 5.0]).eval()
+    seen = []
+    model.network.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0]))
+    images = pictures(1, 3, 33, 20)
+    model(images)
+    by_hand = (images.double() - torch.tensor([1, 2, 3]).view(3, 1, 1)) / torch.tensor([2, 4, 5]).view(3, 1, 1)
+    assert seen[0].shape == (1, 3, 64, 32)
+    assert torch.allclose(seen[0][..., :33, :20].double(), by_hand)
+    assert seen[0][..., 33:, :].abs().max() == 0 and seen[0][..., 20:].abs().max() == 0
+
+
+def test_padding_is_taken_off_where_it_was_put_on():
+    model, images = build().eval(), pictures(2, 3, 33, 47)
+    whole = model(F.pad(images, (0, 17, 0, 31)))
+    assert torch.equal(model(images), whole[..., :33, :47])
+
+
+@pytest.mark.parametrize('changes, told', [
+    ({'architecture': 'Unett'}, "did you mean 'Unet'"),
+    ({'architecture': 'deeplabv3+'}, "did you mean 'DeepLabV3"),
+    ({'encoder': 'resnett18'}, "did you mean 'resnet18'"),
+    ({'encoder': 'tu-nonsense'}, 'nonsense'),
+    ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),
+    ({'architecture': 'Linknet', 'encoder': 'mit_b0'}, 'mit_b0'),
+    ({'encoder': 'resnet18', 'encoder_weights': 'imagnet'}, "did you mean 'imagenet'"),
+])
+def test_a_network_that_does_not_exist_is_a_config_error_that_helps(changes, told):
+    with pytest.raises(tu.ConfigError) as error:
+        build(**changes)
+    assert told in str(error.value)
+
+
+# --- keep_float32 and activation_checkpointing ---
+
+@pytest.mark.parametrize('name', ['segmentation_head', 'encoder', 'decoder'])
+@pytest.mark.parametrize('copied', [False, True], ids=['itself', 'its copy'])
+def test_keep_float32_keeps_one_module_out_of_autocast(name, copied):
+    model = build(keep_float32=name)
+    model = (copy.deepcopy(model) if copied else model).eval()
+    kept = tu.find_module(model.network, name)
+    others = nn.ModuleList(child for child in model.network.children() if child is not kept)
+    inside, outside = dtypes_of_outputs(kept, nn.Conv2d), dtypes_of_outputs(others, nn.Conv2d)
+    tu.under_autocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
+    assert set(inside) == {torch.float32}
+    assert set(outside) == {torch.bfloat16}
+
+
+def test_keep_float32_changes_no_key_and_no_number_in_float32():
+    plain, kept = build(), build(keep_float32='segmentation_head')
+    kept.load_state_dict(plain.state_dict())
+    images = pictures(2, 3, 32, 32)
+    assert torch.equal(plain.eval()(images), kept.eval()(images))
+
+
+NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'resnet18', 'architecture': 'UnetPlusPlus'},
+            {'encoder': 'resnet18', 'architecture': 'FPN'}, {'encoder': 'resnet18', 'architecture': 'DeepLabV3Plus'},
+            {'encoder': 'mit_b0', 'architecture': 'Segformer'}, {'encoder': 'mobilenet_v2'},
+            {'encoder': 'efficientnet-b0'}, {'encoder': 'tu-test_resnet'}, {'encoder': 'tu-test_efficientnet'}]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('changes', [*NETWORKS, {'encoder': 'resnet18', 'keep_float32': 'segmentation_head'}], ids=str)
+def test_activation_checkpointing_changes_no_gradient_and_no_statistic(changes, dtype):
+    plain, saving = build(**changes), build(activation_checkpointing=True, **changes)
+    saving.load_state_dict(plain.state_dict())
+    images = pictures(2, 3, 64, 64)
+    for model in (plain, saving):
+        torch.manual_seed(1)                                           # of dropout
+        tu.under_autocast(model.train(), dtype)(images).square().mean().backward()
+    gradients = [{key: p.grad for key, p in m.named_parameters() if p.grad is not None} for m in (plain, saving)]
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(a, b) for a, b in zip(*(g.values() for g in gradients)))
+    for (key, a), b in zip(plain.state_dict().items(), saving.state_dict().values()):
+        assert torch.equal(a, b), key                                  # running statistics and their counters among them
+
+
+@pytest.mark.parametrize('changes', NETWORKS, ids=str)
+def test_activation_checkpointing_recomputes_most_of_the_encoder(changes):
+    model = build(activation_checkpointing=True, **changes).train()
+    count = dtypes_of_outputs(model.network.encoder, nn.Conv2d)
+    logits, forward = model(pictures(2, 3, 64, 64)), len(count)
+    logits.mean().backward()
+    assert len(count) > 1.7 * forward
+
+
+def test_activation_checkpointing_computes_once_where_no_gradient_is_wanted():
+    model = build(encoder='resnet18', activation_checkpointing=True).train()
+    count = dtypes_of_outputs(model.network.encoder, nn.Conv2d)
+    with torch.no_grad():
+        model(pictures(2, 3, 64, 64))
+    assert len(count) == sum(isinstance(m, nn.Conv2d) for m in model.network.encoder.modules())
+
+
+# --- the loss ---
+
+LOSSES = ['ce', 'dice', 'focal', 'ce+dice', 'focal+dice']
+
+
+@pytest.mark.parametrize('kind, expected', [
+    ('ce', math.log(2)), ('focal', 0.25 * math.log(2)),
+    ('dice', 1 - (2 * 0.5 + 1) / (1.5 + 1 + 1)), ('ce+dice', math.log(2) + 1 - 2 / 3.5)])
+def test_binary_loss_by_hand(kind, expected):
+    target = torch.tensor([[[1, 0], [IGNORED, 0]]])                      # logits 0: every probability is a half
+    assert loss_of(loss=kind).losses(torch.zeros(1, 1, 2, 2), target).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize('kind, expected', [
+    ('ce', math.log(4)), ('focal', 0.75 ** 2 * math.log(4)),
+    ('dice', 1 - ((0.5 * 2 + 1) / (0.75 + 2 + 1) + (0.25 * 2 + 1) / (0.75 + 1 + 1)) / 2)])
+def test_multiclass_loss_by_hand(kind, expected):
+    target = torch.tensor([[[1, 1], [2, IGNORED]]])                      # classes 0 and 3 are not in the image: no Dice
+    loss = loss_of(loss=kind, num_classes=4)
+    assert loss.losses(torch.zeros(1, 4, 2, 2), target).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize('kind', LOSSES)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_one_value_per_image_whatever_else_is_in_the_batch(kind, channels):
+    loss = loss_of(loss=kind, num_classes=max(2, channels))
+    logits, target = torch.randn(5, channels, 6, 7), torch.randint(0, max(2, channels), (5, 6, 7))
+    target[0, :4], target[1] = IGNORED, IGNORED
+    alone = torch.cat([loss.losses(logits[i:i + 1], target[i:i + 1]) for i in range(5)])
+    together = loss.losses(logits, target)
+    assert together.shape == (5,)
+    assert torch.allclose(together, alone, rtol=1e-6, atol=1e-7)
+
+
+def test_the_loss_of_a_batch_is_that_of_its_images_through_the_network():
+    model, loss = build().eval(), loss_of()
+    batch = {'image': pictures(3, 3, 32, 32), 'mask': torch.randint(0, 2, (3, 32, 32), dtype=torch.uint8)}
+    together, counts = loss(model, batch)
+    alone = [loss(model, {key: value[i:i + 1] for key, value in batch.items()}) for i in range(3)]
+    assert torch.allclose(together, torch.cat([losses for losses, _ in alone]), atol=1e-5)
+    assert counts.sum() == 3 * 32 * 32
+    assert torch.equal(counts, sum(part for _, part in alone))
+
+
+@pytest.mark.parametrize('kind', LOSSES)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_ignored_pixels_have_no_gradient_and_all_others_have(kind, channels):
+    logits = torch.randn(2, channels, 4, 4, requires_grad=True)
+    target = torch.randint(0, max(2, channels), (2, 4, 4))
+    target[:, :2] = IGNORED
+    loss_of(loss=kind, num_classes=max(2, channels)).losses(logits, target).sum().backward()
+    assert logits.grad[:, :, :2].abs().max() == 0
+    assert logits.grad[:, :, 2:].abs().min() > 0
+
+
+@pytest.mark.parametrize('kind', LOSSES)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_an_image_of_ignored_pixels_costs_nothing(kind, channels):
+    logits = torch.randn(2, channels, 4, 4, requires_grad=True)
+    target = torch.ones(2, 4, 4, dtype=torch.long)
+    target[0] = IGNORED
+    losses = loss_of(loss=kind, num_classes=max(2, channels)).losses(logits, target)
+    losses.sum().backward()
+    assert losses[0] == 0 and losses[1] > 0
+    assert logits.grad[0].abs().max() == 0 and torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize('kind', LOSSES)
+@pytest.mark.parametrize('channels', [1, 3])
+def test_sure_and_wrong_logits_give_finite_numbers(kind, channels):
+    logits = torch.full((1, channels, 4, 4), 6e4)
+    logits[:, -1] = -6e4
+    logits.requires_grad_()
+    losses = loss_of(loss=kind, num_classes=max(2, channels)).losses(logits, torch.ones(1, 4, 4).long() * max(1, channels - 1))
+    losses.sum().backward()
+    assert torch.isfinite(losses).all() and torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@pytest.mark.parametrize('kind', LOSSES)
+def test_a_large_map_of_16_bit_logits_is_summed_in_float32(kind, dtype):
+    network = nn.Conv2d(1, 1, 1)                                       # 512 x 512 = 262,144 pixels; float16 ends at 65,504
+    nn.init.constant_(network.weight, 2)
+    nn.init.constant_(network.bias, 1)
+    batch = {'image': torch.ones(1, 1, 512, 512), 'mask': torch.ones(1, 512, 512, dtype=torch.uint8)}
+    batch['mask'][:, :100] = 0
+    losses, _ = tu.run_loss(loss_of(loss=kind), tu.under_autocast(network, dtype), batch)
+    exact = loss_of(loss=kind).losses(torch.full((1, 1, 512, 512), 3.0, dtype=torch.float64), batch['mask'].long())
+    assert losses.dtype == torch.float32
+    assert losses.item() == pytest.approx(exact.item(), rel=1e-4)
+
+
+def test_class_weights_weigh_the_entropy_of_their_class_and_no_dice():
+    target = torch.tensor([[[0, 0], [0, 1]]])
+    weighted = {'loss': 'ce', 'class_weights': torch.tensor([1.0, 5.0])}
+    ce = loss_of(**weighted).losses(torch.zeros(1, 1, 2, 2), target)
+    assert ce.item() == pytest.approx((3 + 5) / 4 * math.log(2))
+    dice = loss_of(**weighted | {'loss': 'dice'}).losses(torch.zeros(1, 1, 2, 2), target)
+    assert dice.item() == pytest.approx(1 - 2 / 4)
+
+
+def test_automatic_class_weights_favour_rare_classes_and_keep_the_mean():
+    shares = torch.tensor([0.9, 0.09, 0.01]).double().numpy()
+    weights = tu.build_class_weights({'class_weights': 'auto', 'num_classes': 3}, shares).double()
+    assert (weights * torch.from_numpy(shares)).sum() == pytest.approx(1)
+    assert weights[1] / weights[0] == pytest.approx(math.sqrt(10))
+    assert weights[0] < weights[1] < weights[2]
+
+
+def test_class_weights_of_the_wrong_number_are_refused():
+    with pytest.raises(tu.ConfigError, match='2 factors for 3 classes'):
+        tu.build_class_weights({'class_weights': [1.0, 2.0], 'num_classes': 3}, None)
+
+
+# --- confusion matrix and metrics ---
+
+def test_confusion_matrix_by_hand():
+    target = torch.tensor([[0, 1, 1], [2, IGNORED, IGNORED]], dtype=torch.uint8)
+    predicted = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    assert tu.confusion_matrix(predicted, target, 3).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+
+
+def test_metrics_by_hand_leave_an_absent_class_out():
+    metrics = tu.compute_metrics(torch.tensor([[6, 2, 0, 0], [1, 3, 0, 0], [0, 0, 0, 0], [2, 0, 0, 0]]))
+    assert metrics['iou_per_class'][:2] == pytest.approx([6 / 11, 3 / 6])
+    assert math.isnan(metrics['iou_per_class'][2]) and math.isnan(metrics['dice_per_class'][2])
+    assert metrics['iou_per_class'][3] == 0                            # there, and never found: counts
+    assert metrics['iou'] == pytest.approx((6 / 11 + 3 / 6 + 0) / 3)
+    assert metrics['dice'] == pytest.approx((12 / 17 + 6 / 9 + 0) / 3)
+    assert metrics['accuracy'] == pytest.approx(9 / 14)
+
+
+def test_two_classes_are_scored_by_the_foreground():
+    metrics = tu.compute_metrics(torch.tensor([[90, 5], [2, 3]]))
+    assert metrics['iou'] == pytest.approx(3 / 10)
+    assert metrics['dice'] == pytest.approx(6 / 13)
+    assert metrics['mean_iou'] == pytest.approx((90 / 97 + 3 / 10) / 2)
+    assert metrics['precision_per_class'][1] == pytest.approx(3 / 8)
+    assert metrics['recall_per_class'][1] == pytest.approx(3 / 5)
+
+
+@pytest.mark.parametrize('num_classes', [2, 5])
+def test_metrics_agree_with_scikit_learn(num_classes):
+    sklearn = pytest.importorskip('sklearn.metrics')
+    target, predicted = torch.randint(0, num_classes, (2, 4, 20, 20))
+    target[torch.rand(target.shape) < 0.2] = IGNORED
+    counts = sum(tu.confusion_matrix(p, t, num_classes) for p, t in zip(predicted, target))    # batch by batch
+    metrics = tu.compute_metrics(counts)
+    keep = target != IGNORED
+    pair, each = (target[keep].numpy(), predicted[keep].numpy()), {'average': None}
+    assert counts.tolist() == sklearn.confusion_matrix(*pair).tolist()
+    assert metrics['iou_per_class'] == pytest.approx(sklearn.jaccard_score(*pair, **each))
+    assert metrics['dice_per_class'] == pytest.approx(sklearn.f1_score(*pair, **each))
+    assert metrics['precision_per_class'] == pytest.approx(sklearn.precision_score(*pair, **each))
+    assert metrics['recall_per_class'] == pytest.approx(sklearn.recall_score(*pair, **each))
+    assert metrics['accuracy'] == pytest.approx(sklearn.accuracy_score(*pair))
+
+
+def test_masks_are_scored_at_their_original_size():
+    batch = {'image': pictures(2, 3, 32, 32), 'mask': torch.zeros(2, 32, 32, dtype=torch.uint8),
+             'full_mask': [torch.ones(50, 70, dtype=torch.uint8), torch.zeros(11, 9, dtype=torch.uint8)]}
+    batch['full_mask'][0][:10] = IGNORED
+    _, counts = loss_of()(lambda images: torch.ones(2, 1, 32, 32), batch)
+    assert counts.tolist() == [[0, 11 * 9], [0, 40 * 70]]
+
+
+# --- from scores to a mask ---
+
+@pytest.mark.parametrize('channels, size', [(64, (1200, 900)), (1, (8300, 8100))])
+def test_strips_decide_as_the_whole_does(channels, size):
+    logits = torch.randn(channels, 70, 40)
+    assert channels * size[0] * size[1] > 2 ** 26                      # more than one strip
+    large = F.interpolate(logits[None], size, mode='bilinear', align_corners=False)[0]
+    differ = tu.decide(logits, size) != (large.argmax(0) if channels > 1 else large[0] > 0)
+    scores = F.pad(large[:, differ], (0, 0, 0, channels == 1))         # at a tie rounding may decide
+    assert differ.float().mean() < 1e-3
+    assert (scores.diff(dim=0) if channels == 1 else scores.topk(2, 0).values.diff(dim=0)).abs().lt(1e-4).all()
+
+
+@pytest.mark.parametrize('threshold, expected', [(0.25, 1), (0.5, 0)])
+def test_the_threshold_is_one_of_probability(threshold, expected):
+    logits = torch.tensor([[[math.log(0.3 / 0.7)]]])
+    assert tu.decide(logits, (3, 2), threshold).tolist() == [[expected] * 2] * 3
+
+
+def remember_sizes(network):
+    """The network, and a list of the sizes that it is given."""
+    sizes = []
+    network.register_forward_pre_hook(lambda m, inputs: sizes.append(tuple(inputs[0].shape[-2:])))
+    return network, sizes
+
+
+@pytest.mark.parametrize('size, tile', [((70, 100), (32, 32)), ((20, 100), (32, 48)), ((150, 97), (64, 96)),
+                                        ((33, 32), (32, 32)), ((40, 50), (16, 16)), ((60, 60), (24, 40))])
+def test_tiles_of_a_pointwise_network_join_to_the_whole(size, tile):
+    network, sizes = remember_sizes(nn.Conv2d(2, 3, 1))
+    images = torch.randn(1, 2, *size)
+    whole = network(images)
+    sizes.clear()
+    assert (tu.tiled_logits(network, images, tile) - whole).abs().max() < 1e-5
+    assert len(sizes) > 1 and all(h <= tile[0] and w <= tile[1] for h, w in sizes)
+
+
+def test_tiles_of_a_shallow_network_differ_from_the_whole_at_their_rims_only():
+    network, images, tile = nn.Conv2d(2, 3, 3, padding=1), torch.randn(1, 2, 150, 130), (64, 64)
+    wrong = (tu.tiled_logits(network, images, tile) - network(images)).abs().amax((0, 1)) > 1e-5
+    for top, left in tu.tile_offsets((150, 130), tile, 0.25):
+        wrong[[top, top + 63], left:left + 64] = False
+        wrong[top:top + 64, [left, left + 63]] = False
+    assert not wrong.any()
+
+
+def test_an_image_that_fits_is_not_cut():
+    network, sizes = remember_sizes(nn.Conv2d(2, 1, 3, padding=1))
+    tu.tiled_logits(network, torch.randn(1, 2, 30, 64), (32, 64))
+    assert sizes == [(30, 64)]
+
+
+def test_validation_by_sliding_window_never_shows_more_than_a_tile():
+    network, sizes = remember_sizes(nn.Conv2d(3, 1, 1))
+    batch = {'image': torch.randn(1, 3, 50, 80), 'mask': torch.zeros(1, 50, 80, dtype=torch.uint8),
+             'full_mask': [torch.zeros(50, 80, dtype=torch.uint8)]}
+    _, counts = loss_of(size_policy='crop')(network, batch)
+    assert set(sizes) == {(32, 32)}
+    assert counts.sum() == 50 * 80

@@ -1,0 +1,333 @@
+"""What the hardware is, and the precision that follows from it.
+
+Run: python -m pytest tests/test_precision.py
+"""
+import itertools
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+import train_unet
+from train_unet import CONFIG, ConfigError, Hardware, apply_tf32, build_scaler, choose_device
+from train_unet import cpu_units, cuda_units, detect_hardware, resolve_precision
+
+NEW_API = hasattr(torch.backends.cudnn, 'conv')
+
+
+def card(name, *capability):
+    return Hardware('cuda', name, capability, cuda_units(name, capability), 8 * 2**30)
+
+
+H100 = card('NVIDIA H100 80GB HBM3', 9, 0)
+A100 = card('NVIDIA A100-SXM4-40GB', 8, 0)
+RTX4090 = card('NVIDIA GeForce RTX 4090', 8, 9)
+RTX2080 = card('NVIDIA GeForce RTX 2080 Ti', 7, 5)
+V100 = card('Tesla V100-SXM2-16GB', 7, 0)
+GTX1660 = card('NVIDIA GeForce GTX 1660 SUPER', 7, 5)
+GTX1080 = card('NVIDIA GeForce GTX 1080', 6, 1)
+MPS = Hardware('mps', 'Apple GPU', units=frozenset({'float16'}))
+CPU_BF16 = Hardware('cpu', 'CPU with 16 threads', units=frozenset({'bfloat16'}))
+CPU_AMX = Hardware('cpu', 'CPU with 16 threads', units=frozenset({'bfloat16', 'float16'}))
+CPU_PLAIN = Hardware('cpu', 'CPU with 4 threads')
+MACHINES = {'H100': H100, 'A100': A100, 'RTX 4090': RTX4090, 'RTX 2080 Ti': RTX2080, 'V100': V100,
+            'GTX 1660': GTX1660, 'GTX 1080': GTX1080, 'MPS': MPS, 'CPU bf16': CPU_BF16,
+            'CPU amx': CPU_AMX, 'CPU plain': CPU_PLAIN}
+GRID = list(itertools.product((True, False, 'auto'), ('auto', 'bfloat16', 'float16'), MACHINES))
+
+
+def decide(machine, typed=(), parameters=0, **wish):
+    hardware = MACHINES.get(machine, machine)
+    return resolve_precision({**CONFIG, **wish}, hardware, typed or wish, parameters)
+
+
+# --- the table ---
+
+@pytest.mark.parametrize('machine, use_amp, amp_dtype, dtype, warning', [
+    ('H100', 'auto', 'auto', 'bfloat16', None),
+    ('A100', 'auto', 'auto', 'bfloat16', None),
+    ('RTX 4090', 'auto', 'auto', 'bfloat16', None),
+    ('RTX 2080 Ti', 'auto', 'auto', 'float16', None),
+    ('V100', 'auto', 'auto', 'float16', None),
+    ('GTX 1660', 'auto', 'auto', 'float32', None),
+    ('GTX 1080', 'auto', 'auto', 'float32', None),
+    ('MPS', 'auto', 'auto', 'float32', None),
+    ('CPU bf16', 'auto', 'auto', 'bfloat16', None),
+    ('CPU amx', 'auto', 'auto', 'bfloat16', None),
+    ('CPU plain', 'auto', 'auto', 'float32', None),
+    ('H100', True, 'auto', 'bfloat16', None),
+    ('V100', True, 'auto', 'float16', None),
+    ('GTX 1660', True, 'auto', 'float32', 'no fast 16-bit units; training in float32'),
+    ('GTX 1080', True, 'auto', 'float32', 'no fast 16-bit units; training in float32'),
+    ('MPS', True, 'auto', 'float16', None),
+    ('CPU plain', True, 'auto', 'bfloat16', 'ten times slower'),
+    ('H100', True, 'bfloat16', 'bfloat16', None),
+    ('RTX 2080 Ti', True, 'bfloat16', 'float16', 'falling back to float16 with a gradient scaler'),
+    ('V100', 'auto', 'bfloat16', 'float16', 'falling back to float16 with a gradient scaler'),
+    ('MPS', True, 'bfloat16', 'float16', 'falling back to float16 with a gradient scaler'),
+    ('GTX 1660', True, 'bfloat16', 'float32', 'falling back to float32'),
+    ('GTX 1080', True, 'bfloat16', 'float32', 'falling back to float32'),
+    ('CPU plain', True, 'bfloat16', 'bfloat16', 'no bfloat16 units'),
+    ('H100', True, 'float16', 'float16', 'native bfloat16, which is as fast and cannot overflow'),
+    ('RTX 4090', 'auto', 'float16', 'float16', 'native bfloat16'),
+    ('V100', True, 'float16', 'float16', None),
+    ('GTX 1660', True, 'float16', 'float32', 'falling back to float32'),
+    ('GTX 1080', True, 'float16', 'float32', 'falling back to float32'),
+    ('CPU bf16', True, 'float16', 'float16', 'no float16 units'),
+    ('H100', False, 'auto', 'float32', None),
+    ('H100', False, 'bfloat16', 'float32', 'no effect with use_amp=False'),
+    ('CPU plain', False, 'float16', 'float32', 'no effect with use_amp=False'),
+])
+def test_decision(machine, use_amp, amp_dtype, dtype, warning):
+    precision = decide(machine, use_amp=use_amp, amp_dtype=amp_dtype)
+    assert precision.dtype == dtype
+    assert len(precision.warnings) == (warning is not None)
+    assert warning is None or warning in precision.warnings[0]
+
+
+@pytest.mark.parametrize('name, capability, units', [
+    ('Tesla T4', (7, 5), {'float16'}), ('Quadro RTX 4000', (7, 5), {'float16'}),
+    ('NVIDIA T1000 8GB', (7, 5), set()), ('NVIDIA T400 4GB', (7, 5), set()),
+    ('Quadro T2000 with Max-Q Design', (7, 5), set()), ('NVIDIA GeForce MX450', (7, 5), set()),
+    ('NVIDIA GeForce GTX 1650', (7, 5), set()), ('NVIDIA GeForce GTX 1060 6GB', (6, 1), set()),
+    ('Tesla P100-PCIE-16GB', (6, 0), set()), ('NVIDIA TITAN V', (7, 0), {'float16'}),
+    ('NVIDIA GeForce RTX 3050', (8, 6), {'bfloat16', 'float16', 'tf32'}),
+    ('NVIDIA B200', (10, 0), {'bfloat16', 'float16', 'tf32'}),
+])
+def test_units_of_cards(name, capability, units):
+    assert cuda_units(name, capability) == units
+
+
+# --- what holds for every wish on every machine ---
+
+@pytest.mark.parametrize('use_amp, amp_dtype, machine', GRID)
+def test_float16_and_nothing_else_is_scaled(use_amp, amp_dtype, machine):
+    precision = decide(machine, use_amp=use_amp, amp_dtype=amp_dtype)
+    scaler = build_scaler(precision.dtype, CONFIG, torch.device('cpu'))
+    assert (precision.needs_scaler, scaler.is_enabled()) == (precision.dtype == 'float16',) * 2
+
+
+@pytest.mark.parametrize('use_amp, amp_dtype, machine', GRID)
+def test_a_gpu_never_gets_a_dtype_without_units(use_amp, amp_dtype, machine):
+    hardware = MACHINES[machine]
+    allowed = hardware.units | {'float32'} | ({'bfloat16', 'float16'} & {hardware.kind == 'cpu'
+                                                                         and amp_dtype})
+    if hardware.kind == 'cpu' and use_amp is True and amp_dtype == 'auto':
+        allowed |= {'bfloat16'}
+    assert decide(machine, use_amp=use_amp, amp_dtype=amp_dtype).dtype in allowed
+
+
+@pytest.mark.parametrize('use_amp, amp_dtype, machine', GRID)
+def test_every_wish_that_is_not_met_is_warned_about(use_amp, amp_dtype, machine):
+    precision = decide(machine, use_amp=use_amp, amp_dtype=amp_dtype)
+    refused = precision.dtype == 'float32' if use_amp is True else False
+    refused |= amp_dtype not in ('auto', precision.dtype)
+    slow = precision.dtype not in MACHINES[machine].units | {'float32'}
+    assert not (refused or slow) or any(
+        f'amp_dtype={amp_dtype}' in w or f"amp_dtype='{amp_dtype}'" in w or 'use_amp=True' in w
+        for w in precision.warnings)
+
+
+@pytest.mark.parametrize('amp_dtype', ['auto', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('machine', MACHINES)
+def test_use_amp_false_is_always_float32(machine, amp_dtype):
+    assert decide(machine, use_amp=False, amp_dtype=amp_dtype).dtype == 'float32'
+
+
+@pytest.mark.parametrize('use_amp, amp_dtype, machine', GRID)
+def test_every_decision_has_a_reason(use_amp, amp_dtype, machine):
+    reason = decide(machine, use_amp=use_amp, amp_dtype=amp_dtype).reason
+    assert reason and ('use_amp' in reason or 'amp_dtype' in reason
+                       or MACHINES[machine].name in reason)
+
+
+@pytest.mark.parametrize('machine', MACHINES)
+def test_the_defaults_warn_of_nothing(machine):
+    assert resolve_precision(CONFIG, MACHINES[machine]).warnings == ()
+
+
+# --- settings without effect, or with an unexpected one ---
+
+@pytest.mark.parametrize('machine, settings, warning', [
+    ('A100', {'tf32_matmul_precision': 'high'}, 'next to no effect under bfloat16 autocast'),
+    ('A100', {'tf32_matmul_precision': 'highest'}, None),
+    ('A100', {'tf32_matmul_precision': None}, None),
+    ('A100', {'tf32_matmul_precision': 'high', 'use_amp': False}, None),
+    ('V100', {'tf32_matmul_precision': 'high'}, 'Tesla V100-SXM2-16GB has no TF32'),
+    ('MPS', {'tf32_matmul_precision': 'medium'}, 'Apple GPU has no TF32'),
+    ('CPU plain', {'tf32_matmul_precision': 'medium'}, 'has no TF32'),
+    ('CPU bf16', {'tf32_matmul_precision': 'high', 'use_amp': False}, 'has no TF32'),
+    ('CPU bf16', {'tf32_matmul_precision': 'medium', 'use_amp': False}, 'not inert on this CPU'),
+    ('A100', {'init_scale': 1024.0}, 'init_scale: no effect, only float16 is scaled'),
+    ('A100', {'growth_factor': 4.0, 'backoff_factor': 0.25, 'growth_interval': 10},
+     'growth_factor, backoff_factor, growth_interval: no effect'),
+    ('GTX 1080', {'growth_interval': 100}, 'this run uses float32'),
+    ('V100', {'init_scale': 1024.0}, None),
+])
+def test_typed_settings_without_effect_are_told(machine, settings, warning):
+    warnings = decide(machine, **settings).warnings
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warning in warnings[0]
+
+
+def test_only_what_was_typed_is_warned_about():
+    config = {**CONFIG, 'tf32_matmul_precision': 'medium', 'init_scale': 2.0}
+    assert resolve_precision(config, A100, typed={'batch_size'}).warnings == ()
+
+
+@pytest.mark.parametrize('machine, parameters, warned', [
+    ('V100', 200_000_001, True), ('V100', 200_000_000, False), ('A100', 10**9, False),
+])
+def test_float16_with_a_very_large_network_is_warned_about(machine, parameters, warned):
+    warnings = decide(machine, parameters=parameters).warnings
+    assert ['million parameters' in w for w in warnings] == [True] * warned
+
+
+def test_tf32_is_handed_on():
+    assert decide('A100', tf32_matmul_precision='highest').tf32 == 'highest'
+
+
+# --- detection ---
+
+def fake_card(monkeypatch, name, major, minor, hip=None, bf16=False):
+    seen = SimpleNamespace(name=name, major=major, minor=minor, total_memory=5 * 2**30)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: seen)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True:
+                        bf16 or including_emulation)
+    monkeypatch.setattr(torch.version, 'hip', hip)
+
+
+@pytest.mark.parametrize('name, major, minor, units', [
+    ('Tesla T4', 7, 5, {'float16'}), ('NVIDIA GeForce GTX 1660 Ti', 7, 5, set()),
+    ('NVIDIA A10G', 8, 6, {'bfloat16', 'float16', 'tf32'}),
+])
+def test_a_card_is_read_from_its_properties(monkeypatch, name, major, minor, units):
+    fake_card(monkeypatch, name, major, minor)
+    assert detect_hardware(torch.device('cuda:0')) == Hardware('cuda', name, (major, minor),
+                                                               frozenset(units), 5 * 2**30)
+
+
+@pytest.mark.parametrize('native, units', [(True, {'bfloat16', 'float16'}), (False, {'float16'})])
+def test_amd_is_asked_for_native_bfloat16(monkeypatch, native, units):
+    fake_card(monkeypatch, 'AMD Instinct', 9, 0, hip='6.3', bf16=native)
+    assert detect_hardware(torch.device('cuda')).units == units
+
+
+def test_apple_has_float16(monkeypatch):
+    monkeypatch.setattr(torch.mps, 'recommended_max_memory', lambda: 7 * 2**30)
+    assert detect_hardware(torch.device('mps')) == Hardware(
+        'mps', 'Apple GPU', units=frozenset({'float16'}), memory=7 * 2**30)
+
+
+@pytest.mark.parametrize('capabilities, cpuinfo, units', [
+    ({'avx512_bf16': True, 'avx2': True}, '', {'bfloat16'}),
+    ({'amx_bf16': True, 'amx_fp16': True}, '', {'bfloat16', 'float16'}),
+    ({'sve_bf16': True}, '', {'bfloat16'}),
+    ({'avx512_bf16': False, 'avx2': True, 'l2_cache_size': 1}, '', set()),
+    ({}, 'flags\t\t: fpu avx2 avx512_bf16 avx512_fp16\n', {'bfloat16', 'float16'}),
+    ({}, 'Features\t: asimd svebf16 bf16\n', {'bfloat16'}),
+    ({}, 'flags : avx512f no_bf16_at_all\n', set()),
+    ({'amx_bf16': True}, None, {'bfloat16'}),
+    ({}, None, set()),
+])
+def test_cpu_units_come_from_torch_and_cpuinfo(monkeypatch, capabilities, cpuinfo, units):
+    def read(path, **_):
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: capabilities, raising=False)
+    monkeypatch.setattr(train_unet.Path, 'read_text', read)
+    assert cpu_units() == units
+
+
+def test_the_cpu_is_detected_with_its_units(monkeypatch):
+    monkeypatch.setattr(train_unet, 'cpu_units', lambda: frozenset({'bfloat16'}))
+    monkeypatch.setattr(train_unet, 'free_memory', lambda: 3 * 2**30)
+    hardware = detect_hardware(torch.device('cpu'))
+    assert (hardware.kind, hardware.units, hardware.memory) == ('cpu', {'bfloat16'}, 3 * 2**30)
+
+
+# --- the device ---
+
+def fake_devices(monkeypatch, cuda, mps):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda > 0)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: mps)
+
+
+@pytest.mark.parametrize('cuda, mps, wish, device', [
+    (1, True, 'auto', 'cuda'), (0, True, 'auto', 'mps'), (0, False, 'auto', 'cpu'),
+    (1, False, 'cpu', 'cpu'), (2, False, 'cuda:1', 'cuda:1'),
+])
+def test_the_device_is_the_wish_or_the_fastest(monkeypatch, cuda, mps, wish, device):
+    fake_devices(monkeypatch, cuda, mps)
+    assert choose_device(wish) == torch.device(device)
+
+
+@pytest.mark.parametrize('cuda, wish, told', [
+    (0, 'cuda', 'only cpu'), (0, 'mps', 'only cpu'), (2, 'cuda:2', '2 CUDA devices'),
+])
+def test_a_device_that_is_not_there_is_a_config_error(monkeypatch, cuda, wish, told):
+    fake_devices(monkeypatch, cuda, mps=False)
+    with pytest.raises(ConfigError, match=told):
+        choose_device(wish)
+
+
+# --- TF32 ---
+
+def tf32_settings():
+    return [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn,
+            torch.backends.mkldnn.matmul]
+
+
+@pytest.fixture
+def tf32_restored():
+    before = [setting.fp32_precision for setting in tf32_settings()]
+    yield
+    for setting, value in zip(tf32_settings(), before):
+        setting.fp32_precision = value
+
+
+@pytest.mark.skipif(not NEW_API, reason='fp32_precision came with torch 2.9')
+@pytest.mark.parametrize('setting, cuda, cpu', [
+    ('highest', 'ieee', 'ieee'), ('high', 'tf32', 'tf32'), ('medium', 'tf32', 'bf16'),
+])
+def test_tf32_reaches_products_and_convolutions(tf32_restored, setting, cuda, cpu):
+    for part in tf32_settings():                                       # start from the opposite
+        part.fp32_precision = 'tf32' if cuda == 'ieee' else 'ieee'
+    apply_tf32(setting)
+    assert [part.fp32_precision for part in tf32_settings()] == [cuda, cuda, cuda, cpu]
+
+
+@pytest.mark.skipif(not NEW_API, reason='fp32_precision came with torch 2.9')
+@pytest.mark.parametrize('own', ['ieee', 'tf32'])
+def test_tf32_none_leaves_the_setting_of_pytorch(tf32_restored, own):
+    for part in tf32_settings():
+        part.fp32_precision = own
+    apply_tf32(None)
+    assert [part.fp32_precision for part in tf32_settings()] == [own] * 4
+
+
+@pytest.mark.skipif(not NEW_API, reason='the old API warns where the new one exists')
+def test_tf32_raises_no_warning():
+    code = '\n'.join(['import sys, warnings', f'sys.path.insert(0, {str(ROOT)!r})',
+                      'import train_unet', 'warnings.simplefilter("error")',
+                      'for setting in ("highest", "high", "medium", None):',
+                      '    train_unet.apply_tf32(setting)', 'print("done")'])
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, 'Warning' in done.stderr) == ('done\n', False)
+
+
+@pytest.mark.parametrize('setting, allowed', [('highest', False), ('high', True),
+                                              ('medium', True)])
+def test_tf32_on_older_torch_uses_the_old_flags(monkeypatch, setting, allowed):
+    asked = []
+    cudnn, cuda = SimpleNamespace(allow_tf32=None), SimpleNamespace(matmul=SimpleNamespace())
+    monkeypatch.setattr(train_unet, 'torch', SimpleNamespace(
+        backends=SimpleNamespace(cudnn=cudnn, cuda=cuda),
+        set_float32_matmul_precision=asked.append))
+    apply_tf32(setting)
+    assert (asked, cudnn.allow_tf32) == ([setting], allowed)
