@@ -39,6 +39,7 @@ import contextlib
 import copy
 import csv
 import dataclasses
+import datetime
 import difflib
 import functools
 import hashlib
@@ -533,6 +534,7 @@ try:
     import PIL.ImageOps
     import segmentation_models_pytorch as smp
     import torch
+    import torch.distributed as dist
     import torch.nn.functional as F
     import torch.utils.checkpoint
     from torch import nn
@@ -602,6 +604,58 @@ def choose_device(wish):
     if number and int(number) >= torch.cuda.device_count():
         raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
     return torch.device(wish)
+
+
+def world():
+    """(rank, number of processes): (0, 1) unless torchrun started several."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def join_processes(config):
+    """Under torchrun, meet the other processes -> the device of this one. Raises ConfigError for a bad number of them.
+
+    The effective batch belongs to the config, not to the number of devices: they share the accumulation steps first
+    and then the batch, so their number must divide it.
+    """
+    count, device = int(os.environ.get('WORLD_SIZE', 1)), choose_device(config['device'])
+    if count == 1:
+        return device
+    effective = config['batch_size'] * config['accumulation_steps']
+    if effective % count or effective < 2 * count:
+        fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
+        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images: start '
+                          f'{min(fitting, key=lambda n: abs(n - count))}, or change batch_size or accumulation_steps')
+    if device.type == 'cuda':
+        device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=datetime.timedelta(hours=1))
+    return device
+
+
+def from_first(make):
+    """make() on the first process, its answer on all; what it raises is raised on all."""
+    if world()[1] == 1:
+        return make()
+    answer = [None, None]
+    if world()[0] == 0:
+        try:
+            answer[0] = make()
+        except UserError as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def from_all(value):
+    """The values of all processes as a list."""
+    if world()[1] == 1:
+        return [value]
+    values = [None] * world()[1]
+    dist.all_gather_object(values, value)
+    return values
 
 
 def detect_hardware(device):
@@ -1815,8 +1869,9 @@ def split_evenly(items, most):
 class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window.
 
-    A window is what one optimizer step sees: effective_batch images over all ranks, drawn in a seeded order. Each
-    rank takes its share of it in micro-batches of at most batch_size.
+    A window is what one optimizer step sees: effective_batch images over all ranks, drawn in a seeded order. A last
+    one of less than half of that joins the one before, so that every rank has images (and BatchNorm two of them).
+    Each rank takes its share of a window in micro-batches of at most batch_size.
     """
 
     def __init__(self, num_images, config, rank=0, world_size=1):
@@ -1830,12 +1885,7 @@ class WindowSampler(torch.utils.data.Sampler):
     def num_windows(self):
         """Optimizer steps of an epoch."""
         full, rest = divmod(self.num_images, self.effective_batch)
-        return max(1, full + (rest >= min(self.smallest, self.effective_batch)))
-
-    @property
-    def smallest(self):
-        """A last window with fewer images than this joins the one before: two for BatchNorm, on every rank."""
-        return 2 * self.world_size
+        return max(1, full + (rest >= max(2, self.effective_batch // 2)))
 
     def windows(self):
         """Index arrays of the epoch's windows, over all ranks."""
@@ -2327,6 +2377,7 @@ class TrainState:
     best_epoch: int = -1
     history: list = dataclasses.field(default_factory=list)
     totals: dict = dataclasses.field(default_factory=dict)    # of the running epoch, on the device
+    engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
     bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
 
@@ -2539,19 +2590,30 @@ def train_step(state, window, loss_fn, config):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
-    forward = under_autocast(state.model, state.dtype)
-    images = sum(batch_length(batch) for batch in window)
+    forward = under_autocast(state.engine or state.model, state.dtype)
+    pieces = [piece for batch in window for piece in split_batch(batch, state.batch_size)]
+    images = sum(batch_length(piece) for piece in pieces)
+    everywhere = images if world()[1] == 1 else add_up(torch.tensor(float(images), device=state.device))
+    share = world()[1] / everywhere                                    # DDP averages over the processes
     loss, counts = torch.zeros((), device=state.device), None
-    for batch in window:
-        for piece in split_batch(batch, state.batch_size):
+    for number, piece in enumerate(pieces, 1):
+        waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
+        with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, forward, to_device(piece, state.device))
-            state.scaler.scale(losses.sum() / images).backward()
-            loss = loss + losses.detach().sum()
-            counts = extra if counts is None else counts + extra
+            state.scaler.scale(losses.sum() * share).backward()
+        loss = loss + losses.detach().sum()
+        counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.model.parameters(), config['grad_clip'] or math.inf)
-    bad_loss = ~torch.isfinite(loss)
+    bad_loss = add_up((~torch.isfinite(loss)).float()) > 0
     return StepResult(loss, images, counts, norm, bad_loss, bad_loss | ~torch.isfinite(norm))
+
+
+def add_up(tensor):
+    """The sum over all processes, in place; alone, the tensor itself."""
+    if world()[1] > 1:
+        dist.all_reduce(tensor)
+    return tensor
 
 
 class Snapshot:
@@ -2635,7 +2697,10 @@ def guarded_step(state, window, loss_fn, config):
 
 
 def shrink(state, at_work):
-    """Halve the micro-batch, or give up with advice."""
+    """Halve the micro-batch, or give up with advice. One of several processes cannot retry alone: the others wait."""
+    if world()[1] > 1:
+        raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and twice '
+                        f'the accumulation_steps, which changes nothing about the result', 'out of memory')
     if min(state.batch_size, at_work) <= 1:
         raise UserError(['one image at a time does not fit into memory either; type a smaller image_size, '
                          'activation_checkpointing=True, a smaller encoder, or --preset low_memory'], 'out of memory')
@@ -2678,8 +2743,9 @@ def look(state, window, loss_fn, config, hardware, name_of, folder):
     names = [name_of(batch, i) for batch in window for i in range(batch_length(batch))]
     saved = ''
     with contextlib.suppress(OSError):
-        save_checkpoint(folder / 'bad_batch.pt', window)
-        saved = f"the batch is saved: torch.load('{folder / 'bad_batch.pt'}')"
+        path = folder / f'bad_batch{world()[0] or ""}.pt'
+        save_checkpoint(path, window)
+        saved = f"the batch is saved: torch.load('{path}')"
     raise TrainingDiverged([f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
                             *shorten([f'in the batch: {name}' for name in names]), saved,
                             f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
@@ -2763,8 +2829,10 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
             bar.set_postfix(show_numbers(loss / images, counts), refresh=False)
         if stop():
             return None
-    metrics = compute_metrics(counts) | {'confusion': counts.tolist()} if counts is not None else {}
-    return metrics | {'loss': loss.item() / max(1, images)}
+    parts = from_all((loss.item(), images, None if counts is None else counts.cpu()))
+    counts = [part for *_, part in parts if part is not None]
+    metrics = compute_metrics(sum(counts)) | {'confusion': sum(counts).tolist()} if counts else {}
+    return metrics | {'loss': sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))}
 
 
 def evaluate_batch(loss_fn, forward, batch):
@@ -2787,6 +2855,9 @@ class Run:
         self.lock, self.handlers, self.trouble = None, [], ''
 
     def __enter__(self):
+        self.watch_signals()
+        if world()[0]:                                                 # only the first process writes
+            return self
         from filelock import FileLock, Timeout                         # comes with torch
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -2804,7 +2875,6 @@ class Run:
         file.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
         log.addHandler(file)
         self.handlers.append(file)
-        self.watch_signals()
         return self
 
     def __exit__(self, *_):
@@ -2813,9 +2883,10 @@ class Run:
         for handler in self.handlers:
             log.removeHandler(handler)
             handler.close()
-        with contextlib.suppress(OSError):
-            (self.folder / '.holder').unlink(missing_ok=True)
-        self.lock.release()
+        if self.lock is not None:
+            with contextlib.suppress(OSError):
+                (self.folder / '.holder').unlink(missing_ok=True)
+            self.lock.release()
 
     def watch_signals(self):
         """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work; a second one at once."""
@@ -2835,6 +2906,8 @@ class Run:
 
     def write(self, name, content):
         """A file of the run; if the disk is full or gone, say so once, keep training and try again next time."""
+        if world()[0]:
+            return
         try:
             write_file(self.folder / name, content.encode() if isinstance(content, str) else content)
         except OSError as error:
@@ -2843,10 +2916,21 @@ class Run:
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
+        totals = add_totals(state)                                     # of all processes: all of them come here
+        saved = self.save_content('last.pt', state_dict(state) | {'totals': totals}
+                                  | describe_model(state.evaluated, config))
+        if world()[1] > 1:
+            dist.barrier()                                             # nobody reads it before it is there
+        return saved
+
+    def save_content(self, name, content):
+        """A checkpoint, written by the first process -> False if the disk did not take it."""
+        if world()[0]:
+            return True
         try:
-            save_checkpoint(self.folder / 'last.pt', state_dict(state) | describe_model(state.evaluated, config))
+            save_checkpoint(self.folder / name, content)
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
-            self.complain('last.pt', error)
+            self.complain(name, error)
             return False
         self.trouble = ''
         return True
@@ -2857,6 +2941,20 @@ class Run:
             log.warning('%s could not be saved: %s. Training goes on; the checkpoint before it is kept and saving is '
                         'tried again', self.folder / name, error)
         self.trouble = str(error)
+
+
+    def agree(self, config):
+        """What all processes do after this step -> (stop, save): one asked to stop stops all, the first one's clock counts."""
+        wish = [self.stopped_by, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']]
+        wishes = from_all(wish)
+        self.stopped_by = max(stopped_by for stopped_by, _ in wishes)
+        return bool(self.stopped_by), wishes[0][1]
+
+
+def add_totals(state):
+    """The totals of the running epoch over all processes."""
+    parts = from_all({key: value.cpu() for key, value in state.totals.items()})
+    return {key: sum(part[key] for part in parts if key in part) for key in parts[0]}
 
 
 class SafeFileHandler(logging.FileHandler):
@@ -2892,12 +2990,12 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             look(state, window, loss_fn, config, hardware, name_of, run.folder)
             if not bar.disable:
                 bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-        if run.stopped_by:
+        stop, save = run.agree(config)
+        if stop or save:
             run.save(state, config)
+        if stop:
             return False
-        if time.monotonic() - run.last_save > 60 * config['checkpoint_minutes']:
-            run.save(state, config)
-    state.totals['seconds'] = torch.tensor(time.monotonic() - begun)
+    state.totals['seconds'] = torch.tensor((time.monotonic() - begun) / world()[1])     # totals are added up
     state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
     return True
 
@@ -2925,6 +3023,7 @@ def live_numbers(state, speed):
 
 def close_epoch(state, metrics, config, run):
     """The epoch's row and line; best.pt if it is the best so far; last.pt. Moves state to the next epoch."""
+    state.totals = add_totals(state)
     images = max(1.0, float(state.totals['images']))
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr'],
            'train_loss': float(state.totals['loss']) / images}
@@ -2943,10 +3042,7 @@ def close_epoch(state, metrics, config, run):
     if better:
         state.best_score, state.best_epoch = score, state.epoch
         content = describe_model(state.evaluated, config) | {'metrics': metrics, 'epoch': state.epoch + 1}
-        try:
-            save_checkpoint(run.folder / 'best.pt', content)
-        except (OSError, RuntimeError) as error:
-            run.complain('best.pt', error)
+        run.save_content('best.pt', content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     say_epoch(row, better, state, config)
     run.save(state, config)
@@ -3078,23 +3174,22 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
-def prepare(config, sources):
-    """Device, precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
+def prepare(config, sources, device):
+    """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
 
     `sources` tells which keys the user typed. The one way that train, check and tune come to their settings.
     """
-    device = choose_device(config['device'])
     hardware = detect_hardware(device)
     typed = {key for key, origin in sources.items() if origin != 'default'}
     precision = resolve_precision(config, hardware, typed)
     is_demo = config['data'] == 'demo'
     if is_demo:
-        config = {**config, 'data': str(write_demo(DEMO_FOLDER))}
-    data = inspect_data(config)
+        config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
+    data = from_first(lambda: inspect_data(config))
     if config['image_dtype'] == 'auto':
         config = {**config, 'image_dtype': find_image_dtype(data, config)}
     config, why = settle(config, hardware, data, is_demo)
-    return config, device, hardware, precision, data, why
+    return config, hardware, precision, data, why
 
 
 def settle_statistics(config, dataset):
@@ -3122,8 +3217,21 @@ def build_state(model, config, precision, device):
         average = average.to(memory_format=torch.channels_last) if average is not None else None
     if average is not None:
         average.requires_grad_(False)
+    engine = None
+    if world()[1] > 1:
+        if device.type == 'cuda' and config['batch_size'] < 4:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        engine = nn.parallel.DistributedDataParallel(model, [device] if device.type == 'cuda' else None,
+                                                     broadcast_buffers=False, gradient_as_bucket_view=True)
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
-                      average, precision.dtype, config['batch_size'])
+                      average, precision.dtype, config['batch_size'], engine=engine)
+
+
+def share_buffers(state):
+    """Every process validates with the statistics (BatchNorm) of the first."""
+    if world()[1] > 1:
+        for buffer in state.evaluated.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def build_scaler(dtype, config, device):
@@ -3143,6 +3251,7 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     window = [collate_fn([train_data[(0, int(i))] if isinstance(train_data, SegmentationDataset) else train_data[int(i)]
                           for i in indices]) for indices in sampler.micro_batches(sampler.windows()[0])]
     guarded_step(state, window, loss_fn, config)
+    share_buffers(state)
     evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
     batch_size = state.batch_size
     restore(state, load_last(run.folder)[0])
@@ -3179,33 +3288,36 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     log.addHandler(screen)
     try:
         config, sources, notes = resolve_config(preset, overrides)
-        folder = find_resume(config)
+        device = join_processes(config)
+        screen.setLevel(logging.INFO if world()[0] == 0 else logging.CRITICAL)
+        folder = from_first(lambda: find_resume(config))
         if folder:
             config, notes = resume_config(folder, overrides)
-        folder = folder or choose_run_dir(config)
+        folder = folder or from_first(lambda: choose_run_dir(config))
         with Run(folder) as run:
             try:
-                return run_training(config, sources, notes, run, model, loss_fn, train_data, val_data)
+                return run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
             finally:
                 if torch.cuda.is_available() and torch.cuda.is_initialized():
                     torch.cuda.empty_cache()
     finally:
         log.removeHandler(screen)
+        if world()[1] > 1:
+            dist.destroy_process_group()
         with contextlib.suppress(OSError, NameError, UnboundLocalError):
             if not any(folder.glob('*.pt')) and (folder / 'log.txt').exists() and len(list(folder.iterdir())) <= 2:
                 shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
 
 
-def run_training(config, sources, notes, run, model, loss_fn, train_data, val_data):
+def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From a config to a Result, in a locked run folder."""
     own_data = train_data is not None
     if own_data:
-        device = choose_device(config['device'])
         hardware = detect_hardware(device)
         precision = resolve_precision(config, hardware, {k for k, v in sources.items() if v != 'default'})
         config, data = settle_own(config), None
     else:
-        config, device, hardware, precision, data, why = prepare(config, sources)
+        config, hardware, precision, data, why = prepare(config, sources, device)
     config['run_dir'], config['resume'] = str(run.folder), None
     seed_everything(config['seed'])
     if config['deterministic']:
@@ -3227,10 +3339,11 @@ def run_training(config, sources, notes, run, model, loss_fn, train_data, val_da
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
     state = build_state(model, config, precision, device)
     run.write('config.py', config_text(config))
-    sampler = WindowSampler(len(train_data), config)
-    loader = build_loader(train_data, config, device, batch_sampler=sampler) if not own_data else \
-        build_loader(Plain(train_data), config, device, batch_sampler=sampler)
+    rank, count = world()
+    sampler = WindowSampler(len(train_data), config, rank, count)
+    loader = build_loader(Plain(train_data) if own_data else train_data, config, device, batch_sampler=sampler)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
+                              sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)
     if (run.folder / 'last.pt').exists() or (run.folder / 'previous.pt').exists():
         resume_state(state, run, config, precision, hardware, device)
@@ -3274,8 +3387,9 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             continue
         if not finished:
             break
+        share_buffers(state)
         metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                           lambda: bool(run.stopped_by))
+                           lambda: bool(run.stopped_by) and world()[1] == 1)
         if metrics is None:                                            # stopped in mid-validation: it is done again
             run.save(state, config)
             break
@@ -3345,6 +3459,8 @@ def tell_precision(precision, hardware, config):
 
 def finish(state, val_data, loss_fn, config, run):
     """The best weights back, the pictures, and what to type next -> Result."""
+    if world()[0]:
+        return Result(state.history, {}, state.evaluated, run.folder, run.stopped_by)
     run.write('history.csv', history_csv(state.history))
     best = {}
     model = state.evaluated
@@ -3760,7 +3876,8 @@ def describe_memory(parts):
 def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
     config, sources, notes = resolve_config(preset, overrides)
-    config, device, hardware, precision, data, why = prepare(config, sources)
+    device = choose_device(config['device'])
+    config, hardware, precision, data, why = prepare(config, sources, device)
     print('\n'.join(clean(line) for line in describe_data(data, config)))
     decode_all(data, config)
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
@@ -3858,7 +3975,8 @@ def tune(preset, overrides, seconds=60.0):
 def run_tune(preset, overrides, seconds):
     """tune, with the log on the screen."""
     config, sources, _ = resolve_config(preset, overrides)
-    config, device, hardware, precision, data, _ = prepare(config, sources)
+    device = choose_device(config['device'])
+    config, hardware, precision, data, _ = prepare(config, sources, device)
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
     settle_statistics(config, dataset)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))

@@ -36,7 +36,7 @@ def dataset(folder, split='train', **overrides):
     """The SegmentationDataset that training would use, and its settled config."""
     wish = {**TINY, 'data': str(folder), **overrides}
     config, sources, _ = train_unet.resolve_config(None, wish)
-    config, _, _, _, data, _ = train_unet.prepare(config, sources)
+    config, _, _, data, _ = train_unet.prepare(config, sources, CPU)
     return train_unet.SegmentationDataset(data, split, config, split == 'train'), config
 
 

@@ -1,0 +1,705 @@
+"""Steps, healing, and training of a network of one's own.   python -m pytest tests/test_loop.py"""
+import copy
+import math
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import train_unet as tu
+
+CPU = torch.device('cpu')
+OWN = dict(device='cpu', use_amp=False, batch_size=4, num_epochs=3, learning_rate=0.01, num_workers=0, run_dir='run',
+           ema_decay=None, optimizer='SGD', early_stopping_patience=None)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny networks are fastest with one thread, above all where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+class Samples(torch.utils.data.Dataset):
+    """Small float images with a map to learn; names are numbered."""
+
+    def __init__(self, count=8, seed=0, broken=()):
+        generator = torch.Generator().manual_seed(seed)
+        self.images = torch.randn(count, 3, 8, 8, generator=generator)
+        self.targets = self.images.mean(1, keepdim=True) * 2 + 1
+        self.images[list(broken)] = math.nan
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return {'image': self.images[index], 'target': self.targets[index], 'index': index}
+
+    def name(self, index):
+        return f'number-{index}.png'
+
+
+def network(norm=True, dropout=0.0):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6) if norm else nn.Identity(), nn.ReLU(),
+                         nn.Dropout(dropout), nn.Conv2d(6, 1, 3, padding=1))
+
+
+def squares(model, batch):
+    return (model(batch['image']) - batch['target']).square().mean((1, 2, 3))
+
+
+def batch_of(*indices):
+    return torch.utils.data.default_collate([Samples(32)[i] for i in indices])
+
+
+def settings(**changes):
+    return {**tu.CONFIG, 'learning_rate': 0.01, 'ema_decay': 0.9, 'grad_clip': None, **changes}
+
+
+def fresh(config, model=None, dtype='float32'):
+    return tu.build_state(model or network(), config, tu.Precision(dtype, 'high', ''), CPU)
+
+
+def train(model=None, train_data=None, val_data=None, loss_fn=squares, **changes):
+    return tu.train(model=network() if model is None else model, loss_fn=loss_fn,
+                    train_data=Samples() if train_data is None else train_data,
+                    val_data=Samples(5, seed=1) if val_data is None else val_data, **{**OWN, **changes})
+
+
+def last():
+    """What the run in ./run saved."""
+    return torch.load('run/last.pt', weights_only=True)
+
+
+def assert_same(a, b):
+    """Nested dicts, lists and tensors, equal to the bit."""
+    if torch.is_tensor(a):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        [assert_same(a[key], b[key]) for key in a]
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        [assert_same(x, y) for x, y in zip(a, b)]
+    else:
+        assert a == b
+
+
+def everything(state):
+    """A copy of all that a step may change."""
+    return copy.deepcopy({'model': state.model.state_dict(), 'average': state.average.state_dict(),
+                          'optimizer': state.optimizer.state_dict(), 'totals': state.totals})
+
+
+def at_training_call(module, wanted, change):
+    """A forward hook that changes the output of the chosen training calls, counted from 1."""
+    calls = []
+
+    def hook(module, inputs, output):
+        if module.training:
+            calls.append(1)
+            if wanted(len(calls)):
+                return change(output)
+    module.register_forward_hook(hook)
+    return calls
+
+
+def out_of_memory(module, when):
+    """A forward hook that runs out of memory when told so; the calls are counted."""
+    calls = []
+
+    def hook(module, inputs, output):
+        calls.append(len(output))
+        if when(module, len(output), len(calls)):
+            raise torch.OutOfMemoryError('CUDA out of memory (a test)')
+    module.register_forward_hook(hook)
+    return calls
+
+
+def amp(dtype):
+    return {'use_amp': False} if dtype == 'float32' else {'use_amp': True, 'amp_dtype': dtype}
+
+
+def events(history):
+    return [row['event'] for row in history if row['event']]
+
+
+# --- gradients, learning rate, moving average ---
+
+@pytest.mark.parametrize('sizes, micro', [((4, 4), 4), ((2, 2, 2, 2), 2), ((3, 3, 2), 3), ((8,), 3), ((8,), 1)])
+def test_the_gradient_does_not_depend_on_how_a_window_is_split(sizes, micro):
+    gradients, results = [], []
+    for parts, most in ((8,), 8), (sizes, micro):
+        state = fresh(settings(batch_size=most), network(norm=False))
+        begins = [sum(parts[:i]) for i in range(len(parts))]
+        window = [batch_of(*range(begin, begin + size)) for begin, size in zip(begins, parts)]
+        results.append(tu.train_step(state, window, squares, settings()))
+        gradients.append([p.grad for p in state.model.parameters()])
+    assert results[0].images == results[1].images == 8
+    assert results[0].loss.item() == pytest.approx(results[1].loss.item(), rel=1e-5)
+    for a, b in zip(*gradients):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('batch_size, accumulation_steps', [(4, 2), (2, 4), (3, 3)])
+def test_a_run_does_not_depend_on_how_its_windows_are_split(batch_size, accumulation_steps):
+    effective = batch_size * accumulation_steps                        # 20 images: the last window is short
+    weights = [train(network(norm=False), Samples(20), batch_size=size, accumulation_steps=steps,
+                     run_dir=f'{size}').model.state_dict()
+               for size, steps in ((effective, 1), (batch_size, accumulation_steps))]
+    for a, b in zip(*(w.values() for w in weights)):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('warmup', [0, 0.1, 0.5])
+def test_learning_rate_rises_in_a_line_and_falls_as_a_cosine(warmup):
+    rates = [tu.lr_at_step(step, 100, {'learning_rate': 2.0, 'warmup_fraction': warmup}) for step in range(101)]
+    peak = round(100 * warmup)
+    assert rates[:peak] == pytest.approx([2 * (step + 1) / peak for step in range(peak)])
+    assert rates[peak] == max(rates) == 2
+    assert rates[peak + (100 - peak) // 2] == pytest.approx(2 * 0.505)
+    assert all(a > b for a, b in zip(rates[peak:], rates[peak + 1:]))
+    assert rates[100] == pytest.approx(0.02)
+
+
+def test_the_learning_rate_of_each_step_reaches_the_optimizer():
+    rates = []
+    handle = register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: rates.append({group['lr'] for group in optimizer.param_groups}))
+    with_warmup = dict(warmup_fraction=0.5, num_epochs=2)
+    try:
+        train(**with_warmup)
+    finally:
+        handle.remove()
+    assert rates[-4:] == [{tu.lr_at_step(step, 4, {**OWN, **with_warmup})} for step in range(4)]
+
+
+def test_moving_average_by_hand():
+    config = settings(ema_decay=0.3)
+    state = fresh(config, network(norm=False))
+    expected = [p.detach().clone() for p in state.model.parameters()]
+    for step in range(5):
+        state.step = step
+        tu.guarded_step(state, [batch_of(step, 8, 9)], squares, config)
+        decay = min(0.3, (1 + step) / (10 + step))                     # 0.1, 0.18, 0.25, 0.3, 0.3
+        expected = [decay * e + (1 - decay) * p.detach() for e, p in zip(expected, state.model.parameters())]
+    for a, b in zip(state.average.parameters(), expected):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+        assert not a.requires_grad
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_the_norm_is_that_of_the_unscaled_gradient_and_the_clip_limits_it(dtype):
+    window = [batch_of(*range(8))]
+    exact = tu.train_step(fresh(settings()), window, squares, settings()).norm
+    state = fresh(settings(init_scale=64.0), dtype=dtype)
+    result = tu.train_step(state, window, squares, settings(grad_clip=0.01))
+    clipped = torch.cat([p.grad.flatten() for p in state.model.parameters()]).norm()
+    assert result.norm.item() == pytest.approx(exact.item(), rel=0.02)
+    assert clipped.item() == pytest.approx(0.01, rel=1e-3)
+
+
+# --- precision inside a step ---
+
+@pytest.mark.parametrize('dtype, scaled', [('float32', False), ('bfloat16', False), ('float16', True)])
+def test_only_float16_is_scaled(dtype, scaled):
+    assert fresh(settings(), dtype=dtype).scaler.is_enabled() is scaled
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
+def test_what_is_float32_in_a_step_and_what_is_not(dtype):
+    state, seen = fresh(settings(init_scale=8.0), dtype=dtype), {}
+    state.model[0].register_forward_hook(lambda m, inputs, output: seen.update(conv=output.dtype))
+
+    def loss_fn(model, batch):
+        logits = model(batch['image'])
+        losses = (logits - batch['target']).square().mean((1, 2, 3))
+        seen.update(logits=logits.dtype, losses=losses.dtype)
+        return losses
+
+    result = tu.guarded_step(state, [batch_of(*range(4))], loss_fn, settings())
+    floats = [value for value in (*state.model.state_dict().values(), *state.average.state_dict().values(),
+                                  *(v for s in state.optimizer.state.values() for v in s.values()))
+              if value.is_floating_point()]
+    assert seen == {'conv': getattr(torch, dtype), 'logits': torch.float32, 'losses': torch.float32}
+    assert {value.dtype for value in floats} == {p.grad.dtype for p in state.model.parameters()} == {torch.float32}
+    assert result.loss.dtype == result.norm.dtype == torch.float32
+    assert not result.bad
+
+
+# --- steps that are not finite ---
+
+OPTIMIZERS = [('AdamW', True), ('SGD', True), ('RMSprop', False)]
+
+
+def break_forward(state):
+    """The next training pass has a NaN in front of the BatchNorm."""
+    broken = []
+
+    def hook(module, inputs, output):
+        if not broken:
+            broken.append(1)
+            return output * math.nan
+    state.model[0].register_forward_hook(hook)
+
+
+def break_gradient(state):
+    """The next backward pass has a NaN in one gradient; the loss is finite."""
+    broken = []
+    parameter = state.model[4].weight
+    parameter.register_hook(lambda g: broken.append(1) or g * math.nan if not broken else g)
+
+
+@pytest.mark.parametrize('optimizer, fused', OPTIMIZERS)
+@pytest.mark.parametrize('fault', [break_forward, break_gradient])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_an_unsound_step_leaves_every_bit_as_it_was(optimizer, fused, fault, dtype):
+    config = settings(optimizer=optimizer)
+    state = fresh(config, dtype=dtype)
+    assert all(bool(group.get('fused')) is fused for group in state.optimizer.param_groups)
+    for i in range(2):
+        tu.guarded_step(state, [batch_of(i, i + 1, i + 2)], squares, config)
+    before = everything(state)
+    fault(state)
+    result = tu.guarded_step(state, [batch_of(6, 7), batch_of(8, 9)], squares, config)
+    assert result.bad and int(state.bad['total']) == 1
+    assert_same(everything(state), before)
+    assert not tu.guarded_step(state, [batch_of(6, 7)], squares, config).bad
+
+
+@pytest.fixture
+def uninitialised_memory_is_nan():
+    torch.use_deterministic_algorithms(True)                           # fills torch.empty with NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize('optimizer, fused', [*OPTIMIZERS, ('Adagrad', True), ('Adam', True), ('NAdam', False)])
+@pytest.mark.parametrize('fault', [break_forward, break_gradient])
+def test_an_unsound_first_step_leaves_no_trace(optimizer, fused, fault, uninitialised_memory_is_nan):
+    config = settings(optimizer=optimizer)
+    clean, broken = fresh(config), fresh(config)
+    fault(broken)
+    tu.guarded_step(broken, [batch_of(0, 1)], squares, config)
+    for state in (clean, broken):
+        for i in range(2):
+            tu.guarded_step(state, [batch_of(i, i + 1, i + 2)], squares, config)
+    assert_same(everything(broken), everything(clean))
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+def test_a_skipped_step_is_counted_and_told(dtype):
+    model = network()
+    at_training_call(model[0], lambda call: call == 4, lambda output: output * math.nan)     # 1 is the smoke test
+    result = train(model, init_scale=8.0, **amp(dtype))
+    rows = [row for row in result.history if not row['event']]
+    assert [row['step'] for row in rows] == [2, 4, 6]
+    assert [row['skipped_steps'] for row in rows] == [0, 1, 1]
+    assert events(result.history) == ['skipped a step: loss not finite']
+    assert last()['step'] == 6 and all(math.isfinite(row['train_loss']) for row in rows)
+
+
+def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
+    class Scaled(nn.Module):
+        def forward(self, images):
+            return images.float() / 255
+
+    model = nn.Sequential(Scaled(), *network())
+    at_training_call(model[2], lambda call: call > 2, lambda output: output * math.nan)
+    settled = {**OWN, 'image_size': 32, 'num_epochs': 5, 'max_bad_steps': 3}
+    with pytest.raises(tu.TrainingDiverged) as error:
+        tu.train(model=model, data=str(small_set), **settled)
+    text = str(error.value)
+    assert '3 steps in a row' in text and 'float32' in text
+    assert 'the output of 2 (BatchNorm2d)' in text
+    images = [line.split()[-1] for line in text.splitlines() if 'in the batch: ' in line]
+    assert images and all((small_set / 'images').samefile(image.rpartition('/')[0]) for image in images)
+    batch = torch.load('run/bad_batch.pt', weights_only=True)
+    assert batch[0]['image'].shape[1:] == (3, 32, 32) and batch[0]['image'].dtype == torch.uint8
+    for value in last()['model'].values():
+        assert torch.isfinite(value).all()
+
+
+def test_a_gradient_that_is_never_finite_is_told_from_a_forward_pass():
+    model = network()
+    model[4].weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(tu.TrainingDiverged, match='all layers are finite forward, so it is the gradient'):
+        train(model, num_epochs=5)
+
+
+def test_float16_that_overflows_steps_down_and_trains_on():
+    model = network(norm=False)                                        # x 100,000, then back: too much for float16 alone
+    calls = at_training_call(model[0], lambda call: call > 5, lambda output: output * 1e5)
+    model[4].register_forward_pre_hook(
+        lambda m, inputs: (inputs[0] / 1e5,) if m.training and len(calls) > 5 else None)
+    result = train(model, num_epochs=6, init_scale=8.0, max_bad_steps=2, **amp('float16'))
+    assert sum('precision float16 -> ' in event for event in events(result.history)) == 1
+    rows = [row for row in result.history if not row['event']]
+    assert rows[0]['precision'] == 'float16' and rows[-1]['precision'] in ('bfloat16', 'float32')
+    assert [row['epoch'] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert math.isfinite(rows[-1]['train_loss']) and rows[-1]['val_loss'] < rows[0]['val_loss']
+    assert rows[-1]['step'] == 12 and not last()['scaler']
+
+
+def test_float16_looks_for_its_scale_without_a_fuss():
+    result = train(init_scale=2.0 ** 24, num_epochs=12, max_bad_steps=2, optimizer='AdamW', **amp('float16'))
+    assert events(result.history) == []                                # gradients overflow at first, losses do not
+    assert result.history[0]['skipped_steps'] > 0
+    assert result.history[-1]['precision'] == 'float16'
+    assert result.history[-1]['val_loss'] < result.history[0]['val_loss']
+
+
+def test_float16_gradients_count_once_the_scale_has_fallen_below_one():
+    model, calls = network(), []
+    model[4].weight.register_hook(lambda g: calls.append(1) or (g * math.nan if len(calls) <= 4 else g))
+    result = train(model, init_scale=4.0, max_bad_steps=2, **amp('float16'))       # 4, 2, 1, 0.5
+    assert len(events(result.history)) == 1
+    assert events(result.history)[0].startswith('3 unsound steps in a row in float16 (all layers are finite forward')
+    assert [row['step'] for row in result.history if not row['event']] == [2, 4, 6]
+
+
+def tuples(dataset):
+    """The same as (image, target), as TensorDataset and torchvision give it."""
+    return torch.utils.data.TensorDataset(dataset.images, dataset.targets)
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float32'])
+@pytest.mark.parametrize('kind', [lambda d: d, tuples], ids=['dict', 'tuple'])
+def test_a_nan_in_an_image_is_named_as_such_and_not_as_overflow(kind, dtype):
+    data = kind(Samples(8, broken=[5]))
+    loss_fn = squares if isinstance(data, Samples) else lambda model, batch: \
+        (model(batch[0]) - batch[1]).square().mean((1, 2, 3))
+    with pytest.raises(tu.DataError, match=r'\b5\b') as error:         # the sample's number in the data set
+        train(None, data, kind(Samples(4)), loss_fn, batch_size=8, max_bad_steps=1, **amp(dtype))
+    assert 'not finite' in str(error.value) and 'no precision helps' in str(error.value)
+
+
+# --- out of memory ---
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_experiment():
+    epoch_2 = 1 + 2                                                    # training calls: smoke test, two windows
+    model, calm = network(norm=False), train(network(norm=False), run_dir='calm')
+    counted = at_training_call(model, lambda call: False, None)
+    out_of_memory(model[0], lambda m, count, calls: m.training and len(counted) >= epoch_2 and count > 2)
+    result = train(model)
+    rows = [row for row in result.history if not row['event']]
+    assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
+    assert [row['batch_size'] for row in rows] == [4, 2, 2]
+    assert [row['step'] for row in rows] == [2, 4, 6]
+    for a, b in zip(result.model.parameters(), calm.model.parameters()):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)              # 2 + 2 rounds differently from 4
+
+
+def test_a_replay_is_the_step_of_a_smaller_micro_batch_to_the_bit():
+    config, window = settings(batch_size=4), [batch_of(0, 1, 2, 3), batch_of(4, 5, 6, 7)]
+    small, healed = fresh({**config, 'batch_size': 2}, network(dropout=0.5)), fresh(config, network(dropout=0.5))
+    calls = out_of_memory(healed.model[0], lambda m, count, calls: count > 2 and calls > 1)    # in the second batch
+    for state in (small, healed):
+        torch.manual_seed(3)                                           # of dropout
+        tu.guarded_step(state, window, squares, config)
+    assert calls == [4, 4, 2, 2, 2, 2]
+    assert healed.batch_size == 2
+    assert_same(everything(healed), everything(small))
+    assert healed.model[1].num_batches_tracked == 4
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_out_of_memory_after_the_backward_pass_is_replayed_too(dtype, monkeypatch):
+    config, real, calls = settings(batch_size=4), nn.utils.clip_grad_norm_, []
+
+    def failing_once(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError('CUDA out of memory (a test)')
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(nn.utils, 'clip_grad_norm_', failing_once)
+    state = fresh(config, dtype=dtype)
+    result = tu.guarded_step(state, [batch_of(0, 1, 2, 3)], squares, config)
+    assert state.batch_size == 2 and not result.bad
+
+
+def test_memory_that_the_cpu_really_does_not_have():
+    def greedy(module, inputs, output):
+        if len(output) > 2:
+            torch.empty(2 ** 60, dtype=torch.uint8)
+
+    state = fresh(settings(batch_size=4))
+    state.model[0].register_forward_hook(greedy)
+    tu.guarded_step(state, [batch_of(0, 1, 2, 3)], squares, settings())
+    assert state.batch_size == 2
+
+
+def test_another_runtime_error_is_not_taken_for_memory():
+    model = network()
+    at_training_call(model[0], lambda call: call == 2, lambda output: torch.ones(1) @ torch.ones(2))
+    with pytest.raises(RuntimeError, match='size'):
+        train(model)
+
+
+def test_out_of_memory_in_the_very_first_step_is_in_the_history():
+    model = network()
+    out_of_memory(model[0], lambda m, count, calls: m.training and count > 2)
+    result = train(model)
+    assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
+    assert {row['batch_size'] for row in result.history if not row['event']} == {2}
+    assert last()['batch_size'] == 2
+
+
+def test_one_image_that_does_not_fit_ends_with_advice():
+    model = network()
+    out_of_memory(model[0], lambda m, count, calls: m.training)
+    with pytest.raises(tu.UserError, match='out of memory(.|\n)*smaller image_size'):
+        train(model)
+
+
+def test_a_batchnorm_that_refuses_one_image_is_the_floor():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(6), nn.Conv2d(6, 1, 1))
+    out_of_memory(model[0], lambda m, count, calls: m.training and count > 1)
+    with pytest.raises(tu.UserError, match='out of memory'):           # not BatchNorm's ValueError
+        train(model)
+
+
+@pytest.mark.parametrize('count', [3, 4, 5, 7, 8])
+@pytest.mark.parametrize('most', [1, 2])
+def test_out_of_memory_in_validation(count, most):
+    model = network()
+    out_of_memory(model[0], lambda m, size, calls: not m.training and size > most)
+    data, by_hand = Samples(count, seed=1), network()
+    result = train(model, val_data=data, batch_size=8, num_epochs=1)
+    by_hand.load_state_dict(torch.load('run/best.pt', weights_only=True)['weights'])
+    batch = torch.utils.data.default_collate([data[i] for i in range(count)])
+    with torch.no_grad():
+        assert result.best['loss'] == pytest.approx(squares(by_hand.eval(), batch).mean().item(), rel=1e-5)
+
+
+@pytest.fixture
+def failing_optimizer():
+    """Makes optimizer steps run out of memory, chosen by their number; the first is the smoke test's."""
+    handles, steps = [], []
+
+    def fail(when):
+        def hook(optimizer, args, kwargs):
+            steps.append(1)
+            if len(steps) > 50:
+                pytest.fail('the run goes round in circles')
+            if when(len(steps)):
+                raise torch.OutOfMemoryError('CUDA out of memory (a test)')
+        handles.append(register_optimizer_step_pre_hook(hook))
+        return steps
+    yield fail
+    [handle.remove() for handle in handles]
+
+
+def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failing_optimizer):
+    calm = train(network(norm=False), run_dir='calm')
+    failing_optimizer(lambda step: step == 1 + 2 + 2)                  # smoke test, epoch 1, the second of epoch 2
+    result = train(network(norm=False))
+    rows = [row for row in result.history if not row['event']]
+    assert events(result.history) == ['out of memory inside the optimizer step']
+    assert [row['step'] for row in rows] == [2, 4, 6] and [row['batch_size'] for row in rows] == [4, 2, 2]
+    for a, b in zip(result.model.parameters(), calm.model.parameters()):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_out_of_memory_inside_the_very_first_update(failing_optimizer):
+    failing_optimizer(lambda step: step == 1)                          # AdamW allocates its state there
+    result = train()
+    assert [row['step'] for row in result.history if not row['event']] == [2, 4, 6]
+    assert len(events(result.history)) == 1
+
+
+def test_out_of_memory_inside_every_update_ends_with_advice(failing_optimizer):
+    steps = failing_optimizer(lambda step: step > 1)
+    with pytest.raises(tu.UserError, match='out of memory'):
+        train()
+    assert len(steps) < 20
+
+
+# --- torch.compile ---
+
+def failing_backend(graph, inputs):
+    raise RuntimeError('no compiler on this machine (a test)')
+
+
+def refuse_to_compile(model, *args, **kwargs):
+    raise RuntimeError('torch.compile is not supported here (a test)')
+
+
+def compile_in_vain(model, real=nn.Module.compile):
+    return real(model, backend=failing_backend)
+
+
+def compile_what_fails_backward(model):
+    class Fail(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            raise RuntimeError('no kernel for the backward pass (a test)')
+
+    model._compiled_call_impl = lambda *inputs: Fail.apply(model._call_impl(*inputs))
+
+
+@pytest.mark.parametrize('broken_compile', [refuse_to_compile, compile_in_vain, compile_what_fails_backward])
+def test_a_network_that_does_not_compile_trains_without_and_says_why(broken_compile, monkeypatch):
+    plain = train(network(dropout=0.5), run_dir='plain', ema_decay=0.9)
+    monkeypatch.setattr(nn.Module, 'compile', broken_compile)
+    result = train(network(dropout=0.5), compile_model=True, ema_decay=0.9)
+    log = (result.run_dir / 'log.txt').read_text()
+    assert 'torch.compile does not work here' in log and '(a test)' in log
+    assert_same(result.model.state_dict(), plain.model.state_dict())   # the vain attempt left no trace
+
+
+# --- a network, loss and data of one's own ---
+
+class Classes(torch.utils.data.Dataset):
+    """Images with a bright quarter, and which quarter it is."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.arange(count) % 4
+        self.images = torch.rand(count, 1, 8, 8, generator=generator)
+        for image, label in zip(self.images, self.labels):
+            image[:, label // 2 * 4:label // 2 * 4 + 4, label % 2 * 4:label % 2 * 4 + 4] += 1
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_same_loop_trains_a_classifier(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+
+    def loss_fn(model, batch):
+        images, labels = batch
+        logits = model(images)
+        return F.cross_entropy(logits, labels, reduction='none'), tu.confusion_matrix(logits.argmax(1), labels, 4)
+
+    result = train(model, Classes(32, 0), Classes(16, 1), loss_fn, batch_size=8, num_epochs=6, optimizer='AdamW',
+                   **amp(dtype))
+    assert result.history[-1]['precision'] == dtype
+    assert result.history[-1]['val_loss'] < 0.5 * result.history[0]['val_loss']
+    assert result.best['accuracy'] > 0.9
+
+
+class Denoiser(nn.Module):
+    """A U-Net of two levels that is told the timestep."""
+
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Linear(1, 16)
+        self.enter, self.down = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.up, self.leave = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(32, 1, 3, padding=1)
+
+    def forward(self, x, *, t):
+        x = F.silu(self.enter(x) + self.time(t.float()[:, None] / 50)[..., None, None])
+        low = F.silu(self.up(F.silu(self.down(x))))
+        return self.leave(torch.cat([x, F.interpolate(low, scale_factor=2.0)], 1))
+
+
+def denoising_loss(model, batch):
+    """Ho et al. 2020: predict the noise that was mixed in."""
+    t = torch.randint(1, 50, (len(batch),), device=batch.device)
+    keep = torch.cos(t / 50 * math.pi / 2).square().view(-1, 1, 1, 1)
+    noise = torch.randn_like(batch)
+    guess = model(keep.sqrt() * batch + (1 - keep).sqrt() * noise, t=t)
+    return (guess - noise).square().mean((1, 2, 3))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_same_loop_trains_a_diffusion_network(dtype):
+    torch.manual_seed(0)
+    images = torch.utils.data.Subset(Classes(64, 0).images * 2 - 1, range(64))    # a batch is a plain tensor
+    result = train(Denoiser(), images, images, denoising_loss, batch_size=16, num_epochs=15, optimizer='AdamW',
+                   ema_decay=0.9, **amp(dtype))
+    assert result.history[-1]['precision'] == dtype
+    assert result.history[-1]['train_loss'] < 0.75 * result.history[0]['train_loss']
+
+
+@pytest.mark.parametrize('wrong', [
+    lambda losses: losses.mean(), lambda losses: losses[:, None], lambda losses: losses[:-1],
+    lambda losses: losses.mean().item(), lambda losses: None], ids=['mean', 'column', 'too few', 'float', 'None'])
+def test_a_loss_of_the_wrong_shape_is_told_clearly(wrong):
+    with pytest.raises(TypeError, match='one loss per sample'):
+        train(loss_fn=lambda model, batch: wrong(squares(model, batch)))
+
+
+# --- epochs ---
+
+class Deadly(Samples):
+    """Kills the worker that reads number 5, once."""
+
+    def __getitem__(self, index):
+        if index == 5 and torch.utils.data.get_worker_info() and not os.path.exists('killed'):
+            open('killed', 'w').close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def kill_a_worker_while_training(model, batch):
+    workers = multiprocessing.active_children()
+    if workers and not os.path.exists('killed'):
+        open('killed', 'w').close()
+        os.kill(workers[0].pid, signal.SIGKILL)
+        workers[0].join(10)
+    return squares(model, batch)
+
+
+@pytest.mark.parametrize('data, loss_fn', [(Deadly, squares), (Samples, kill_a_worker_while_training)])
+def test_a_worker_that_is_killed_is_replaced(data, loss_fn):
+    calm = train(None, Samples(12), run_dir='calm')
+    result = train(None, data(12), loss_fn=loss_fn, num_workers=2)
+    assert 'starting the workers again' in (result.run_dir / 'log.txt').read_text()
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+
+
+@pytest.mark.parametrize('batch_size, accumulation_steps', [(4, 1), (2, 3), (3, 1)])
+def test_every_image_is_seen_once_per_epoch_in_a_new_order(batch_size, accumulation_steps):
+    seen = []
+
+    def loss_fn(model, batch):
+        if torch.is_grad_enabled():
+            seen.extend(batch['index'].tolist())
+        return squares(model, batch)
+
+    train(None, Samples(10), loss_fn=loss_fn, batch_size=batch_size, accumulation_steps=accumulation_steps)
+    epochs = [seen[-30:-20], seen[-20:-10], seen[-10:]]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_best_epoch_is_kept_and_a_run_without_progress_stops():
+    model = network()
+    at_training_call(model, lambda call: call > 5, lambda output: output + 100 * output.detach().sign())    # learns nonsense
+    result = train(model, num_epochs=20, early_stopping_patience=3, learning_rate=0.003)
+    rows = [row for row in result.history if not row['event']]
+    best = min(rows, key=lambda row: row['val_loss'])
+    assert len(rows) == best['epoch'] + 3 < 20
+    assert result.best['epoch'] == best['epoch'] and result.best['loss'] == pytest.approx(best['val_loss'])
+    loss = tu.evaluate(result.model, torch.utils.data.DataLoader(Samples(5, seed=1), 4), squares, 'float32')['loss']
+    assert loss == pytest.approx(best['val_loss'])
+
+
+def test_a_score_that_is_never_a_number_still_leaves_a_best_model():
+    def loss_fn(model, batch):                                         # no foreground in truth or prediction: IoU is NaN
+        return squares(model, batch), torch.tensor([[len(batch['image']), 0], [0, 0]])
+
+    result = train(loss_fn=loss_fn)
+    assert math.isnan(result.history[-1]['val_iou'])
+    assert (result.run_dir / 'best.pt').exists() and result.best
