@@ -13,7 +13,8 @@
     python train_unet.py check data=PATH                look at the data, settings and hardware; train nothing
     python train_unet.py tune data=PATH                 measure which precision and batch size this machine wants
     python train_unet.py evaluate runs/x [data=PATH]    score the best weights, draw the worst images
-    python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks
+    python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks (save=overlay, save=probability, tta=True)
+    python train_unet.py export runs/x [format=onnx]        for other programs: onnx, pt2, smp (half=True)
 
 Every setting is a key of CONFIG below: edit it there, put it into a preset, or type key=value.
 
@@ -29,7 +30,7 @@ The file, top to bottom:
     optimisation    optimizer, learning rate, moving average of the weights
     checkpoints     what a run is (TrainState), and how it is saved so that no crash can lose it
     the loop        windows, steps that heal themselves, epochs
-    using a model   load, predict, evaluate
+    using a model   load, predict, evaluate, export
     measuring       memory by part, tune
     command line
 """
@@ -44,6 +45,7 @@ import difflib
 import functools
 import hashlib
 import html
+import importlib
 import inspect
 import io
 import itertools
@@ -462,7 +464,8 @@ def parse_mask_values(mask_values):
     return codes
 
 
-COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict')
+COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
+OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
 
 
 @dataclasses.dataclass
@@ -486,7 +489,7 @@ def parse_command(argv):
         del words[at:at + 2]
     overrides, paths = parse_overrides(words)
     preset = overrides.pop('preset', None)
-    if verb in ('evaluate', 'predict'):
+    if verb in ('evaluate', 'predict', 'export'):
         if not paths or verb == 'predict' and len(paths) < 2:
             raise ConfigError(f'{verb} needs a run folder' + (' and images' if verb == 'predict' else '')
                               + f': python train_unet.py {verb} runs/x' + (' photo.jpg' if verb == 'predict' else ''))
@@ -494,7 +497,7 @@ def parse_command(argv):
         raise ConfigError([f'{word!r} is no command and no key=value{did_you_mean(word, COMMANDS)}'
                            + (f' To train on that folder type data={word}' if os.path.exists(word) else '')
                            for word in paths])
-    extra = {key: overrides.pop(key) for key in ('save', 'tta') if verb == 'predict' and key in overrides}
+    extra = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
     resolve_config(preset, overrides)
     return Command(verb, paths, preset, {**overrides, **extra}, output)
 
@@ -2020,6 +2023,9 @@ class SegmentationModel(nn.Module):
         images = (images.to(torch.float32) - self.mean) / self.std
         height, width = images.shape[-2:]
         down, right = -height % self.stride, -width % self.stride
+        if torch.compiler.is_exporting():                              # a graph that pads whatever comes
+            logits = self.network(pad_by_index(pad_by_index(images, 2, down), 3, right))
+            return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
         if down or right:
             images = F.pad(images, (0, right, 0, down))
         return self.network(images)[..., :height, :width]
@@ -2031,6 +2037,14 @@ class SegmentationModel(nn.Module):
         """
         logits, size = predict_logits(self, as_image(image, self.config), flips=flips)
         return decide(logits, size, self.threshold).cpu().numpy()
+
+
+def pad_by_index(images, axis, amount):
+    """F.pad with zeros at the end of an axis, in operations that torch.export does not tie to 'some' or 'none'."""
+    length = images.shape[axis]
+    index = torch.arange(length + amount)
+    shape = [-1 if dim == axis else 1 for dim in range(4)]
+    return images.index_select(axis, index.clamp(max=length - 1)) * (index < length).view(shape)
 
 
 def build_network(config):
@@ -3823,6 +3837,149 @@ def draw_confusion(counts, names, path):
 
 
 # ======================================================================================
+# export
+# ======================================================================================
+
+
+def export(run, form='onnx', output=None, half=False):
+    """Write the best model for other programs -> exit code. Verified against this one before it is called done.
+
+    onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and size; preprocessing is
+    inside. smp: a folder for smp.from_pretrained, with mean and std as its preprocessing parameters. half stores the
+    weights as float16.
+    """
+    writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
+    if form not in writers:
+        raise UserError(f'format={form!r}: choose from {", ".join(writers)}', 'cannot export')
+    model = load(run, 'cpu')
+    write, suffix = writers[form]
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    path = Path(output or folder / f'model{suffix}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if half:
+        for parameter in model.network.parameters():                   # rounded to float16, computed in float32
+            parameter.data = parameter.data.half().float()
+    again = write(model, path, half)
+    worst, agree = compare_exported(model, again, folder)
+    print(f'{path}: largest difference of a logit {worst:.2e}, {agree:.4%} of the labels equal')
+    if worst > 1e-3 * (10 if half else 1):
+        raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}', 'cannot export')
+    return 0
+
+
+def example_images(config, folder, most=20):
+    """Up to 20 validation images at network size, then odd, small, large ones and a batch of three, as tensors."""
+    tensors = []
+    with contextlib.suppress(UserError):
+        data = inspect_data(config)
+        for row in data.pairs.rows('val')[:most]:
+            image = resize(read_image(os.fsdecode(data.pairs.images[row]), config), *config['image_size'])
+            tensors.append(torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None])
+    shapes = [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]
+    draw = torch.Generator().manual_seed(0)
+    whole = [torch.randint(0, 256, (b, config['in_channels'], h, w), generator=draw) for b, h, w in shapes]
+    kind = getattr(torch, config['image_dtype'])
+    return tensors + [image.to(kind) if kind == torch.uint8 else image.to(kind) / 255 for image in whole]
+
+
+@torch.no_grad()
+def compare_exported(model, again, folder):
+    """(largest difference of a logit, share of equal labels) between a model and what was exported from it."""
+    worst, equal, pixels = 0.0, 0, 0
+    for images in example_images(model.config, folder):
+        wanted, got = model(images), torch.as_tensor(again(images))
+        worst = max(worst, float((wanted - got).abs().max()))
+        labels = [decide(logits[0], logits.shape[-2:], model.threshold) for logits in (wanted, got)]
+        equal, pixels = equal + int((labels[0] == labels[1]).sum()), pixels + labels[0].numel()
+    return worst, equal / pixels
+
+
+def trace_example(model):
+    """An example input and the dimensions of it that stay free."""
+    config = model.config
+    images = torch.zeros((2, config['in_channels'], 90, 150), dtype=getattr(torch, config['image_dtype']))
+    return images, {'images': {axis: torch.export.Dim.AUTO for axis in (0, 2, 3)}}
+
+
+def need(package):
+    """Import a package that only export needs, or say what to install."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        raise UserError(f'needs {package}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
+
+
+def export_onnx(model, path, half):
+    """ONNX with threshold, classes and config as metadata -> a function that runs it."""
+    onnx, runtime = need('onnx'), need('onnxruntime')
+    need('onnxscript')
+    images, free = trace_example(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'], output_names=['logits'],
+                                    dynamo=True, verbose=False)
+    written = program.model_proto
+    for key, value in export_facts(model).items():
+        entry = written.metadata_props.add()
+        entry.key, entry.value = key, value
+    if half:
+        store_half(onnx, written)
+    write_file(path, written.SerializeToString())
+    session = runtime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+    return lambda images: session.run(None, {'images': images.numpy()})[0]
+
+
+def store_half(onnx, written):
+    """Keep the large weights of an ONNX graph as float16, cast to float32 where they are used."""
+    casts = []
+    for tensor in written.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT and math.prod(tensor.dims) > 64:
+            value, name = onnx.numpy_helper.to_array(tensor).astype(np.float16), tensor.name
+            tensor.CopyFrom(onnx.numpy_helper.from_array(value, name + '_half'))
+            casts.append(onnx.helper.make_node('Cast', [name + '_half'], [name], to=onnx.TensorProto.FLOAT))
+    nodes = casts + list(written.graph.node)
+    del written.graph.node[:]
+    written.graph.node.extend(nodes)
+
+
+def export_facts(model):
+    """What a program that loads the file needs to know."""
+    config = model.config
+    return {'threshold': str(model.threshold), 'classes': json.dumps(class_names(config, config['num_classes'])),
+            'image_size': json.dumps(config['image_size']), 'size_policy': config['size_policy'],
+            'note': 'images as stored; logits: above log(t / (1 - t)) is foreground if there is one, else the largest'}
+
+
+def export_pt2(model, path, half):
+    """A torch.export program -> a function that runs it as loaded from the file."""
+    images, free = trace_example(model)
+    program = torch.export.export(model, (images,), dynamic_shapes=free)
+    torch.export.save(program, path, extra_files=export_facts(model))
+    return torch.export.load(path).module()
+
+
+def export_smp(model, path, half):
+    """smp's own form -> a function that loads it with smp.from_pretrained and feeds it normalised images."""
+    network = model.network.half() if half else model.network
+    network.save_pretrained(path)
+    network.float()
+    facts = {'mean': (model.mean / 255).flatten().tolist(), 'std': (model.std / 255).flatten().tolist(),
+             'input_range': [0, 1], 'input_space': 'RGB'}
+    if model.config['image_dtype'] != 'uint8':
+        facts |= {'mean': model.mean.flatten().tolist(), 'std': model.std.flatten().tolist()}
+    write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
+    again = smp.from_pretrained(path).float().eval()
+
+    def run(images):
+        values = images.float() / (255 if model.config['image_dtype'] == 'uint8' else 1)
+        mean, std = (torch.tensor(facts[key]).view(1, -1, 1, 1) for key in ('mean', 'std'))
+        height, width = images.shape[-2:]
+        padded = F.pad((values - mean) / std, (0, -width % model.stride, 0, -height % model.stride))
+        return again(padded)[..., :height, :width]
+    return run
+
+
+# ======================================================================================
 # looking before training: memory by part, check
 # ======================================================================================
 
@@ -4194,6 +4351,9 @@ def main(argv=None):
             return evaluate_run(command.paths[0], resolve_overrides(command.overrides))
         if command.verb == 'predict':
             return predict(command.paths[0], command.paths[1:], command.output, **command.overrides)
+        if command.verb == 'export':
+            options = command.overrides
+            return export(command.paths[0], options.get('format', 'onnx'), command.output, options.get('half', False))
         return {'check': check, 'tune': tune}[command.verb](command.preset, command.overrides)
     except UserError as error:
         print(error, file=sys.stderr)
