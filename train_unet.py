@@ -230,12 +230,28 @@ def did_you_mean(word, candidates):
     return f": did you mean '{plain[close[0]]}'?" if close else ''
 
 
-def parse_value(text):
-    """'8' -> 8, '1e-3' -> 0.001, 'none' -> None, '512x384' -> [512, 384], anything else stays a string."""
+def shown(value):
+    """repr, short enough for a message, of anything a person can type."""
+    try:
+        text = repr(value)
+    except ValueError:                                                 # Python refuses to print huge integers
+        text = 'a number of thousands of digits'
+    return text if len(text) <= 200 else text[:200] + '...'
+
+
+def kinds_of(key):
+    """The kinds of value a key of CONFIG takes, the main one first; [] for other words."""
+    return TYPES.get(key, type(CONFIG[key]).__name__).split() if key in CONFIG else []
+
+
+def parse_value(text, kinds=()):
+    """'8' -> 8, '1e-3' -> 0.001, 'none' -> None, '512x384' -> [512, 384]; a name keeps its spelling."""
+    if kinds[:1] == ['str']:
+        return None if 'none' in kinds and text.lower() in ('none', 'null') else text
     words = {'none': None, 'null': None, 'true': True, 'false': False}
     if text.lower() in words:
         return words[text.lower()]
-    if re.fullmatch(r'\d+x\d+', text):
+    if re.fullmatch(r'\d{1,9}x\d{1,9}', text):
         return [int(n) for n in text.split('x')]
     try:
         value = ast.literal_eval(text)
@@ -250,12 +266,16 @@ def parse_overrides(words):
     while words:
         word = words.pop(0)
         name, equals, text = word.partition('=')
-        if word.startswith('--') and not equals and words and not words[0].startswith('--'):
-            text, equals = words.pop(0), '='
-        if not equals and not word.startswith('--') or '/' in name or os.path.exists(word):
+        key = name.lstrip('-').replace('-', '_')
+        kinds = kinds_of(SHORT_NAMES.get(key, key))
+        if word.startswith('--') and not equals:
+            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half')
+            takes = words and (words[0].lower() in ('true', 'false', 'auto') if is_flag else not words[0].startswith('--'))
+            text = words.pop(0) if takes else 'true'
+        elif not equals or '/' in name or os.path.exists(word):
             others.append(word)
-        else:
-            overrides[name.lstrip('-').replace('-', '_')] = parse_value(text) if equals else True
+            continue
+        overrides[key] = parse_value(text, kinds)
     return overrides, others
 
 
@@ -266,28 +286,28 @@ def load_preset(name):
     """
     folder = Path(__file__).resolve().parent / 'configs'
     path = Path(name) if str(name).endswith('.py') else folder / f'{name}.py'
+    names = sorted(p.stem for p in folder.glob('*.py'))
     try:
-        tree = ast.parse(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        names = sorted(p.stem for p in folder.glob('*.py'))
-        raise ConfigError(f'preset={str(name)!r}: {type(error).__name__} reading {path}{did_you_mean(name, names)} '
-                          f'There are {", ".join(names)}, or the path of a .py file') from None
+        statements = ast.parse(path.read_text(encoding='utf-8')).body
     except SyntaxError as error:
         raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
-    for node in tree.body:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}{did_you_mean(name, names) or ";"} '
+                          f'there are {", ".join(names)}, or the path of a .py file') from None
+    presets = []
+    for node in statements:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue                                                   # the docstring
-        if not (isinstance(node, ast.Assign) and [getattr(t, 'id', '') for t in node.targets] == ['config']):
-            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}}; '
-                              f'it is read, not executed')
         try:
-            preset = ast.literal_eval(node.value)
-        except (ValueError, TypeError):
-            raise ConfigError(f'preset {path}, line {node.lineno}: only literals (numbers, strings, lists, dicts) '
-                              f'are allowed') from None
-        if isinstance(preset, dict):
-            return preset
-    raise ConfigError(f'preset {path}: holds no config = {{...}}')
+            if not (isinstance(node, ast.Assign) and [getattr(t, 'id', '') for t in node.targets] == ['config']):
+                raise ValueError
+            presets.append(ast.literal_eval(node.value))
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with literals '
+                              f'(numbers, strings, lists, dicts); it is read, not executed') from None
+    if len(presets) != 1 or not isinstance(presets[0], dict):
+        raise ConfigError(f'preset {path}: must hold config = {{...}} once')
+    return presets[0]
 
 
 FOREIGN = {   # words of other trainers: key -> what each value means in use_amp and amp_dtype
@@ -307,41 +327,45 @@ FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precis
 
 def translate(settings, notes):
     """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems). Contradictions are problems."""
-    own, problems = {}, []
-    wishes = defaultdict(dict)                                          # our key -> {value: the word that asked for it}
-    for key, value in settings.items():
-        key = SHORT_NAMES.get(key, key)
-        if key not in FOREIGN:
-            own[key] = value
-            continue
-        meaning = FOREIGN[key].get(str(value).lower())
-        if meaning is None:
-            problems.append(f'{key}={value!r}: choose from {", ".join(FOREIGN[key])}')
-            continue
-        for ours, wish in zip(('use_amp', 'amp_dtype'), meaning):
-            if wish is not None:
-                wishes[ours][wish] = f'{key}={value}'
+    own = {SHORT_NAMES.get(key, key): value for key, value in settings.items()}
+    foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
+    problems, wishes = [], {'use_amp': {}, 'amp_dtype': {}}            # our key -> {value: the word that asked for it}
     for ours, asked in wishes.items():
-        if ours in own and own[ours] != 'auto':
+        if isinstance(own.get(ours), (bool, str)) and own[ours] != 'auto':
             asked[own[ours]] = f'{ours}={own[ours]}'
-        if len(asked) > 1:
-            problems.append(' and '.join(asked.values()) + ' contradict each other: keep one')
-        for wish, word in asked.items():
-            own[ours] = wish
-            notes.append(f'{word} is understood as {ours}={wish!r}')
-    if own.get('use_amp') is False and wishes['amp_dtype']:
-        problems.append(f'{next(iter(wishes["amp_dtype"].values()))} and use_amp=False contradict each other: keep one')
+    for key, value in foreign.items():
+        meaning = FOREIGN[key].get(shown(value).strip("'\"").lower())
+        if meaning is None:
+            problems.append(f'{key}={shown(value)}: choose from {", ".join(FOREIGN[key])}')
+            continue
+        for ours, wish in zip(wishes, meaning):
+            if wish is not None:
+                wishes[ours].setdefault(wish, f'{key}={value}')
+                notes.append(f'{key}={value} is understood as {ours}={wish!r}')
+    if foreign:
+        if False in wishes['use_amp'] and wishes['amp_dtype'] and len(wishes['use_amp']) == 1:
+            problems.append(f'{wishes["use_amp"][False]} and {next(iter(wishes["amp_dtype"].values()))} contradict each '
+                            f'other: keep one')
+        for ours, asked in wishes.items():
+            if len(asked) > 1:
+                problems.append(' and '.join(asked.values()) + ' contradict each other: keep one')
+            if asked and not isinstance(own.get(ours), (list, dict, tuple, set)):
+                own[ours] = next(reversed(asked))
     return own, problems
 
 
-def resolve_config(preset=None, overrides=None, base=None):
+def resolve_config(preset=None, overrides=None, base=None, found=()):
     """CONFIG, then the preset, then the overrides, in this order -> (config, sources, notes).
 
     `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
-    Raises ConfigError with every problem at once. Needs nothing but the standard library.
+    Raises ConfigError with every problem at once, those already `found` among them. Needs only the standard library.
     """
-    config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], []
-    layers = [(f"preset '{preset}'", load_preset(preset))] if preset else []
+    config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], list(found)
+    layers = []
+    try:
+        layers = [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
+    except ConfigError as error:
+        problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
         settings, found = translate(settings, notes)
         problems += found
@@ -352,7 +376,7 @@ def resolve_config(preset=None, overrides=None, base=None):
                 problems.append(explain_unknown(key))
     problems += validate_config(config)
     if problems:
-        given = [f'preset {str(preset)!r}'] if preset else []
+        given = [f'preset {str(preset)!r}'] if preset is not None else []
         given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
         raise ConfigError(problems, f' ({" + ".join(given)})' if given else '')
     return config, sources, notes
@@ -366,33 +390,39 @@ def explain_unknown(key):
 
 
 def validate_config(config):
-    """Types, choices and ranges -> list of problems. Integers become floats where a float is meant, in place."""
+    """Types, choices and ranges -> list of problems. Numbers become floats where a float is meant, in place."""
     problems = []
     for key, value in config.items():
-        kinds = TYPES.get(key, type(CONFIG[key]).__name__).split()
+        kinds = kinds_of(key)
+        value = config[key] = plain_value(value, kinds)
         example = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
-        if value is None and 'none' in kinds or value == 'auto' and {'auto', 'str'} & set(kinds):
+        is_auto = isinstance(value, str) and value == 'auto' and (CONFIG[key] == 'auto' or 'auto' in kinds)
+        if value is None and 'none' in kinds or is_auto:
             continue
-        if isinstance(value, tuple):
-            value = config[key] = list(value)
-        if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
-            value = config[key] = float(value) if abs(value) < 1e300 else math.inf
-        if isinstance(value, (int, float)) and kinds[0] == 'str' and not isinstance(value, bool):
-            value = config[key] = str(value)
         if type(value).__name__ not in kinds:
             names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
                      'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
-            problems.append(f'{key}={value!r}: must be {" or ".join(names[k] for k in kinds)}{example}')
+            problems.append(f'{key}={shown(value)}: must be {" or ".join(names[k] for k in kinds)}{example}')
         elif key in CHOICES and isinstance(value, str) and value not in CHOICES[key]:
-            problems.append(f'{key}={value!r}: choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}')
+            problems.append(f'{key}={shown(value)}: choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}')
         elif key in RANGES:
             problems += [f'{line}{example}' for line in check_range(key, value)]
         elif value == '' or isinstance(value, str) and '\0' in value:
-            problems.append(f'{key}={value!r}: is not a usable text{example}')
-    for key in ('image_pattern', 'mask_pattern'):
-        if isinstance(config[key], str) and config[key].count('{stem}') != 1:
-            problems.append(f"{key}={config[key]!r}: must hold {{stem}} once, as in '{{stem}}_label.png'")
+            problems.append(f'{key}={shown(value)}: is not a usable text{example}')
     return problems + check_meanings(config)
+
+
+def plain_value(value, kinds):
+    """Paths, tuples, NumPy numbers and arrays as the plain types a config is saved with; int as float where one is meant."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if hasattr(value, 'tolist'):
+        value = value.tolist()
+    if isinstance(value, tuple):
+        value = list(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
+        value = float(value) if abs(value) < 10**300 else math.inf
+    return value
 
 
 def check_range(key, value):
@@ -400,34 +430,38 @@ def check_range(key, value):
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
     if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
-        return [f'{key}={value!r}: must hold {LENGTHS.get(key, "at least one")} numbers']
+        return [f'{key}={shown(value)}: must hold {LENGTHS.get(key, "at least one")} numbers']
     if not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-        return [f'{key}={value!r}: must hold numbers only']
+        return [f'{key}={shown(value)}: must hold numbers only']
     if 'float' not in TYPES.get(key, type(CONFIG[key]).__name__) and key != 'class_weights':
         if not all(isinstance(n, int) for n in numbers):
-            return [f'{key}={value!r}: must hold whole numbers']
+            return [f'{key}={shown(value)}: must hold whole numbers']
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return []
     bound = f'above {low}' if key in ABOVE_ZERO else f'at least {low}'
-    return [f'{key}={value!r}: must be {bound} and at most {high:g}']
+    return [f'{key}={shown(value)}: must be {bound} and at most {high:g}']
 
 
 def check_meanings(config):
     """Problems that tables cannot tell: regular expressions, mask values, devices."""
     problems = []
+    for key in ('image_pattern', 'mask_pattern'):
+        if isinstance(config[key], str) and config[key].count('{stem}') != 1:
+            problems.append(f"{key}={shown(config[key])}: must hold {{stem}} once, as in '{{stem}}_label.png'")
     if isinstance(config['group_pattern'], str):
         try:
-            re.compile(config['group_pattern'])
-        except re.error as error:
-            problems.append(f"group_pattern={config['group_pattern']!r}: not a regular expression: {error}")
+            with warnings.catch_warnings(action='ignore') if sys.version_info >= (3, 11) else contextlib.nullcontext():
+                re.compile(config['group_pattern'])
+        except (re.error, RecursionError, OverflowError) as error:
+            problems.append(f"group_pattern={shown(config['group_pattern'])}: not a regular expression: {error}")
     device = config['device']
     if isinstance(device, str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', device):
         problems.append(f"device={device!r}: choose from auto, cuda, cuda:0, mps, cpu")
     try:
         parse_mask_values(config['mask_values'])
     except ValueError as error:
-        problems.append(f"mask_values={config['mask_values']!r}: {error}")
-    if config['class_names'] and isinstance(config['num_classes'], int) and isinstance(config['class_names'], list) \
+        problems.append(f"mask_values={shown(config['mask_values'])}: {error}")
+    if isinstance(config['num_classes'], int) and isinstance(config['class_names'], list) \
             and len(config['class_names']) != config['num_classes']:
         problems.append(f"class_names has {len(config['class_names'])} names, num_classes={config['num_classes']}")
     return problems
@@ -453,11 +487,11 @@ def parse_mask_values(mask_values):
     codes = {}
     for value, class_id in mask_values.items():
         if not isinstance(class_id, int) or not 0 <= class_id <= 255:
-            raise ValueError(f'{value!r} must map to a class 0..254, or 255 for ignored, not {class_id!r}')
+            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
         if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
             value = COLOUR + int(value[1:], 16)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{value!r} is neither a whole number nor a colour such as '#ff0000'")
+            raise ValueError(f"{shown(value)} is neither a whole number nor a colour such as '#ff0000'")
         codes[value] = class_id
     if not codes:
         raise ValueError('is empty; name at least one value, as in {255: 1}')
@@ -465,6 +499,7 @@ def parse_mask_values(mask_values):
 
 
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
+NEEDS = {'evaluate': 1, 'predict': 2, 'export': 1}                     # paths: a run folder, then images
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
 
 
@@ -480,25 +515,27 @@ class Command:
 
 def parse_command(argv):
     """The command line -> Command, its settings already validated. Raises ConfigError; knows nothing of torch."""
-    words = list(argv)
+    words, output, problems = list(argv), None, []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
-    output = None
     if '-o' in words[:-1]:
         at = words.index('-o')
         output = words[at + 1]
         del words[at:at + 2]
+        if verb not in ('predict', 'export'):
+            problems.append(f'-o {output}: {verb} writes into run_dir; type run_dir={output}')
     overrides, paths = parse_overrides(words)
     preset = overrides.pop('preset', None)
-    if verb in ('evaluate', 'predict', 'export'):
-        if not paths or verb == 'predict' and len(paths) < 2:
-            raise ConfigError(f'{verb} needs a run folder' + (' and images' if verb == 'predict' else '')
-                              + f': python train_unet.py {verb} runs/x' + (' photo.jpg' if verb == 'predict' else ''))
-    elif paths:
-        raise ConfigError([f'{word!r} is no command and no key=value{did_you_mean(word, COMMANDS)}'
-                           + (f' To train on that folder type data={word}' if os.path.exists(word) else '')
-                           for word in paths])
+    if preset is not None and (not isinstance(preset, str) or not preset):
+        problems.append(f'preset={shown(preset)}: type the name of a preset or the path of a .py file')
+        preset = None
+    if verb in NEEDS and len(paths) < NEEDS[verb]:
+        problems.append(f'{verb} needs a run folder' + (' and images' if verb == 'predict' else '')
+                        + f': python train_unet.py {verb} runs/x' + (' photo.jpg' if verb == 'predict' else ''))
+    for word in paths if verb not in NEEDS else []:
+        hint = f'; to train on that folder type data={word}' if os.path.exists(word) else did_you_mean(word, COMMANDS)
+        problems.append(f'{word!r} is no command and no key=value{hint}')
     extra = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
-    resolve_config(preset, overrides)
+    resolve_config(preset, overrides, found=problems)
     return Command(verb, paths, preset, {**overrides, **extra}, output)
 
 
@@ -3194,7 +3231,7 @@ def prepare(config, sources, device):
     `sources` tells which keys the user typed. The one way that train, check and tune come to their settings.
     """
     hardware = detect_hardware(device)
-    typed = {key for key, origin in sources.items() if origin != 'default'}
+    typed = {key for key, origin in sources.items() if origin == 'you'}
     precision = resolve_precision(config, hardware, typed)
     is_demo = config['data'] == 'demo'
     if is_demo:
@@ -3328,7 +3365,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     own_data = train_data is not None
     if own_data:
         hardware = detect_hardware(device)
-        precision = resolve_precision(config, hardware, {k for k, v in sources.items() if v != 'default'})
+        precision = resolve_precision(config, hardware, {k for k, v in sources.items() if v == 'you'})
         config, data = settle_own(config), None
     else:
         config, hardware, precision, data, why = prepare(config, sources, device)

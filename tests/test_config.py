@@ -270,7 +270,7 @@ def test_config_text_round_trips():
 
 def test_the_config_of_a_run_is_a_preset_that_repeats_it(small_set):
     config, sources, _ = resolve_config(None, {**TINY, 'data': str(small_set)})
-    settled = train_unet.prepare(config, sources)[0]
+    settled = train_unet.prepare(config, sources, train_unet.torch.device('cpu'))[0]
     again = resolved(write_preset(train_unet.config_text(settled)))
     assert again == {k: settled[k] for k in CONFIG}
 

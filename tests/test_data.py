@@ -41,7 +41,7 @@ def dataset(folder, split='train', **overrides):
 
 
 def save(path, array, kind=None):
-    """Write an array in the format of the suffix; `kind` is a Pillow mode that the array is put into."""
+    """Write an array in the format of the suffix; `kind` is the Pillow mode it is put into."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     array = np.asarray(array)
@@ -106,13 +106,15 @@ def ask(folder, **overrides):
 
 # --- pairing -------------------------------------------------------------------------
 
-# name, image, mask (both templates), settings. {n} counts; {s} runs through the splits if it is there.
+# name, image, mask (both templates), settings. {n} counts; {s} runs through the splits,
+# and {k} counts within each.
 LAYOUTS = [
     ('images and masks', 'images/{n:02d}.png', 'masks/{n:02d}.png', {}),
     ('other extensions and cases', 'Images/{n:02d}.JPG', 'MASKS/{n:02d}.PNG', {}),
     ('stems in another case', 'images/Site_{n}A.jpg', 'masks/site_{n}a.png', {}),
     ('images/train', 'images/{s}/{n}.jpg', 'masks/{s}/{n}.png', {}),
     ('train/images', '{s}/images/{n}.jpg', '{s}/masks/{n}.png', {}),
+    ('same names in every split', '{s}/images/{k}.png', '{s}/masks/{k}.png', {}),
     ('train and trainannot', '{s}/{n:03d}.png', '{s}annot/{n:03d}.png', {}),
     ('train_images and train_masks', '{s}_images/{n}.png', '{s}_masks/{n}.png', {}),
     ('one folder, suffix _mask', '{n}.jpg', '{n}_mask.png', {}),
@@ -128,6 +130,7 @@ LAYOUTS = [
     ('Massachusetts', 'tiff/{s}/{n}_15.tiff', 'tiff/{s}_labels/{n}_15.tif', {}),
     ('DeepGlobe', 'train/{n}_sat.jpg', 'train/{n}_mask.png', {}),
     ('LGG, a folder per patient', 'TCGA_{n}/TCGA_{n}_1.tif', 'TCGA_{n}/TCGA_{n}_1_mask.tif', {}),
+    ('Penn-Fudan', 'PNGImages/Ped{n:05d}.png', 'PedMasks/Ped{n:05d}_mask.png', {}),
     ('GlaS', 'train_{n}.bmp', 'train_{n}_anno.bmp', {}),
     ('nnU-Net in 2-D', 'imagesTr/case_{n:03d}_0000.png', 'labelsTr/case_{n:03d}.png', {}),
     ('CVC-ClinicDB', 'Original/{n}.tif', 'Ground Truth/{n}.tif', {}),
@@ -153,10 +156,11 @@ LAYOUTS = [
 @pytest.mark.parametrize('image, mask, settings', [row[1:] for row in LAYOUTS],
                          ids=[row[0] for row in LAYOUTS])
 def test_layout_is_paired(tmp_path, image, mask, settings):
-    """Every image gets the mask of its own name; twelve of them, so that 1 and 11 could be confused."""
+    """Every image gets its own mask; twelve of them, so that 1 and 11 could be confused."""
     folder = tmp_path / 'set'
     split = [('train', 'val', 'test')[n % 3] for n in range(12)]
-    expected = {image.format(n=n, s=split[n]): mask.format(n=n, s=split[n]) for n in range(12)}
+    parts = [dict(n=n, s=split[n], k=n // 3) for n in range(12)]
+    expected = {image.format(**part): mask.format(**part) for part in parts}
     fill(folder, expected, expected.values())
     _, data = inspect(folder, **settings)
     assert partners(data, folder) == expected
@@ -170,7 +174,8 @@ def test_words_of_splits(tmp_path):
     for split in ('training', 'Validation', 'testing'):
         fill(tmp_path / 'set', [f'images/{split}/{split}.jpg'], [f'masks/{split}/{split}.png'])
     _, data = inspect(tmp_path / 'set')
-    assert [names_of(data, s) for s in train_unet.SPLITS] == [{'training'}, {'Validation'}, {'testing'}]
+    found = [names_of(data, split) for split in train_unet.SPLITS]
+    assert found == [{'training'}, {'Validation'}, {'testing'}]
 
 
 def test_extensions_may_be_mixed(tmp_path):
@@ -190,7 +195,7 @@ def test_other_files_are_ignored_and_told(tmp_path):
         (folder / name).write_text('x')
     _, data = inspect(folder)
     assert len(data.pairs.images) == 2
-    assert data.notes == ['ignored 2 files, *.xml: 1.xml, ...', 'ignored Thumbs.db']
+    assert data.notes == ['ignored Thumbs.db', 'ignored 2 files, *.xml: 1.xml, ...']
 
 
 def test_second_annotator_is_left_out_by_patterns(tmp_path):
@@ -201,12 +206,12 @@ def test_second_annotator_is_left_out_by_patterns(tmp_path):
     assert partners(data, tmp_path / 'set') == {f'{n}.jpg': f'{n}_1stHO.png' for n in range(3)}
 
 
-@pytest.mark.parametrize('settings', [{}, {'skip_unpaired': True}], ids=['as it is', 'skip_unpaired'])
-def test_two_folders_of_images_are_asked_for(tmp_path, settings):
+@pytest.mark.parametrize('skip', [False, True])
+def test_two_folders_of_images_are_asked_for(tmp_path, skip):
     """Pre and post (or S1 and S2) are not one set, though only the masks have a telling name."""
     fill(tmp_path / 'set', [f'{s}/{n}_{s}.png' for n in range(3) for s in ('pre', 'post')],
          [f'labels/{n}_label.png' for n in range(3)])
-    error = ask(tmp_path / 'set', **settings)
+    error = ask(tmp_path / 'set', skip_unpaired=skip)
     for folder in ('pre', 'post'):
         line = offered(error, 'images="' + folder) + ' ' + offered(error, 'masks=')
         _, data = inspect(tmp_path / 'set', **typed(line))
@@ -245,7 +250,8 @@ def test_list_file(tmp_path, has_split):
 
 
 def test_skip_unpaired_leaves_out_and_tells(tmp_path):
-    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(5)], [f'masks/{n}.png' for n in range(3)])
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(5)],
+         [f'masks/{n}.png' for n in range(3)])
     _, data = inspect(tmp_path / 'set', skip_unpaired=True)
     assert len(data.pairs.images) == 3
     assert 'skipped 2 files without a partner' in data.notes
@@ -257,8 +263,9 @@ def test_skip_unpaired_leaves_out_and_tells(tmp_path):
 def test_split_is_seeded(small_set, tmp_path):
     """The same seed holds out the same images, wherever the folder lies; another seed does not."""
     shutil.copytree(small_set, tmp_path / 'copy')
-    first, again, moved, other = (names_of(inspect(folder, seed=seed)[1], 'val') for folder, seed in
-                                  ((small_set, 0), (small_set, 0), (tmp_path / 'copy', 0), (small_set, 1)))
+    draws = (small_set, 0), (small_set, 0), (tmp_path / 'copy', 0), (small_set, 1)
+    first, again, moved, other = (names_of(inspect(folder, seed=seed)[1], 'val')
+                                  for folder, seed in draws)
     assert first == again == moved != other
 
 
@@ -298,7 +305,8 @@ CODINGS = [
     ('indices and 255', '.png', None, [0, 1, 2, 255], [0, 1, 2, 255], {}),
     ('Cityscapes train ids', '.png', None, INDICES, INDICES, {}),
     ('VOC palette', '.png', 'P', [*range(21), 255], [*range(21), 255], {}),
-    ('150 classes', '.png', None, [*range(150)], [*range(150)], {}),
+    ('150 classes', '.png', None, [*range(150)], [*range(150)],
+     {'num_classes': 150}),
     ('-1 is ignored', '.npy', None, [0, 1, -1], [0, 1, 255], {}),
     ('sparse palette', '.png', 'P', [0, 5, 15, 255], [0, 5, 15, 255], {}),
     ('palette of two', '.png', 'P', [0, 1], [0, 1], {}),
@@ -310,7 +318,8 @@ CODINGS = [
      {'mask_values': {'#000000': 255, '#800000': 0}}),
     ('one colour named', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 0, 1],
      {'mask_values': {'#ff0000': 1}}),
-    ('colours, nonzero', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 1, 1], {'mask_values': 'nonzero'}),
+    ('colours, nonzero', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 1, 1],
+     {'mask_values': 'nonzero'}),
     ('black and white as RGB', '.png', 'RGB', [0, 0xffffff], [0, 1], {}),
     ('indices as RGB', '.png', 'RGB', [0, 0x010101, 0x020202], [0, 1, 2], {}),
     ('grey as RGB, named by value', '.png', 'RGB', [0, 0x808080, 0xffffff], [0, 0, 1],
@@ -412,6 +421,18 @@ def test_instance_ids_are_no_classes(tmp_path, first):
     assert data.shares[1] == pytest.approx(100 / 256)
 
 
+def test_a_few_instance_ids_are_no_classes(tmp_path):
+    """Penn-Fudan: 0, 1, ... n in a picture of n people. Classes would not count through."""
+    for number, people in enumerate([1, 2, 4, 3, 8, 2]):
+        mask = np.zeros((16, 16))
+        mask[0, :people] = 1 + np.arange(people)
+        save(tmp_path / f'set/PNGImages/Ped{number}.png', np.zeros((16, 16, 3)))
+        save(tmp_path / f'set/PedMasks/Ped{number}_mask.png', mask)
+    line = offered(ask(tmp_path / 'set'), 'mask_values=nonzero')
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert data.coding.num_classes == 2
+
+
 @pytest.mark.parametrize('values', [(0, 255), (0, 1)])
 def test_inverted_masks_are_suspected(tmp_path, values):
     """Nearly all foreground: a note with a line that turns it round."""
@@ -433,7 +454,7 @@ def test_wanted_number_of_classes_is_kept(tmp_path):
 
 
 def test_wanted_number_of_classes_explains_gaps(tmp_path):
-    """59 classes of which few occur: the values are indices, since the user said how many there are."""
+    """59 classes of which few occur: the user said how many there are."""
     folder, _ = coded_set(tmp_path / 'set', [0, 5, 14, 55])
     _, data = inspect(folder, num_classes=59)
     assert data.coding.encode(np.array([[0, 5, 14, 55]])).tolist() == [[0, 5, 14, 55]]
@@ -459,7 +480,8 @@ def palette_picture(path):
 
 
 def planar(path):
-    tifffile.imwrite(path, np.moveaxis(bands(5), -1, 0), planarconfig='separate', photometric='minisblack')
+    tifffile.imwrite(path, np.moveaxis(bands(5), -1, 0), planarconfig='separate',
+                     photometric='minisblack')
 
 
 def tiff(array, **how):
@@ -497,7 +519,8 @@ IMAGES = [
     ('planar TIFF', 'x.tif', planar, 5, [0, 1, 2, 3, 4], 'float32'),
     ('interleaved TIFF', 'x.tif', tiff(bands(5, np.uint8), planarconfig='contig'), 5,
      [0, 1, 2, 3, 4], 'uint8'),
-    ('signed TIFF', 'x.tif', tiff(-bands(2, np.int16), planarconfig='contig'), 2, [0, -1], 'float32'),
+    ('signed TIFF', 'x.tif', tiff(-bands(2, np.int16), planarconfig='contig'), 2,
+     [0, -1], 'float32'),
     ('.npy', 'x.npy', array_file(bands(7)), 7, [0, 1, 2, 3, 4, 5, 6], 'float32'),
     ('.npy, bands first', 'x.npy', array_file(np.moveaxis(bands(7), -1, 0)), 7,
      [0, 1, 2, 3, 4, 5, 6], 'float32'),
@@ -526,7 +549,7 @@ def test_exif_rotation_of_an_image_is_followed(tmp_path):
     for n in range(2):
         save(folder / f'masks/{n}.png', shown[..., 0] > 0)
         exif = PIL.Image.Exif()
-        exif[274] = 6                                                  # turn by 90 degrees clockwise to show
+        exif[274] = 6                                                  # turn clockwise to show
         (folder / 'images').mkdir(exist_ok=True)
         PIL.Image.fromarray(np.rot90(shown).copy()).save(folder / f'images/{n}.jpg', exif=exif)
     data, _ = dataset(folder)
@@ -538,7 +561,8 @@ def test_depths_may_be_mixed(tmp_path):
     """8 and 16 bits of the same scene come out the same."""
     folder, _ = coded_set(tmp_path / 'set', [0, 1], count=4)
     for n in range(4):
-        save(folder / f'images/{n}.png', np.full((4, 16), 100 * (257 if n % 2 else 1)), 'I;16' if n % 2 else None)
+        value, kind = (100 * 257, 'I;16') if n % 2 else (100, None)
+        save(folder / f'images/{n}.png', np.full((4, 16), value), kind)
     data, config = dataset(folder, val_fraction=0.25)
     assert config['image_dtype'] == 'float32'
     assert [data.read(i)[0].mean() for i in range(3)] == pytest.approx([100 / 255] * 3)
@@ -551,7 +575,8 @@ def samples(data, config, workers, epoch=0):
     """All samples of one epoch through a loader, as {index: (image, mask)}."""
     sampler = WindowSampler(len(data), config)
     sampler.epoch = epoch
-    loader = train_unet.build_loader(data, {**config, 'num_workers': workers}, CPU, batch_sampler=sampler)
+    config = {**config, 'num_workers': workers}
+    loader = train_unet.build_loader(data, config, CPU, batch_sampler=sampler)
     return {int(i): (image, mask) for batch in loader
             for i, image, mask in zip(batch['index'], batch['image'], batch['mask'])}
 
@@ -591,7 +616,7 @@ def test_augmentation_differs_between_images(tmp_path):
 
 
 def test_transforms_are_drawn_independently(small_set):
-    """Three coins leave one image in eight as it is; transforms that share a seed would leave every second one."""
+    """Three coins leave one image in eight as it is; with one coin for all it would be half."""
     data, config = dataset(small_set)
     same = []
     for index in range(len(data)):
@@ -619,11 +644,11 @@ def test_masks_hold_only_original_ids(tmp_path, augment, policy):
 
 @pytest.mark.parametrize('augment', ['default', 'strong'])
 def test_fill_is_ignored(tmp_path, augment):
-    """Wherever the mask counts there is picture: white images stay bright, black fill is 255 in the mask."""
+    """Bright images stay bright wherever the mask counts; black fill is 255 in the mask."""
     folder, _ = coded_set(tmp_path / 'set', [0] * 10, count=12)
     for path in (folder / 'images').iterdir():
         save(path, np.full((20, 16, 3), 200))
-    data, config = dataset(folder, augment=augment)
+    data, config = dataset(folder, augment=augment, image_dtype='float32')   # no change of colour
     filled = 0
     for epoch in range(3):
         for image, mask in samples(data, config, 0, epoch).values():
@@ -633,7 +658,17 @@ def test_fill_is_ignored(tmp_path, augment):
     assert filled > 0
 
 
-@pytest.mark.parametrize('channels, dtype', [(1, np.uint8), (2, np.float32), (5, np.uint8), (13, np.float32)])
+@pytest.mark.parametrize('policy', ['crop', 'pad'])
+def test_padding_is_ignored(tmp_path, policy):
+    """Images smaller than image_size fill it up with pixels that do not count."""
+    folder, place = coded_set(tmp_path / 'set', [0, 1], count=4)
+    data, config = dataset(folder, augment='none', size_policy=policy)
+    for _, mask in samples(data, config, 0).values():
+        assert (mask == 255).sum() == 32 * 32 - place[:, :32].size
+
+
+@pytest.mark.parametrize('channels, dtype', [(1, np.uint8), (2, np.float32), (5, np.uint8),
+                                             (13, np.float32)])
 @pytest.mark.parametrize('augment', ['default', 'strong'])
 def test_augmentation_of_any_bands(tmp_path, channels, dtype, augment):
     """Grey, two-band and multi-band images go through, and keep shape and type."""
@@ -659,17 +694,20 @@ def test_validation_is_not_augmented(small_set):
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_cached_images_are_those_on_disk(small_set, workers):
-    """The cache in shared memory changes nothing, in the first epoch and in those that read from it."""
+    """The cache in shared memory changes nothing, when it is filled and when it is read."""
     cached, config = dataset(small_set, cache_images=True)
     plain, _ = dataset(small_set, cache_images=False)
     for epoch in (0, 1):
-        assert differing(samples(cached, config, workers, epoch), samples(plain, config, 0, epoch)) == 0
+        found = samples(cached, config, workers, epoch)
+        assert differing(found, samples(plain, config, 0, epoch)) == 0
     assert cached.cache.filled.all() and plain.cache is None
 
 
 # --- windows -------------------------------------------------------------------------
 
-SIZES = [(n, batch, passes) for n in (2, 3, 7, 8, 9, 17, 33, 64) for batch in (1, 2, 4, 8) for passes in (1, 3)]
+SIZES = [(count, batch, passes) for count in (2, 3, 7, 8, 9, 17, 33, 64) for batch in (1, 2, 4, 8)
+         for passes in (1, 3)]
+SHARED_OUT = [sizes for sizes in SIZES if sizes[0] >= 7 and sizes[1] * sizes[2] >= 6]
 
 
 def sampler_of(count, batch, passes, **ranks):
@@ -687,23 +725,25 @@ def test_each_image_once_per_epoch(count, batch, passes):
 
 @pytest.mark.parametrize('count, batch, passes', SIZES)
 def test_micro_batches_have_the_wanted_size(count, batch, passes):
-    """At most batch_size images, one more only to spare a leftover of one; never a single image among several."""
+    """At most batch_size images, one more only to spare a leftover of one, which never is alone."""
     lengths = [len(indices) for indices in sampler_of(count, batch, passes)]
     assert max(lengths) <= batch + (1 if batch > 1 and count % 2 else 0)
     assert batch == 1 or min(lengths) >= 2
 
 
-@pytest.mark.parametrize('count, windows', [(16, [8, 8]), (17, [8, 9]), (18, [8, 8, 2]), (7, [7]), (9, [9])])
-def test_leftover_of_one_joins_the_window_before(count, windows):
+@pytest.mark.parametrize('count, windows', [(16, [8, 8]), (17, [8, 9]), (19, [8, 11]),
+                                            (20, [8, 8, 4]), (7, [7]), (1, [1])])
+def test_small_leftover_joins_the_window_before(count, windows):
     assert [len(window) for window in sampler_of(count, 8, 1).windows()] == windows
 
 
-@pytest.mark.parametrize('count, batch, passes', [s for s in SIZES if s[0] >= 7 and s[1] * s[2] >= 3])
 @pytest.mark.parametrize('world', [2, 3])
+@pytest.mark.parametrize('count, batch, passes', SHARED_OUT)
 def test_ranks_share_each_window(count, batch, passes, world):
+    """No image twice, none left out, and no rank without one: the others would wait for it."""
     ranks = [sampler_of(count, batch, passes, rank=rank, world_size=world) for rank in range(world)]
     for number, window in enumerate(ranks[0].windows()):
-        shares = [np.concatenate([*rank.micro_batches(rank.windows()[number]), []]) for rank in ranks]
+        shares = [np.concatenate(rank.micro_batches(rank.windows()[number])) for rank in ranks]
         assert sorted(np.concatenate(shares)) == sorted(window)
 
 
@@ -728,9 +768,9 @@ def test_epoch_goes_on_in_its_middle():
 
 
 def test_no_threshold_solves_the_demo():
-    """The best threshold on any colour, chosen with the truth at hand, stays below an IoU of 0.6."""
+    """The best threshold on a colour, chosen with the truth at hand, stays below an IoU of 0.6."""
     counts = np.zeros((2, 3, 256))
-    for number in range(240, 300):                                     # the validation images of seed 0
+    for number in range(240, 300):                                     # the validation images
         image, mask = train_unet.draw_demo(number)
         for truth in (0, 1):
             for colour in range(3):
@@ -758,7 +798,8 @@ def test_demo_is_drawn_once_and_understood(tmp_path):
 def scanned(monkeypatch, folder):
     """Stems of the masks that are read when the folder is looked at."""
     seen, real = [], train_unet.scan_pair
-    monkeypatch.setattr(train_unet, 'scan_pair', lambda i, m, c: seen.append(Path(m).stem) or real(i, m, c))
+    spy = lambda image, mask, config: seen.append(Path(mask).stem) or real(image, mask, config)
+    monkeypatch.setattr(train_unet, 'scan_pair', spy)
     inspect(folder)
     monkeypatch.setattr(train_unet, 'scan_pair', real)
     return sorted(seen)
@@ -789,7 +830,7 @@ def test_file_of_another_size_is_looked_at_again(monkeypatch, small_set):
 
 
 def test_changed_object_mask_is_seen(tmp_path):
-    """A file that is overwritten in a folder of object masks leaves the time of the folder as it was."""
+    """Overwriting a file in a folder of object masks leaves the time of the folder as it was."""
     for n in range(2):
         fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{k}.png' for k in 'ab'])
     _, before = inspect(tmp_path / 'set')
@@ -826,7 +867,8 @@ def test_real_set(name):
     _, data = inspect(folder)
     total = sum(pixels for pixels, _ in data.values.values())
     assert data.coding.num_classes == meta['num_classes']
-    assert {s: len(data.pairs.rows(s)) for s in train_unet.SPLITS if len(data.pairs.rows(s))} == meta['splits']
+    splits = {split: len(data.pairs.rows(split)) for split in train_unet.SPLITS}
+    assert {split: count for split, count in splits.items() if count} == meta['splits']
     assert len(data.sizes) == meta['image_sizes']
     assert {str(v): images for v, (_, images) in data.values.items()} == meta['images_with_value']
     shares = {str(v): 100 * pixels / total for v, (pixels, _) in data.values.items()}
@@ -847,18 +889,19 @@ def test_real_images_are_read(name):
         assert {image.dtype for image in images} == {np.dtype(np.uint8)}
 
 
-# Conventions: what is doubled where there is one image only (it cannot be split), the lines that the
-# errors must offer and that the user picks, one error after the other, classes, and shares of some codes in %.
+# Folder, what is doubled where there is one image only (it cannot be split), the lines that errors
+# must offer, one error after the other, number of classes, and the share of some value in %.
 COLOURED = 'mask_values="{\'#000000\''
 CONVENTIONS = [
     ('01_instance_mask_dirs_dsb2018', None, [], 2, {1: 3.44}),
-    ('02_label_suffix_uppercase_ext_crackforest', None, [['mask_values="{255: 1}"']], 2, {255: 1.39}),
+    ('02_label_suffix_uppercase_ext_crackforest', None, [['mask_values="{255: 1}"']], 2,
+     {255: 1.39}),
     ('03_rgb_coded_three_suffixes_cwfid', ('001_', '002_'),
      [['images="images"', 'masks="annotations"'], [COLOURED]], 3,
      {train_unet.COLOUR + 0x00ff00: 2.44}),
-    ('03_rgb_coded_three_suffixes_cwfid', ('001_', '002_'), [['images="images"', 'masks="masks"']], 2,
-     {1: 82.34}),
-    ('04_pixels0_suffix_mixed_modes_sirst', None, [['skip_broken=True']], 2, {255: 0.07}),
+    ('03_rgb_coded_three_suffixes_cwfid', ('001_', '002_'),
+     [['images="images"', 'masks="masks"']], 2, {1: 82.34}),
+    ('04_pixels0_suffix_mixed_modes_sirst', None, [['skip_broken=True']], 2, {255: 0.04}),
     ('09_voc_palette_labelme', None, [], 19, {15: 12.44}),
     ('10_mat_labels_clothing_ccp', None, [['mask_values="{0:']], 13, {55: 4.5}),
     ('11_16bit_instance_ids_spaces_nucseg', None,
@@ -868,7 +911,8 @@ CONVENTIONS = [
      [['images="40x air/images_8bit"', 'masks="40x air/mask binary"']], 2, {0: 84.48}),
     ('12_rgba_colour_coded_labelmefacade', None, [[COLOURED]], 8,
      {train_unet.COLOUR: 9.34}),
-    ('13_sparse_grey_codes_other_stems_vnc', ('00.', '01.'), [['mask_values="{0:']], 9, {255: 73.29}),
+    ('13_sparse_grey_codes_other_stems_vnc', ('00.', '01.'), [['mask_values="{0:']], 9,
+     {255: 73.29}),
     ('14_geotiff_bands_negative_ignore_sen1floods11', ('579_', '580_'),
      [['images="S1"', 'masks="Labels"'], ['in_channels=2']], 2, {-1: 0.04}),
     ('14_geotiff_bands_negative_ignore_sen1floods11', ('579_', '580_'),

