@@ -61,11 +61,14 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
+import tokenize
 import warnings
 import zipfile
+import zlib
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -219,8 +222,8 @@ class DataError(UserError):
 
 
 def clean(text):
-    """Text that is safe to print: control characters (terminal escapes in file names) become visible."""
-    return ''.join(c if c.isprintable() or c in '\n\t' else repr(c)[1:-1] for c in str(text))
+    """Text that is safe on one line: control characters (terminal escapes, new lines in names) become visible."""
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
 def did_you_mean(word, candidates):
@@ -917,7 +920,7 @@ def list_files(root):
                 if entry.name.startswith('.'):
                     continue
                 name = os.path.join(folder, entry.name)
-                pending.append(name) if entry.is_dir() else found.append((folder, entry.name))
+                pending.append(name) if os.path.isdir(entry.path) else found.append((folder, entry.name))
         except OSError as error:
             raise DataError(f'{root / folder}: cannot be read: {error.strerror}') from None
     return sorted(found)
@@ -1006,15 +1009,18 @@ def existing_folder(path):
     raise DataError(f'{path}: {what}{near}')
 
 
-def one_kind(files, key, root):
+def one_kind(images, masks, root):
     """Refuse several folders of the same role: they are different tasks, and only the user knows which."""
-    folders = {}
-    for file in files:
-        plain = tuple(w for w in folder_words(file.place.kind)[:-1] if w not in SPLIT_WORDS)
-        folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
-    if len(folders) > 1:
-        raise DataError([f'several folders could hold the {key}; type which one, as in images="A" masks="B":',
-                         *(f'    {key}="{folder}"' for folder in sorted(folders.values()))])
+    choices = {}
+    for key, files in (('images', images), ('masks', masks)):
+        folders = choices[key] = {}
+        for file in files:
+            words = [w for w in folder_words(file.place.kind)[:-1] if w not in SPLIT_WORDS]
+            plain = (*words, *re.findall(r'\d+', file.place.kind))
+            folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
+    if any(len(folders) > 1 for folders in choices.values()):
+        raise DataError(['several folders could hold the images or the masks; type which, as in images="A" masks="B":',
+                         *(f'    {key}="{folder}"' for key in choices for folder in sorted(choices[key].values()))])
 
 
 def affix_rules(images, masks):
@@ -1108,6 +1114,11 @@ def read_list(path):
         files = [Found(os.path.join(path.parent, row[k].strip()), Path(row[k]).stem, place) for k in ('image', 'mask')]
         problems += [f'{path}, line {number}: there is no {f.path}' for f in files if not os.path.exists(f.path)]
         pairs.append(tuple(files))
+    splits = defaultdict(set)
+    for image, _ in pairs if not problems else []:
+        splits[os.path.realpath(image.path)].add(image.place.split)
+    problems += [f'{path}: {image} is listed in several splits: {", ".join(sorted(said))}'
+                 for image, said in splits.items() if len(said) > 1]
     if problems:
         raise DataError(shorten(problems))
     return pairs, f'the list {path.name}'
@@ -1132,8 +1143,7 @@ def find_pairs(config):
             raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
                              *notes, 'expected folders such as images/ and masks/, or type images=... masks=...',
                              "or mask_pattern='{stem}_mask.png', or data=list.csv with the columns image,mask"])
-        one_kind(images, 'images', root)
-        one_kind(masks, 'masks', root)
+        one_kind(images, masks, root)
         pairs = unite_folders(images, masks)
         rule = 'one folder per image, its masks united'
         if pairs is None:
@@ -1151,13 +1161,15 @@ def refuse_unpaired(pairs, images, masks, clashes, config):
     """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
     problems = [f'several files share one stem: {", ".join(sorted(f.path for f in group))}' for group in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
-    if config['skip_unpaired'] and not problems:
+    folders = sorted({f.place.rest for f in [*images, *(pair[0] for pair in pairs)] if not f.place.kind})
+    two_kinds = bool(images) and 1 < len(folders) <= 8 and '' not in folders       # such as S1/ and S2/
+    if config['skip_unpaired'] and not problems and not two_kinds:
         return [f'skipped {len(lonely)} files without a partner'] if lonely else []
     if problems or lonely:
-        hints = [f'{len(pairs)} pairs were found. skip_unpaired=True leaves the others out;',
+        skip = '' if problems or two_kinds else ' skip_unpaired=True leaves the others out;'
+        hints = [f'{len(pairs)} pairs were found.{skip}',
                  "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
-        folders = sorted({f.place.rest for f in [*images, *(pair[0] for pair in pairs)] if not f.place.kind})
-        if 1 < len(folders) <= 8 and '' not in folders:                # two kinds of images in folders of their own
+        if two_kinds:
             mask = (masks or [pairs[0][1]] if pairs else masks)[0].place.kind
             hints = [f'if only one of these folders holds the images type images="{folder}" masks="{mask}"'
                      for folder in folders] + hints
@@ -1198,8 +1210,9 @@ def split_rest(splits, stems, config):
 # data: reading
 # ======================================================================================
 
-UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError,
-              NotImplementedError, AssertionError, MemoryError, PIL.Image.DecompressionBombError, zipfile.BadZipFile)
+UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, SyntaxError, EOFError,
+              AssertionError, MemoryError, RuntimeError, PIL.Image.DecompressionBombError, zipfile.BadZipFile, zlib.error,
+              struct.error, tokenize.TokenError)      # what decoders have been seen to raise on damaged files
 
 
 def check_pixels(path, height, width, most):
@@ -1212,10 +1225,8 @@ def check_pixels(path, height, width, most):
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
     most = config['max_image_pixels']
-    PIL.Image.MAX_IMAGE_PIXELS = most                                  # Pillow itself refuses at twice this
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore', PIL.Image.DecompressionBombWarning)
-        picture = PIL.Image.open(path)
+    PIL.Image.MAX_IMAGE_PIXELS = None                                  # the next lines refuse, at a limit one can set
+    picture = PIL.Image.open(path)
     check_pixels(path, picture.height, picture.width, most)
     return picture
 
@@ -1247,7 +1258,7 @@ def read_tiff(path, config, as_mask):
     try:
         with open_pillow(path, config) as picture:
             simple = picture.tag_v2.get(277, 1) == 1 or picture.mode in ('RGB', 'RGBA', 'CMYK', 'LA')
-            simple = simple and not (picture.mode == 'RGB' and max(picture.tag_v2.get(258, (8,))) > 8)
+            simple = simple and picture.n_frames == 1 and not (picture.mode == 'RGB' and max(picture.tag_v2.get(258, (8,))) > 8)
     except PIL.UnidentifiedImageError:
         simple = False
     if simple:
@@ -1266,6 +1277,8 @@ def read_tiff(path, config, as_mask):
 def read_npy(path, config, as_mask):
     """A NumPy array; pickled objects are refused."""
     array = np.load(path, mmap_mode='r', allow_pickle=False)
+    if array.ndim not in (2, 3):
+        raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
         array = np.moveaxis(array, 0, -1)                              # (C, H, W) was saved
     check_pixels(path, *array.shape[:2], config['max_image_pixels'])
@@ -1275,7 +1288,11 @@ def read_npy(path, config, as_mask):
 def read_mat(path, config, as_mask):
     """The only matrix of a MATLAB file."""
     import scipy.io                                                    # only .mat needs it
-    arrays = [v for k, v in scipy.io.loadmat(path).items() if isinstance(v, np.ndarray) and v.ndim >= 2
+    try:
+        content = scipy.io.loadmat(path)
+    except scipy.io.matlab.MatReadError as error:
+        raise ValueError(str(error)) from None
+    arrays = [v for v in content.values() if isinstance(v, np.ndarray) and v.ndim >= 2
               and v.dtype.kind in 'biuf' and min(v.shape[:2]) > 1]
     if len(arrays) != 1:
         raise ValueError(f'holds {len(arrays)} matrices; expected one')
@@ -1291,6 +1308,8 @@ def read_array(path, config, as_mask=False):
         array = READERS.get(os.path.splitext(path)[1].lower(), read_pillow)(path, config, as_mask)
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[..., 0]
+        if array.dtype.kind not in 'biuf':
+            raise ValueError(f'holds {array.dtype}; expected numbers')
         if array.ndim not in (2, 3) or 0 in array.shape:
             raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
         return array
@@ -1340,6 +1359,8 @@ def read_mask(path, config):
         return COLOUR + (r << 16 | g << 8 | b)
     if array.ndim == 3:
         raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours)')
+    if array.dtype.kind == 'f' and not np.isfinite(array).all():
+        raise DataError(f'{path}: holds NaN or infinity; a mask holds whole numbers or colours')
     if array.dtype.kind == 'f' and not np.array_equal(array, np.round(array)):
         raise DataError(f'{path}: holds fractions; a mask holds whole numbers or colours')
     return array.astype(np.int32)
@@ -1361,8 +1382,8 @@ class Coding:
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. Raises DataError on a code that has no meaning."""
         if self.threshold is not None:
-            grey = np.where(codes >= COLOUR, codes & 0xff, codes)
-            return (grey > self.threshold).astype(np.uint8)
+            brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
+            return (np.where(codes >= COLOUR, brightest, codes) > self.threshold).astype(np.uint8)
         keys = np.array(sorted(self.table))
         place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
         unknown = keys[place] != codes
@@ -1377,8 +1398,11 @@ def name_code(code):
     return repr(f'#{code - COLOUR:06x}') if code >= COLOUR else str(code)
 
 
-def find_coding(values, palette, config):
-    """{code: (pixels, images)} of all masks -> Coding. Raises DataError with the line to type where masks are unclear."""
+def find_coding(values, palette, config, counts_up=False):
+    """{code: (pixels, images)} of all masks -> Coding. Raises DataError with the line to type where masks are unclear.
+
+    `counts_up`: every mask holds exactly 0 to n, with many different n, as the ids of objects do.
+    """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     grey_only = all(code < COLOUR or is_grey(code) for code in values)
     folded = defaultdict(int)
@@ -1387,9 +1411,11 @@ def find_coding(values, palette, config):
     if isinstance(wish, int):
         return Coding(None, wish, 2, f'values above {wish} are foreground')
     if wish is not None:
+        if grey_only:
+            wish = {code & 0xff if code >= COLOUR and is_grey(code) else code: c for code, c in wish.items()}
         coding = coding_from_table(wish, folded, ignore)
     else:
-        coding = guess_coding(folded, values, palette, ignore, config)
+        coding = guess_coding(folded, values, palette, ignore, config, counts_up)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     if config['num_classes'] != 'auto':
@@ -1408,6 +1434,9 @@ def is_grey(code):
 
 def coding_from_table(wish, values, ignore):
     """The user's mask_values. Values it does not name are background, unless class 0 is named: then they are errors."""
+    if not set(wish) & set(values):
+        raise DataError([f'mask_values names {", ".join(name_code(c) for c in sorted(wish)[:12])}, none of which occurs; '
+                         f'the masks hold {", ".join(name_code(c) for c in sorted(values)[:24])}'])
     table = dict(wish)
     for code in (ignore, -1):
         if code is not None:
@@ -1428,40 +1457,29 @@ def suggest(table, more=(), meaning=None):
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
-def guess_coding(values, raw, palette, ignore, config):
-    """The codings that can be told without asking: 0/1, 0/255, noisy 0/255, class indices. All else is explained."""
+def guess_coding(values, raw, palette, ignore, config, counts_up):
+    """The codings that can be told without asking: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
     special = {code for code in (ignore, -1) if code is not None and code in values}
     plain = sorted(code for code in values if code not in special)
     total = sum(values.values())
-    ignored = {code: IGNORE for code in special}
+    share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
+    ignored, given = {code: IGNORE for code in special}, config['num_classes'] != 'auto'
+    said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
     if set(values) <= {0, 255}:
         return Coding({0: 0, 255: 1}, None, 2, '0 is background, 255 foreground')
     if set(plain) <= {0, 1}:
-        said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
-    grey = all(0 <= code < 256 for code in values)
-    noisy = sum(count for code, count in values.items() if 0 < code < 255) / total
-    ends = sum(count for code, count in values.items() if code <= 32 or code >= 223) / total
-    if grey and len(values) > 16 and values.get(0, 0) + values.get(255, 0) > 0 and ends > 0.9 \
-            and sum(c for code, c in values.items() if code >= 223):
-        return Coding(None, 127, 2, f'0 and 255 with {noisy:.2%} of the pixels in between (JPEG noise or soft edges): '
-                                    f'above 127 is foreground')
     highest = max(plain, default=0)
-    given = config['num_classes'] != 'auto'
-    dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1)
-    if plain and plain[0] == 0 and highest < 255 and len(plain) <= 200 and \
-            (highest < config['num_classes'] if given else palette and highest < 64 or dense):
-        count = config['num_classes'] if given else highest + 1
-        if len(plain) <= 64 or raw_looks_like_classes(raw):
-            said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
-            return Coding({c: c for c in range(max(count, highest + 1))} | ignored, None, highest + 1,
-                          f'class indices 0 to {highest}{said}')
+    dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
+    if plain[:1] == [0] and highest < 255 and (highest < config['num_classes'] if given else
+                                               highest < 64 and (palette or dense and not counts_up)):
+        count = max(highest + 1, config['num_classes'] if given else 0)
+        return Coding({c: c for c in range(count)} | ignored, None, highest + 1, f'class indices 0 to {highest}{said}')
+    if plain[:1] == [0] and max(values) == 255 and len(values) > 16 and share(0, 32) + share(223, 255) > 0.9 \
+            and share(223, 254) > 0:
+        return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between (JPEG noise or soft '
+                                    f'edges): above 127 is foreground')
     raise DataError(explain_values(values, raw, plain, special, total), 'the mask values are not clear')
-
-
-def raw_looks_like_classes(raw):
-    """Classes recur from image to image; the ids of objects hardly do."""
-    return np.median([images for _, images in raw.values()]) >= 2
 
 
 def explain_values(values, raw, plain, special, total):
@@ -1472,8 +1490,7 @@ def explain_values(values, raw, plain, special, total):
     shown += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     lines = [f'{len(values)} values (share of pixels, images): {shown}']
     if len(plain) > 64:
-        lines += ['so many look like ids of objects (instance masks) or like noise. If every value but 0 is foreground '
-                  "type mask_values=nonzero", "if bright is foreground type mask_values='>127'"]
+        lines.append('so many look like ids of objects (instance masks) or like noise')
     elif colours or len(plain) > 2:
         rare = {code for code in special if values[code] < 0.1 * total}    # a void label seldom covers more
         table = {code: number for number, code in enumerate(sorted({*plain, *special} - rare))} | dict.fromkeys(rare, IGNORE)
@@ -1482,6 +1499,10 @@ def explain_values(values, raw, plain, special, total):
                   '(255 after a colon means ignored; reorder as you like)']
         if not colours and 0 <= plain[0] and plain[-1] < 255:
             lines.append(f'if they are class numbers of which some do not occur type num_classes={plain[-1] + 1} or more')
+    if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
+        lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
+    if not colours and max(values) <= 255 and max(values) > 127:
+        lines.append("if bright is foreground type mask_values='>127'")
     if len(plain) <= 64:
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
@@ -1511,7 +1532,8 @@ def scan_pair(image, mask, config):
         if READERS.get(os.path.splitext(image)[1].lower(), read_pillow) is read_pillow:
             with open_pillow(image, config) as picture:
                 size, mode = [picture.height, picture.width], picture.mode
-                if picture.getexif().get(274, 1) >= 5:
+                known = picture.format != 'PNG' or 'exif' in picture.info     # a PNG would be decoded for the answer
+                if known and picture.getexif().get(274, 1) >= 5:
                     size.reverse()
         else:
             array = read_array(image, config)
@@ -1545,6 +1567,9 @@ def mask_mode(path):
 
 def fingerprint(path):
     """Size and time of a file: what tells that a cached record is still true."""
+    if os.path.isdir(path):                                            # overwriting a file does not touch its folder
+        marks = [fingerprint(entry.path) for entry in os.scandir(path) if entry.is_file()]
+        return [sum(size for size, _ in marks), max((changed for _, changed in marks), default=0)]
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns]
 
@@ -1596,13 +1621,18 @@ def inspect_data(config):
     left_out = [f'left out: {record["problem"]}' for record in records if 'problem' in record]
     pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule, pairs.notes + shorten(left_out))
     records = [record for record in records if 'problem' not in record]
+    if not len(pairs.rows('train')) or not len(pairs.rows('val')):
+        raise DataError([f'{config["data"]}: there are no training images left', *pairs.notes][:12])
     values, in_train = defaultdict(lambda: [0, 0]), Counter()
     for split, record in zip(pairs.splits, records):
         for code, pixels in record['codes'].items():
             values[int(code)][0] += pixels
             values[int(code)][1] += 1
             in_train[int(code)] += pixels * (split == 0)
-    coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config)
+    tops = [len(record['codes']) - 1 if {int(c) for c in record['codes']} == set(range(len(record['codes']))) else -1
+            for record in records]
+    counts_up = min(tops) >= 0 and len(set(tops)) > 3 and max(tops) > 3
+    coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
     shares = np.zeros(256)
     for code, pixels in in_train.items():
         shares[coding.encode(np.array([[code]]))[0, 0]] += pixels
@@ -1610,6 +1640,8 @@ def inspect_data(config):
     notes = list(pairs.notes)
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
+    if len(values) and shares[1:].sum() == 0:
+        notes.append('no training mask holds any foreground: there is nothing to learn')
     if coding.num_classes == 2 and shares[1] > 0.9:
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
                      f'If so type mask_values={suggest({0: 1, 255: 0} if 255 in values else {0: 1, 1: 0})}')
@@ -1865,7 +1897,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
             image = np.zeros((self.height, self.width, self.config['in_channels']), np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
         if self.augmentation is not None:
-            self.augmentation.set_random_seed(sample_seed(self.config['seed'], epoch, index))
+            seed = sample_seed(self.config['seed'], epoch, index)      # set_random_seed would give every transform
+            self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))   # the same draws
             augmented = self.augmentation(image=image, mask=mask)
             image, mask = augmented['image'], augmented['mask']
         if image.ndim == 2:
@@ -1900,7 +1933,7 @@ def split_evenly(items, most):
 
     BatchNorm refuses a batch of one image at 1x1, so a leftover of one joins its neighbour.
     """
-    count = math.ceil(len(items) / most)
+    count = max(1, math.ceil(len(items) / most))
     if count > 1 and most > 1 and len(items) // count == 1:
         count = max(1, len(items) // 2)
     return [piece for piece in np.array_split(items, count) if len(piece)]
@@ -3225,10 +3258,10 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
-def prepare(config, sources, device):
+def prepare(config, sources, device, decode=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
 
-    `sources` tells which keys the user typed. The one way that train, check and tune come to their settings.
+    `sources` tells which keys the user typed; `decode` looks at every pixel of every image. The one way that train, check and tune come to their settings.
     """
     hardware = detect_hardware(device)
     typed = {key for key, origin in sources.items() if origin == 'you'}
@@ -3237,6 +3270,8 @@ def prepare(config, sources, device):
     if is_demo:
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config))
+    if decode:
+        decode_all(data, config)
     if config['image_dtype'] == 'auto':
         config = {**config, 'image_dtype': find_image_dtype(data, config)}
     config, why = settle(config, hardware, data, is_demo)
@@ -4071,9 +4106,8 @@ def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
     config, sources, notes = resolve_config(preset, overrides)
     device = choose_device(config['device'])
-    config, hardware, precision, data, why = prepare(config, sources, device)
+    config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
     print('\n'.join(clean(line) for line in describe_data(data, config)))
-    decode_all(data, config)
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     settle_statistics(config, train_data)
     print('\nsettings:')

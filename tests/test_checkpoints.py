@@ -1,4 +1,7 @@
-"""Determinism, checkpoints that survive, and resuming to the bit.   python -m pytest tests/test_checkpoints.py"""
+"""Determinism, checkpoints that survive, and resuming to the bit.
+
+Run: python -m pytest tests/test_checkpoints.py
+"""
 import builtins
 import errno
 import fcntl
@@ -19,15 +22,18 @@ from torch import nn
 
 import train_unet as tu
 
-SMALL = {**TINY, 'encoder': 'tu-test_efficientnet', 'run_dir': 'run', 'data': 'set', 'learning_rate': 0.01}
-OWN = dict(device='cpu', use_amp=False, batch_size=4, num_epochs=3, learning_rate=0.01, num_workers=0, run_dir='run')
+SMALL = {**TINY, 'encoder': 'tu-test_efficientnet', 'run_dir': 'run', 'data': 'set',
+         'learning_rate': 0.01}
+OWN = dict(device='cpu', use_amp=False, batch_size=4, num_epochs=3, learning_rate=0.01,
+           num_workers=0, run_dir='run')
 TIMES = {'seconds', 'images_per_second', 'peak_memory_gib'}
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Results are the same to the bit for equal numbers of threads; one is fastest where cores are shared."""
-    threads, handlers = torch.get_num_threads(), {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    """Bits are equal for equal numbers of threads; one is fastest where cores are shared."""
+    threads = torch.get_num_threads()
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
@@ -64,20 +70,20 @@ def squares(model, batch):
 
 def network(dropout=0.0):
     torch.manual_seed(1)
-    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(dropout),
-                         nn.Conv2d(6, 1, 3, padding=1))
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
+                         nn.Dropout(dropout), nn.Conv2d(6, 1, 3, padding=1))
 
 
 def train_own(model=None, loss_fn=squares, **changes):
-    return tu.train(model=network() if model is None else model, loss_fn=loss_fn, train_data=Samples(),
-                    val_data=Samples(4), **{**OWN, **changes})
+    return tu.train(model=network() if model is None else model, loss_fn=loss_fn,
+                    train_data=Samples(), val_data=Samples(4), **{**OWN, **changes})
 
 
 def final(folder='run'):
-    """What must be equal to the bit: weights, their average, optimizer, and history without times."""
+    """What must be equal to the bit: weights, their average, optimizer, history without times."""
     saved = torch.load(f'{folder}/last.pt', weights_only=True)
     rows = [{k: v for k, v in row.items() if k not in TIMES} for row in saved['history']]
-    return {'model': saved['model'], 'average': saved['average'], 'optimizer': saved['optimizer'], 'history': rows}
+    return {key: saved[key] for key in ('model', 'average', 'optimizer')} | {'history': rows}
 
 
 def assert_same(a, b, where=''):
@@ -99,8 +105,10 @@ class Start:
     def __init__(self, **settings):
         self.output = open('output.txt', 'ab')
         words = [f'{key}={str(value).replace(" ", "")}' for key, value in settings.items()]
-        self.process = subprocess.Popen([sys.executable, ROOT / 'train_unet.py', *words], stdout=self.output,
-                                        stderr=self.output, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+        self.process = subprocess.Popen(
+            [sys.executable, ROOT / 'train_unet.py', *words],
+            stdout=self.output, stderr=self.output,
+            env={**os.environ, 'OMP_NUM_THREADS': '1'})
 
     def until_saved(self, times, folder='run'):
         """Wait until last.pt has been replaced so often; True if it is still running."""
@@ -140,7 +148,9 @@ def test_training_moves_every_weight(data):
     start = torch.load('run/previous.pt', weights_only=True)           # of the smoke test
     end = torch.load('run/last.pt', weights_only=True)
     assert start['step'] == 0 and end['step'] == 3
-    assert {key for key, value in end['model'].items() if torch.equal(value, start['model'][key])} == {'mean', 'std'}
+    unmoved = {key for key, value in end['model'].items()
+               if torch.equal(value, start['model'][key])}
+    assert unmoved == {'mean', 'std'}
 
 
 def test_dropout_does_not_depend_on_the_workers():
@@ -190,7 +200,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(undisturbed):
 
 
 def stop_at(call):
-    """A loss that sends SIGTERM to this process at one of its calls (the smoke test's are 1 and 2)."""
+    """A loss that sends SIGTERM to this process at one of its calls (1 and 2: the smoke test)."""
     calls = []
 
     def loss_fn(model, batch):
@@ -201,21 +211,21 @@ def stop_at(call):
     return loss_fn
 
 
-@pytest.mark.parametrize('call', [4, 5, 6, 9])                   # windows: 3, 4, 5, 7, ...; validation: 6, 10
-
-def test_random_numbers_go_on_where_they_were(call):
+# The calls 3, 4, 5 are windows, 6 is validation, 7, 8, 9 are windows again.
+@pytest.mark.parametrize('call, step', [(4, 2), (5, 3), (6, 3), (9, 6)])
+def test_random_numbers_go_on_where_they_were(call, step):
     train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed')
     result = train_own(network(dropout=0.5), stop_at(call))
-    assert result.stopped_by == signal.SIGTERM and final()['history'] != final('undisturbed')['history']
+    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == step
     train_own(network(dropout=0.5), noisy_squares, resume='run', run_dir='auto')
     assert_same(final(), final('undisturbed'))
 
 
 def test_a_setting_that_defines_the_run_cannot_change_on_resume(data):
     tu.train(**SMALL)
-    for key, value in (('encoder', 'resnet18'), ('seed', 1), ('optimizer', 'SGD'), ('val_fraction', 0.5)):
-        with pytest.raises(tu.ConfigError, match=f'{key}=.*cannot change on resume'):
-            tu.train(resume='run', **{key: value})
+    for change in {'encoder': 'resnet18'}, {'seed': 1}, {'optimizer': 'SGD'}, {'val_fraction': 0.5}:
+        with pytest.raises(tu.ConfigError, match=f'{[*change][0]}=.*cannot change on resume'):
+            tu.train(resume='run', **change)
     assert len(final()['history']) == 2
 
 
@@ -223,7 +233,15 @@ def test_a_run_can_be_made_longer(data):
     tu.train(**SMALL)
     result = tu.train(resume='run', num_epochs=4)
     assert [row['epoch'] for row in result.history] == [1, 2, 3, 4]
-    assert 'num_epochs: 2 -> 4 changes the result of the run' in (result.run_dir / 'log.txt').read_text()
+    log = (result.run_dir / 'log.txt').read_text()
+    assert 'num_epochs: 2 -> 4 changes the result of the run' in log
+
+
+def test_a_resumed_run_uses_the_threads_it_was_begun_with():
+    train_own()
+    torch.set_num_threads(2)
+    train_own(resume='run', run_dir='auto', num_epochs=4)
+    assert torch.get_num_threads() == 1
 
 
 def test_a_preset_is_not_dropped_on_resume(data):
@@ -248,14 +266,19 @@ def test_a_run_folder_in_use_is_not_continued_by_accident(data):
 
 # --- a checkpoint is there at any time ---
 
-OLD, NEW = ({'step': step, 'tensor': torch.full((1000,), float(step))} for step in (1, 2))
+def content(step):
+    return {'format': 1, 'step': step, 'config': {}, 'weights': {},
+            'model': {'ones': torch.full((1000,), float(step))}}
+
+
+OLD, NEW = content(1), content(2)
 
 
 @pytest.fixture
 def saved(tmp_path):
     """A folder with a checkpoint and the one before it."""
     folder = tmp_path / 'saved'
-    tu.save_checkpoint(folder / 'last.pt', {'step': 0})
+    tu.save_checkpoint(folder / 'last.pt', content(0))
     tu.save_checkpoint(folder / 'last.pt', OLD)
     return folder
 
@@ -274,7 +297,8 @@ def count_calls(name, folder):
     """How often one save makes a call."""
     calls = []
     with pytest.MonkeyPatch.context() as patch:
-        patch_call(patch, name, lambda real, *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+        patch_call(patch, name,
+                   lambda real, *args, **kwargs: calls.append(1) or real(*args, **kwargs))
         tu.save_checkpoint(folder / 'last.pt', OLD)
     return len(calls)
 
@@ -346,42 +370,41 @@ def test_dying_at_any_call_leaves_a_checkpoint(name, moment, saved):
 def test_resume_auto_finds_a_run_that_died_between_two_renames(data):
     tu.train(**SMALL)
     os.replace('run/last.pt', 'run/previous.pt')
-    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'} | {'num_epochs': 9}) is None    # it is done
-    with open('run/config.py') as file:
-        text = file.read().replace("'num_epochs': 2", "'num_epochs': 4")
-    with open('run/config.py', 'w') as file:
-        file.write(text)
-    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}) is not None
+    path = tu.Path('run/config.py')                                    # as if it had not been done
+    path.write_text(path.read_text().replace("'num_epochs': 2", "'num_epochs': 4"))
+    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}) == tu.Path('run')
 
 
 # --- damaged and hostile files ---
 
 def damage(path, kind):
-    content = bytearray(path.read_bytes())
+    whole = bytearray(path.read_bytes())
     if kind == 'flipped in a tensor':
-        content[content.find(bytes(torch.full((1,), 1.0).numpy().tobytes()) * 100) + 50] ^= 1
+        whole[whole.find(torch.ones(100).numpy().tobytes()) + 50] ^= 1
     elif kind == 'flipped at the end':
-        content[-30] ^= 1
-    path.write_bytes({'cut': content[:len(content) // 2], 'empty': b'', 'text': b'not a checkpoint',
-                      'a folder listing': b'PK\x05\x06' + bytes(18)}.get(kind, bytes(content)))
+        whole[-30] ^= 1
+    path.write_bytes({'cut': whole[:len(whole) // 2], 'empty': b'', 'text': b'not a checkpoint',
+                      'an empty archive': b'PK\x05\x06' + bytes(18)}.get(kind, bytes(whole)))
 
 
-@pytest.mark.parametrize('kind', ['flipped in a tensor', 'flipped at the end', 'cut', 'empty', 'text', 'a folder listing'])
+@pytest.mark.parametrize('kind', ['flipped in a tensor', 'flipped at the end', 'cut', 'empty',
+                                  'text', 'an empty archive'])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(kind, saved, caplog):
     damage(saved / 'last.pt', kind)
-    content, path = tu.load_last(saved)
-    assert content['step'] == 0 and path.name == 'previous.pt'
+    loaded, path = tu.load_last(saved)
+    assert loaded['step'] == 0 and path.name == 'previous.pt'
     assert 'last.pt' in caplog.text and 'trying the one before it' in caplog.text
 
 
 def test_any_flipped_byte_is_noticed_or_changes_nothing(saved):
     path = saved / 'last.pt'
     whole = path.read_bytes()
-    for position in [*range(0, len(whole) - 900, 61), *range(len(whole) - 900, len(whole))]:    # the zip directory
+    directory = len(whole) - 900                                       # of the zip file
+    for position in [*range(0, directory, 61), *range(directory, len(whole), 3)]:
         for bit in (1, 8):
-            content = bytearray(whole)
-            content[position] ^= bit
-            path.write_bytes(content)
+            spoiled = bytearray(whole)
+            spoiled[position] ^= bit
+            path.write_bytes(spoiled)
             try:
                 loaded = tu.load_checkpoint(path)
             except OSError:
@@ -431,8 +454,9 @@ def test_a_hostile_model_is_refused_and_not_run(hostile):
         tu.load('run')
 
 
-@pytest.mark.parametrize('program', [b'.', b'0.', b'\x80\x02(t.', b'\x80\x02N\x85R.', b'\x80\x02h\x05.', b'\xff', b'',
-                                     b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.'])
+@pytest.mark.parametrize('program', [
+    b'.', b'0.', b'\x80\x02(t.', b'\x80\x02N\x85R.', b'\x80\x02h\x05.', b'\xff', b'',
+    b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.'])
 def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, saved):
     with zipfile.ZipFile(saved / 'last.pt', 'w') as file:
         for name, content in (('data.pkl', program), ('byteorder', b'little'), ('version', b'3\n')):
@@ -440,11 +464,11 @@ def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, 
     assert tu.load_last(saved)[0]['step'] == 0
 
 
-@pytest.mark.parametrize('content', [{'a': 1}, [1, 2], torch.ones(3)], ids=['dict', 'list', 'tensor'])
-def test_a_file_of_another_program_is_told_apart(content, data):
+@pytest.mark.parametrize('foreign', [{'a': 1}, [1, 2], torch.ones(3)], ids=type)
+def test_a_file_of_another_program_is_told_apart(foreign, data):
     tu.train(**SMALL | {'num_epochs': 1})
     for name in ('last.pt', 'previous.pt', 'best.pt'):
-        torch.save(content, f'run/{name}')
+        torch.save(foreign, f'run/{name}')
     with pytest.raises(tu.UserError):
         tu.load('run')
     with pytest.raises(tu.UserError):
@@ -454,7 +478,7 @@ def test_a_file_of_another_program_is_told_apart(content, data):
 def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(data):
     tu.train(**SMALL)
     damage(tu.Path('run/best.pt'), 'cut')
-    result = tu.train(resume='run')                                    # nothing better comes: it was done
+    result = tu.train(resume='run')  # nothing better comes: it was done
     assert [row['epoch'] for row in result.history] == [1, 2]
     assert 'best.pt is damaged' in (result.run_dir / 'log.txt').read_text()
 
@@ -469,7 +493,7 @@ def test_a_folder_in_use_is_refused_until_its_process_is_gone(data):
             tu.train(resume='run', num_epochs=3)
         assert os.path.exists('run/last.pt')
     finally:
-        run.end(signal.SIGKILL)                                        # .lock and .holder stay behind
+        run.end(signal.SIGKILL)  # .lock and .holder stay behind
     done = tu.load_last('run')[0]['epoch']
     result = tu.train(resume='run', num_epochs=done + 1)
     assert result.history[-1]['epoch'] == done + 1
@@ -513,7 +537,7 @@ def fill_at(disk, begin, end=math.inf, worse=1.0):
 
 
 def test_a_full_disk_stops_no_training(disk):
-    result = train_own(loss_fn=fill_at(disk, 3 + 4))                   # after the smoke test and epoch 1
+    result = train_own(loss_fn=fill_at(disk, 3 + 4))  # after the smoke test and epoch 1
     assert len(result.history) == 3
     log = (result.run_dir / 'log.txt').read_text()
     assert 'could not be saved' in log and 'No space left on device' in log
@@ -522,7 +546,7 @@ def test_a_full_disk_stops_no_training(disk):
 
 
 def test_a_disk_with_space_again_gets_everything(disk):
-    result = train_own(loss_fn=fill_at(disk, 3, 3 + 4, worse=2.0))     # full in epoch 1, which is the best
+    result = train_own(loss_fn=fill_at(disk, 3, 3 + 4, worse=2.0))  # full in epoch 1, the best
     assert len(result.history) == 3 and tu.load_last('run')[0]['epoch'] == 3
     assert (result.run_dir / 'best.pt').exists() and result.best
 
