@@ -1994,7 +1994,7 @@ def build_loader(dataset, config, device, **how):
              'multiprocessing_context': context, 'timeout': 300} if workers else {}
     collate_fn = collate if isinstance(dataset, SegmentationDataset) else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
-                                       collate_fn=collate_fn, **extra, **how)
+                                       collate_fn=collate_fn, generator=torch.Generator(), **extra, **how)
 
 
 def image_statistics(dataset, config, most=100):
@@ -2132,9 +2132,11 @@ def build_network(config):
         return getattr(smp, name)(encoder_name=config['encoder'], encoder_weights=config['encoder_weights'],
                                   in_channels=config['in_channels'], classes=classes, **extra)
     except KeyError as error:                                          # smp's word for a name it does not have
-        names = smp.encoders.get_encoder_names()
+        names, wish = smp.encoders.get_encoder_names(), config['encoder']
+        if wish in names:                                              # then it is the weights
+            names, wish = re.findall(r"'([^']+)'", str(error)), config['encoder_weights']
         raise ConfigError(f"encoder={config['encoder']!r}, encoder_weights={config['encoder_weights']!r}: "
-                          f"{str(error)[:200]}{did_you_mean(config['encoder'], names)}") from None
+                          f"{str(error)[:200]}{did_you_mean(wish, names)}") from None
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         why = f'{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ""}'
         if config['encoder_weights']:
@@ -2151,7 +2153,7 @@ def build_model(config):
     if config['keep_float32']:
         change_forward(find_module(network, config['keep_float32']), Float32)
     if config['activation_checkpointing']:
-        for module in checkpointable(network):
+        for module in checkpointable(network, config['in_channels']):
             change_forward(module, Checkpointed)
     return model
 
@@ -2175,8 +2177,8 @@ class Float32:
     """Mixin: runs outside autocast, on float32 inputs."""
 
     def forward(self, *inputs):
-        inputs = [x.float() if torch.is_tensor(x) and x.is_floating_point() else x for x in inputs]
-        with torch.autocast(inputs[0].device.type, enabled=False):
+        inputs = to_float32(inputs)
+        with torch.autocast(torch.utils._pytree.tree_leaves(inputs)[0].device.type, enabled=False):
             return super().forward(*inputs)
 
 
@@ -2208,17 +2210,24 @@ def frozen_norms(module):
             norm.num_batches_tracked.copy_(count)
 
 
-def checkpointable(network):
-    """The blocks worth recomputing: stages of the encoder, blocks of the decoder."""
-    def blocks(module):
-        children = [child for child in module.children() if any(True for _ in child.parameters())]
-        if len(children) == 1 or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            return [block for child in children for block in blocks(child)]
-        return [child if not isinstance(child, (nn.ModuleList, nn.ModuleDict)) else block
-                for child in children for block in
-                (blocks(child) if isinstance(child, (nn.ModuleList, nn.ModuleDict)) else [child])]
-    found = [block for part in ('encoder', 'decoder') if hasattr(network, part) for block in blocks(getattr(network, part))]
-    return [module for module in found if len(list(module.modules())) > 2]
+def checkpointable(network, in_channels):
+    """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold at most 40 % of
+    the layers. (Some encoders slice their stages anew, so that the stages themselves are never called.)"""
+    called = set()
+    hooks = [m.register_forward_hook(lambda module, *_: called.add(module)) for m in network.modules()]
+    was_training = network.training
+    with torch.no_grad():
+        network.eval()(torch.zeros(1, in_channels, 64, 64))
+    network.train(was_training)
+    for hook in hooks:
+        hook.remove()
+    layers = lambda module: sum(not list(m.children()) for m in module.modules())
+    chosen, covered = [], set()
+    for module in network.modules():                                   # parents come before their children
+        if module in called and module not in covered and 2 < layers(module) <= 0.4 * layers(network):
+            chosen.append(module)
+            covered |= set(module.modules())
+    return chosen
 
 
 class SegmentationLoss:
@@ -2314,7 +2323,8 @@ def tile_offsets(size, tile, overlap, stride=32):
     """Top-left corners of tiles that cover size, multiples of the stride but for the last of a row or column."""
     axes = []
     for length, side in zip(size, tile):
-        step = max(stride, int(side * (1 - overlap)) // stride * stride)
+        step = max(1, int(side * (1 - overlap)))
+        step = step // stride * stride or step
         axes.append([*range(0, max(length - side, 0), step), max(length - side, 0)])
     return list(itertools.product(*axes))
 
@@ -2562,7 +2572,7 @@ def verify_checkpoint(path):
     try:
         with zipfile.ZipFile(path) as file:
             damaged = file.testzip()
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise OSError(f'{path} is damaged: {error}') from None
     if damaged:
         raise OSError(f'{path} is damaged at {damaged}')
@@ -2572,18 +2582,25 @@ def load_checkpoint(path):
     """A verified checkpoint -> dict. Never unpickles objects. Raises OSError for a damaged or hostile file."""
     verify_checkpoint(path)
     try:
-        return torch.load(path, map_location='cpu', weights_only=True)
+        content = torch.load(path, map_location='cpu', weights_only=True)
+        if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys():
+            raise ValueError('it holds something else')
+        return content
     except pickle.UnpicklingError as error:
         raise OSError(f'{path} holds more than tensors and plain values, and is not loaded: '
                       f'{str(error).splitlines()[0]}') from None
-    except (RuntimeError, ValueError, KeyError, EOFError, TypeError) as error:
-        raise OSError(f'{path} is no checkpoint of this program: {str(error).splitlines()[0]}') from None
+    except (RuntimeError, ValueError, LookupError, EOFError, TypeError, AttributeError, MemoryError) as error:
+        raise OSError(f'{path} is no checkpoint of this program: {type(error).__name__} '
+                      + ''.join(str(error).splitlines()[:1])) from None
+
+
+CHECKPOINTS = ('last.pt', 'previous.pt', 'last.new')          # the newest first, but for a crash between two renames
 
 
 def load_last(folder):
     """The newest checkpoint of a run that is whole -> (content, path). Raises UserError if there is none."""
     problems = []
-    for name in ('last.pt', 'previous.pt', 'last.new'):
+    for name in CHECKPOINTS:
         path = Path(folder) / name
         if path.exists():
             try:
@@ -2631,9 +2648,14 @@ def under_autocast(model, dtype):
         device = next(model.parameters()).device
         with torch.autocast(device.type, dtype=getattr(torch, dtype), enabled=dtype != 'float32'):
             output = model(*inputs, **named)
-        return torch.utils._pytree.tree_map(
-            lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, output)
+        return to_float32(output)
     return forward
+
+
+def to_float32(values):
+    """Every floating-point tensor in a tensor, list, tuple or dict as float32."""
+    return torch.utils._pytree.tree_map(
+        lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, values)
 
 
 def to_device(batch, device):
@@ -2650,9 +2672,11 @@ def batch_length(batch):
 def split_batch(batch, most):
     """A batch as pieces of at most `most` images (a leftover of one joins its neighbour)."""
     count = batch_length(batch)
-    if count <= most:
-        return [batch]
-    pieces = split_evenly(np.arange(count), most)
+    return [batch] if count <= most else cut_batch(batch, split_evenly(np.arange(count), most))
+
+
+def cut_batch(batch, pieces):
+    """A batch cut into consecutive pieces, given as arrays of positions."""
     lists = isinstance(batch, dict) and {k for k, v in batch.items() if isinstance(v, list)}
     cut = lambda x, piece: x[piece[0]:piece[-1] + 1]
     if lists:
@@ -2664,9 +2688,9 @@ def run_loss(loss_fn, model, batch):
     """loss_fn's answer as (losses (B,), counts or None); any other shape is the caller's mistake."""
     answer = loss_fn(model, batch)
     losses, counts = answer if isinstance(answer, tuple) else (answer, None)
-    if losses.ndim != 1 or len(losses) != batch_length(batch):
-        raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); '
-                        f'it returned {tuple(losses.shape)}')
+    if not torch.is_tensor(losses) or losses.shape != (batch_length(batch),):
+        raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); it '
+                        f'returned {tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__}')
     return losses.float(), counts
 
 
@@ -2726,7 +2750,8 @@ class Snapshot:
 
 def commit(state, result, before, config):
     """Make a sound step real and undo an unsound one, without asking the device which it is."""
-    if all(group.get('fused') for group in state.optimizer.param_groups):
+    begun = bool(state.optimizer.state)                                # a skipped first step would leave NaN in it
+    if begun and all(group.get('fused') for group in state.optimizer.param_groups):
         state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
         state.optimizer.step()                                         # fused kernels skip where found_inf is 1
         del state.optimizer.grad_scale, state.optimizer.found_inf
@@ -2750,7 +2775,8 @@ def commit(state, result, before, config):
 
 def is_out_of_memory(error):
     """CUDA says so by its type, the CPU by a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or 'not enough memory' in str(error) or 'out of memory' in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator'))
 
 
 def guarded_step(state, window, loss_fn, config):
@@ -2765,19 +2791,41 @@ def guarded_step(state, window, loss_fn, config):
             result = train_step(state, window, loss_fn, config)
             break
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            out_of_memory = is_out_of_memory(error)
+            if not out_of_memory and not is_worker_death(error):
                 raise
+        except ValueError as error:
+            if 'more than 1 value per channel' not in str(error) or state.batch_size == config['batch_size']:
+                raise
+            raise UserError(TOO_LARGE, 'out of memory') from None      # BatchNorm refuses what memory would allow
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
-        shrink(state, max(batch_length(batch) for batch in window))
+        if state.scaler.is_enabled():                                  # it may have unscaled already: start it afresh
+            scale = state.scaler.state_dict()
+            state.scaler = build_scaler(state.dtype, config, state.device)
+            state.scaler.load_state_dict(scale)
+        if out_of_memory:
+            shrink(state, max(batch_length(batch) for batch in window))
     try:
         commit(state, result, before, config)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) and not is_worker_death(error):
             raise
-        raise Rewind('out of memory inside the optimizer step', batch_size=max(1, state.batch_size // 2)) from None
+        if is_out_of_memory(error) and state.batch_size == 1:
+            raise UserError(TOO_LARGE, 'out of memory') from None
+        smaller = {'batch_size': max(1, state.batch_size // 2)} if is_out_of_memory(error) else {}
+        raise Rewind(('out of memory' if smaller else 'a data worker died') + ' inside the optimizer step', **smaller) from None
     return result
+
+
+def is_worker_death(error):
+    """torch reports a killed data worker by raising in whatever the main process is doing."""
+    return 'DataLoader worker' in str(error)
+
+
+TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
+             'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
 
 
 def shrink(state, at_work):
@@ -2786,8 +2834,7 @@ def shrink(state, at_work):
         raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and twice '
                         f'the accumulation_steps, which changes nothing about the result', 'out of memory')
     if min(state.batch_size, at_work) <= 1:
-        raise UserError(['one image at a time does not fit into memory either; type a smaller image_size, '
-                         'activation_checkpointing=True, a smaller encoder, or --preset low_memory'], 'out of memory')
+        raise UserError(TOO_LARGE, 'out of memory')
     old, state.batch_size = state.batch_size, max(1, min(state.batch_size, at_work) // 2)
     if state.device.type == 'cuda':
         torch.cuda.empty_cache()
@@ -2800,7 +2847,7 @@ def record(state, event):
     state.history.append({'epoch': state.epoch + 1, 'step': state.step, 'event': event})
 
 
-def look(state, window, loss_fn, config, hardware, name_of, folder):
+def look(state, window, loss_fn, config, hardware, names, folder):
     """Read the counters of unsound steps. Enough of them in a row raise Rewind to a safer precision, or TrainingDiverged.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
@@ -2811,27 +2858,26 @@ def look(state, window, loss_fn, config, hardware, name_of, folder):
         record(state, f'skipped a step: {"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
     if in_a_row < config['max_bad_steps']:
         return
-    for batch in window:
-        leaves = [(key, value) for key, value in (batch.items() if isinstance(batch, dict) else [('input', batch)])
-                  if torch.is_tensor(value) and value.is_floating_point()]
-        for key, value in leaves:
-            broken = [i for i in range(len(value)) if not torch.isfinite(value[i]).all()]
-            if broken:
-                raise DataError(f'{name_of(batch, broken[0])}: its {key} holds values that are not finite; '
-                                f'no precision helps against that')
+    for number, batch in enumerate(window):
+        for value in torch.utils._pytree.tree_leaves(batch):
+            if torch.is_tensor(value) and value.is_floating_point():
+                broken = [i for i in range(len(value)) if not torch.isfinite(value[i]).all()]
+                if broken:
+                    raise DataError(f'{names(number, broken[0])}: holds values that are not finite; no precision helps '
+                                    f'against that')
     lower = {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(state.dtype)
     layer = first_nonfinite(state, window, loss_fn)
     if lower:
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
                      f'precision {state.dtype} -> {lower}', dtype=lower)
-    names = [name_of(batch, i) for batch in window for i in range(batch_length(batch))]
+    files = [names(number, i) for number, batch in enumerate(window) for i in range(batch_length(batch))]
     saved = ''
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world()[0] or ""}.pt'
         save_checkpoint(path, window)
         saved = f"the batch is saved: torch.load('{path}')"
     raise TrainingDiverged([f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
-                            *shorten([f'in the batch: {name}' for name in names]), saved,
+                            *shorten([f'in the batch: {name}' for name in files]), saved,
                             f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
                            'training diverged')
 
@@ -2886,7 +2932,7 @@ def windows(loader, sampler):
         try:
             window = [next(batches) for _ in range(sizes[sampler.first_window])]
         except RuntimeError as error:
-            if 'DataLoader worker' not in str(error) or failures >= 3:
+            if not is_worker_death(error) or failures >= 3:
                 raise
             failures += 1
             log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], failures)
@@ -2919,6 +2965,18 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     return metrics | {'loss': sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))}
 
 
+def evaluate_surely(model, loader, *rest):
+    """evaluate, begun again (up to three times) if a data worker was killed."""
+    for attempt in range(4):
+        try:
+            return evaluate(model, loader, *rest)
+        except RuntimeError as error:
+            if not is_worker_death(error) or attempt == 3:
+                raise
+            log.warning('%s; validating again', str(error).splitlines()[0])
+            loader._iterator = None
+
+
 def evaluate_batch(loss_fn, forward, batch):
     """run_loss that halves the batch as often as memory demands."""
     try:
@@ -2926,7 +2984,7 @@ def evaluate_batch(loss_fn, forward, batch):
     except RuntimeError as error:
         if not is_out_of_memory(error) or batch_length(batch) == 1:
             raise
-    halves = [evaluate_batch(loss_fn, forward, half) for half in split_batch(batch, math.ceil(batch_length(batch) / 2))]
+    halves = [evaluate_batch(loss_fn, forward, half) for half in cut_batch(batch, np.array_split(np.arange(batch_length(batch)), 2))]
     losses, counts = zip(*halves)
     return torch.cat(losses), None if counts[0] is None else sum(counts)
 
@@ -2936,11 +2994,11 @@ class Run:
 
     def __init__(self, folder):
         self.folder, self.stopped_by, self.last_save = Path(folder), 0, time.monotonic()
-        self.lock, self.handlers, self.trouble = None, [], ''
+        self.lock, self.handlers, self.trouble, self.unsaved = None, [], '', None
 
     def __enter__(self):
-        self.watch_signals()
         if world()[0]:                                                 # only the first process writes
+            self.watch_signals()
             return self
         from filelock import FileLock, Timeout                         # comes with torch
         try:
@@ -2959,6 +3017,7 @@ class Run:
         file.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
         log.addHandler(file)
         self.handlers.append(file)
+        self.watch_signals()
         return self
 
     def __exit__(self, *_):
@@ -3011,10 +3070,14 @@ class Run:
         """A checkpoint, written by the first process -> False if the disk did not take it."""
         if world()[0]:
             return True
+        if name != 'best.pt' and self.unsaved is not None and self.save_content('best.pt', self.unsaved):
+            self.unsaved = None
         try:
             save_checkpoint(self.folder / name, content)
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
             self.complain(name, error)
+            if name == 'best.pt':
+                self.unsaved = copy.deepcopy(content)                  # these weights will not come again
             return False
         self.trouble = ''
         return True
@@ -3067,11 +3130,12 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     for window in bar:
         set_learning_rate(state.optimizer, lr_at_step(state.step, total_steps, config))
         result = guarded_step(state, window, loss_fn, config)
-        for name in broken_files(window, name_of):
+        names = functools.partial(name_in_window, sampler, name_of)
+        for name in broken_files(window, names):
             state.left_out[name] = state.left_out.get(name, 0) + 1
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
-            look(state, window, loss_fn, config, hardware, name_of, run.folder)
+            look(state, window, loss_fn, config, hardware, names, run.folder)
             if not bar.disable:
                 bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
         stop, save = run.agree(config)
@@ -3084,9 +3148,14 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     return True
 
 
-def broken_files(window, name_of):
+def name_in_window(sampler, name_of, number, position):
+    """Name of one image of the window at work: `position` in its micro-batch `number`."""
+    return name_of(int(sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
+
+
+def broken_files(window, names):
     """Names of the files of a window that could not be read and were left out (skip_broken)."""
-    return [name_of(batch, i) for batch in window if isinstance(batch, dict) and 'broken' in batch
+    return [names(number, i) for number, batch in enumerate(window) if isinstance(batch, dict) and 'broken' in batch
             for i in batch['broken'].nonzero().flatten().tolist()]
 
 
@@ -3122,9 +3191,9 @@ def close_epoch(state, metrics, config, run):
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     state.history.append(row)
-    better = score > state.best_score
+    better = score > state.best_score or state.best_epoch < 0          # a NaN is better than nothing
     if better:
-        state.best_score, state.best_epoch = score, state.epoch
+        state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config) | {'metrics': metrics, 'epoch': state.epoch + 1}
         run.save_content('best.pt', content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
@@ -3214,11 +3283,10 @@ def find_resume(config):
         folders = [Path(config['run_dir'])]
     else:
         data = str(DEMO_FOLDER) if config['data'] == 'demo' else config['data']
-        folders = sorted(Path('runs').glob('*-*/last.pt'), key=os.path.getmtime, reverse=True)
-        folders = [p.parent for p in folders if (p.parent / 'config.py').is_file()
-                   and load_preset(p.parent / 'config.py').get('data') == data]
+        folders = sorted(Path('runs').glob('*-*/config.py'), key=os.path.getmtime, reverse=True)
+        folders = [p.parent for p in folders if load_preset(p).get('data') == data]
     for folder in folders[:1]:
-        if (folder / 'last.pt').exists() and (folder / 'config.py').is_file():
+        if any((folder / name).exists() for name in CHECKPOINTS) and (folder / 'config.py').is_file():
             if load_last(folder)[0]['epoch'] < load_preset(folder / 'config.py')['num_epochs']:
                 return folder
     return None
@@ -3336,20 +3404,31 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}', 'cannot start')
     window = [collate_fn([train_data[(0, int(i))] if isinstance(train_data, SegmentationDataset) else train_data[int(i)]
                           for i in indices]) for indices in sampler.micro_batches(sampler.windows()[0])]
-    guarded_step(state, window, loss_fn, config)
-    share_buffers(state)
-    evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
-    batch_size = state.batch_size
-    restore(state, load_last(run.folder)[0])
-    state.batch_size = batch_size
+    changes, events, passed = {}, [], False
+    while not passed:
+        known = len(state.history)
+        try:
+            guarded_step(state, window, loss_fn, config)
+            changes['batch_size'] = state.batch_size
+        except Rewind as rewind:                                       # what it found out here need not be found again
+            record(state, rewind.event)
+            changes |= rewind.changes
+        else:
+            share_buffers(state)
+            evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
+            passed = True
+        events += state.history[known:]
+        restore(state, load_last(run.folder)[0])
+        state.batch_size = changes.get('batch_size', state.batch_size)
+    state.history += [row for row in events if 'skipped a step' not in row['event']]
 
 
 def start_compiled(state, probe):
     """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
     log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-    begun = time.monotonic()
-    state.model.compile()
+    begun, before = time.monotonic(), Snapshot(state.model)
     try:
+        state.model.compile()
         probe()
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
@@ -3359,6 +3438,7 @@ def start_compiled(state, probe):
                     str(error).strip().splitlines()[0][:200] if str(error).strip() else '')
         state.model._compiled_call_impl = None
         torch._dynamo.reset()
+        before.put_back()
         probe()
 
 
@@ -3378,7 +3458,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         screen.setLevel(logging.INFO if world()[0] == 0 else logging.CRITICAL)
         folder = from_first(lambda: find_resume(config))
         if folder:
-            config, notes = resume_config(folder, overrides)
+            config, notes = resume_config(folder, {**(load_preset(preset) if preset else {}), **overrides})
+        config['resume'] = str(folder) if folder else None
         folder = folder or from_first(lambda: choose_run_dir(config))
         with Run(folder) as run:
             try:
@@ -3397,7 +3478,10 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From a config to a Result, in a locked run folder."""
-    own_data = train_data is not None
+    own_data, resuming = train_data is not None, config['resume'] is not None
+    if not resuming and any((run.folder / name).exists() for name in CHECKPOINTS):
+        raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir starts '
+                        f'afresh', 'cannot start')
     if own_data:
         hardware = detect_hardware(device)
         precision = resolve_precision(config, hardware, {k for k, v in sources.items() if v == 'you'})
@@ -3431,11 +3515,11 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)
-    if (run.folder / 'last.pt').exists() or (run.folder / 'previous.pt').exists():
+    if resuming:
         resume_state(state, run, config, precision, hardware, device)
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
-    name_of = lambda batch, i: train_data.name(int(batch['index'][i])) if hasattr(train_data, 'name') else f'sample {i}'
+    name_of = getattr(train_data, 'name', 'sample {}'.format)
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, loss_fn, config, run)
 
@@ -3474,8 +3558,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         if not finished:
             break
         share_buffers(state)
-        metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                           lambda: bool(run.stopped_by) and world()[1] == 1)
+        metrics = evaluate_surely(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
+                                  lambda: bool(run.stopped_by) and world()[1] == 1)
         if metrics is None:                                            # stopped in mid-validation: it is done again
             run.save(state, config)
             break
@@ -3550,8 +3634,13 @@ def finish(state, val_data, loss_fn, config, run):
     run.write('history.csv', history_csv(state.history))
     best = {}
     model = state.evaluated
+    saved = None
     if (run.folder / 'best.pt').exists():
-        saved = load_checkpoint(run.folder / 'best.pt')
+        try:
+            saved = load_checkpoint(run.folder / 'best.pt')
+        except OSError as error:
+            log.warning('%s; the last weights are returned instead', error)
+    if saved:
         model.load_state_dict(saved['weights'])
         best = saved['metrics'] | {'epoch': saved['epoch']}
     model.eval()
@@ -3566,7 +3655,7 @@ def finish(state, val_data, loss_fn, config, run):
         score = f'validation IoU {best["iou"]:.4f}, Dice {best["dice"]:.4f}' if 'iou' in best else f'loss {best["loss"]:.4f}'
         log.info('Best: epoch %d, %s', best['epoch'], score)
         if len(best.get('iou_per_class', [])) > 2:
-            for name, iou, dice in zip(class_names(config, config['num_classes']), best['iou_per_class'], best['dice_per_class']):
+            for name, iou, dice in zip(class_names(config, len(best['iou_per_class'])), best['iou_per_class'], best['dice_per_class']):
                 log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it could not be read: %s', times, name)

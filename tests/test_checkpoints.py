@@ -244,6 +244,16 @@ def test_a_resumed_run_uses_the_threads_it_was_begun_with():
     assert torch.get_num_threads() == 1
 
 
+def test_what_healing_arrived_at_comes_with_a_resume():
+    train_own(num_epochs=1, use_amp=True, amp_dtype='float16')
+    path = tu.Path('run/last.pt')
+    tu.save_checkpoint(path, tu.load_checkpoint(path) | {'dtype': 'float32', 'batch_size': 2})
+    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(), val_data=Samples(4),
+                      resume='run', num_epochs=2)
+    assert [row['precision'] for row in result.history] == ['float16', 'float32']
+    assert [row['batch_size'] for row in result.history] == [4, 2]
+
+
 def test_a_preset_is_not_dropped_on_resume(data):
     tu.train(**SMALL)
     with open('longer.py', 'w') as file:
