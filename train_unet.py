@@ -2945,9 +2945,19 @@ def windows(loader, sampler):
 
 @torch.no_grad()
 def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: False):
-    """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict."""
+    """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict; None if stopped.
+
+    A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
+    """
     model.eval()
     device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == 'cuda' else []):
+        torch.manual_seed(0)
+        return score(model, loader, loss_fn, dtype, device, description, stop)
+
+
+def score(model, loader, loss_fn, dtype, device, description, stop):
+    """evaluate, its surroundings prepared."""
     forward = under_autocast(model, dtype)
     loss, images, counts = torch.zeros((), device=device), 0, None
     bar = progress(loader, len(loader), description)
@@ -3435,7 +3445,7 @@ def start_compiled(state, probe):
         if is_out_of_memory(error):
             raise
         log.warning('torch.compile does not work here (%s: %s); training without it', type(error).__name__,
-                    str(error).strip().splitlines()[0][:200] if str(error).strip() else '')
+                    ' '.join(str(error).split())[:300])
         state.model._compiled_call_impl = None
         torch._dynamo.reset()
         before.put_back()
