@@ -2953,10 +2953,10 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     device = next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == 'cuda' else []):
         torch.manual_seed(0)
-        return score(model, loader, loss_fn, dtype, device, description, stop)
+        return evaluate_all(model, loader, loss_fn, dtype, device, description, stop)
 
 
-def score(model, loader, loss_fn, dtype, device, description, stop):
+def evaluate_all(model, loader, loss_fn, dtype, device, description, stop):
     """evaluate, its surroundings prepared."""
     forward = under_autocast(model, dtype)
     loss, images, counts = torch.zeros((), device=device), 0, None
