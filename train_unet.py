@@ -2093,7 +2093,7 @@ class SegmentationModel(nn.Module):
         images = (images.to(torch.float32) - self.mean) / self.std
         height, width = images.shape[-2:]
         down, right = -height % self.stride, -width % self.stride
-        if torch.compiler.is_exporting():                              # a graph that pads whatever comes
+        if getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)():   # a graph that pads whatever comes
             logits = self.network(pad_by_index(pad_by_index(images, 2, down), 3, right))
             return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
         if down or right:
@@ -4031,7 +4031,11 @@ def export(run, form='onnx', output=None, half=False):
         for parameter in model.network.parameters():                   # rounded to float16, computed in float32
             parameter.data = parameter.data.half().float()
     again = write(model, path, half)
-    worst, agree = compare_exported(model, again, folder)
+    try:
+        worst, agree = compare_exported(model, again, folder)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'{path} does not run on the images of this run: {" ".join(str(error).split())[:300]}',
+                        'cannot export') from None
     print(f'{path}: largest difference of a logit {worst:.2e}, {agree:.4%} of the labels equal')
     if worst > 1e-3 * (10 if half else 1):
         raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}', 'cannot export')
@@ -4122,7 +4126,7 @@ def export_facts(model):
 
 
 def export_pt2(model, path, half):
-    """A torch.export program -> a function that runs it as loaded from the file."""
+    """A torch.export program -> a function that runs it as loaded from the file. It wants sides above 32 pixels."""
     images, free = trace_example(model)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
     torch.export.save(program, path, extra_files=export_facts(model))
@@ -4382,12 +4386,12 @@ def try_compiling(best, config, device, window, loss_fn):
     compiled = dataclasses.replace(best, compiled=True, state=None, seconds=[], memory=0)
     prepare_candidate(compiled, config, device)
     print(f'compiling {best.name} ...', flush=True)
-    compiled.state.model.compile()
     try:
+        compiled.state.model.compile()
         compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
         measure_rounds([best, compiled], window, loss_fn, config, 15)
     except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
-        print(f'torch.compile does not work here: {type(error).__name__}: {str(error).strip().splitlines()[0][:160]}')
+        print(f'torch.compile does not work here: {type(error).__name__}: {" ".join(str(error).split())[:200]}')
         return None
     return compiled
 

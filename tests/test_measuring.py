@@ -1,0 +1,90 @@
+"""check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import train_unet
+from conftest import TINY
+
+
+def settings(**changes):
+    """A settled config for 64 x 64 images, without data."""
+    config, _, _ = train_unet.resolve_config(None, {**TINY, 'image_size': [64, 64], 'num_classes': 2, 'mean': [100.0],
+                                                    'std': [50.0], 'image_dtype': 'uint8', **changes})
+    return config
+
+
+def really_saved(config, dtype):
+    """Bytes that autograd keeps in a real step, counted apart from the code under test."""
+    model = train_unet.build_model(config).train()
+    images = torch.randint(0, 255, (config['batch_size'], 3, 64, 64), dtype=torch.uint8)
+    target = torch.randint(0, 2, (config['batch_size'], 64, 64))
+    known = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        with torch.autocast('cpu', dtype=getattr(torch, dtype), enabled=dtype != 'float32'):
+            logits = model(images)
+        train_unet.SegmentationLoss(config).losses(logits.float(), target).sum()
+    return sum(s.nbytes() for pointer, s in storages.items() if pointer not in known)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('network', [{}, {'architecture': 'FPN'}, {'encoder': 'mobilenet_v2'}], ids=str)
+def test_estimated_activations_are_those_of_a_real_step(network, dtype):
+    config = settings(**network)
+    estimate = train_unet.estimate_memory(config, dtype)
+    assert estimate['activations'] == pytest.approx(really_saved(config, dtype), rel=0.1)
+    weights = sum(p.numel() * 4 for p in train_unet.build_model(config).parameters())
+    assert estimate['weights'] == estimate['gradients'] == weights and estimate['optimizer states'] == 2 * weights
+
+
+def test_checkpointing_lowers_the_estimate():
+    plain, lean = (train_unet.estimate_memory(settings(activation_checkpointing=on), 'float32')['activations']
+                   for on in (False, True))
+    assert lean < 0.7 * plain
+
+
+def test_float16_is_called_unsafe_with_the_layer(small_set):
+    """A layer scaled by 1e5 would overflow float16: tune names it and does not recommend the dtype."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1))
+    model[1].weight.data.fill_(1e5)
+    model[2].weight.data.fill_(1e-6)
+    window = [{'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}]
+    numbers = train_unet.examine_numbers(model, settings(), window, train_unet.SegmentationLoss(settings()), ['bfloat16'])
+    assert 'float16 is unsafe here: 1 reaches' in train_unet.judge_float16(numbers)
+    cosine, ratio = numbers['gradients']['bfloat16']
+    assert 0.9 < cosine <= 1.0001 and 0.8 < ratio < 1.2
+
+
+def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, monkeypatch):
+    """On a CPU without 16-bit units it measures float32 only, and says so."""
+    monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
+    overrides = {**TINY, 'data': str(small_set)}
+    del overrides['use_amp']
+    assert train_unet.run_tune(None, overrides, 2) == 0
+    printed = capsys.readouterr().out
+    assert 'not measured: bfloat16' in printed and 'no compiler' in printed
+    speeds = re.findall(r'^float32\S*.*?(\d+\.\d) +(\d+\.\d\d)x', printed, re.MULTILINE)
+    assert len(speeds) == 2 and speeds[0][1] == '1.00'
+    assert re.search(r'largest batch_size that fits .*: \d+ \(estimated\)', printed)
+    preset = train_unet.load_preset('runs/tuned.py')
+    assert preset['use_amp'] is False and preset['compile_model'] is False
+    result = train_unet.train('runs/tuned.py', **{**overrides, 'num_epochs': 1})
+    assert result.best['iou'] >= 0
+
+
+def test_check_says_what_training_would_use(small_set, capsys):
+    assert train_unet.check(None, {**TINY, 'data': str(small_set)}) == 0
+    printed = capsys.readouterr().out
+    for words in ('12 pairs (10 train, 2 val)', '255 -> 1 foreground', 'precision: float32, because use_amp=False',
+                  'memory of one step', 'first batch: image (4, 3, 32, 32) torch.uint8', 'images/s', 'ready: python'):
+        assert words in printed
+    assert (train_unet.Path('runs') / 'check' / 'samples.png').exists()

@@ -1,0 +1,133 @@
+"""Using a model: load, evaluate, predict, export, the notebook.  python -m pytest tests/test_using.py"""
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+import train_unet
+from conftest import ROOT, TINY, draw_set
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A small trained run and its data: (run folder, data folder)."""
+    folder = tmp_path_factory.mktemp('trained')
+    data = draw_set(folder / 'set', count=16)
+    run = folder / 'run'
+    train_unet.train(**TINY | {'num_epochs': 6, 'image_size': 64}, data=str(data), run_dir=str(run))
+    return run, data
+
+
+def images_of(run):
+    """The validation images of a run, as evaluate names them."""
+    return [row['file'] for row in json.loads((run / 'metrics.json').read_text())['images']]
+
+
+def test_predicted_files_score_what_evaluate_says(trained, tmp_path):
+    """The masks that predict wrote, compared pixel by pixel, give evaluate's IoU at its threshold, exactly."""
+    run, data = trained
+    assert train_unet.evaluate_run(run, {}) == 0
+    report = json.loads((run / 'metrics.json').read_text())
+    assert train_unet.load(run).threshold == report['threshold']
+    files = images_of(run)
+    assert train_unet.predict(run, files, tmp_path / 'masks') == 0
+    counts = 0
+    for file in files:
+        name = os.path.basename(file)
+        mask = np.array(PIL.Image.open(tmp_path / 'masks' / name)) // 255
+        truth = np.array(PIL.Image.open(data / 'masks' / name)) // 255
+        counts = counts + train_unet.confusion_matrix(torch.tensor(mask), torch.tensor(truth), 2)
+    assert train_unet.compute_metrics(counts)['iou'] == report['metrics_at_threshold']['iou'] > 0.5
+    assert {'worst.png', 'confusion.png', 'metrics.json'} <= {p.name for p in run.iterdir()}
+
+
+def test_load_takes_paths_pictures_arrays_and_tensors(trained):
+    run, data = trained
+    model, path = train_unet.load(run), data / 'images' / '003.png'
+    picture = PIL.Image.open(path)
+    array = np.array(picture)
+    masks = [model.predict(x) for x in (path, str(path), picture, array, torch.tensor(array).permute(2, 0, 1))]
+    assert masks[0].shape == (40, 40) and masks[0].dtype == np.uint8 and 0 < masks[0].mean() < 1
+    assert all(np.array_equal(mask, masks[0]) for mask in masks)
+
+
+def test_predict_keeps_names_and_size_and_survives_a_broken_file(trained, tmp_path, capsys):
+    run, data = trained
+    folder = tmp_path / 'mine' / 'deeper'
+    folder.mkdir(parents=True)
+    PIL.Image.new('RGB', (61, 33)).save(folder / 'a photo.jpg')
+    (folder / 'broken.png').write_bytes(b'no image')
+    assert train_unet.predict(run, [str(tmp_path / 'mine')], tmp_path / 'out') == 1
+    assert PIL.Image.open(tmp_path / 'out' / 'deeper' / 'a photo.png').size == (61, 33)
+    assert 'broken.png' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('save, mode', [('mask', 'L'), ('overlay', 'RGB'), ('probability', 'L')])
+def test_what_predict_can_save(trained, tmp_path, save, mode):
+    run, data = trained
+    train_unet.predict(run, [str(data / 'images' / '001.png')], tmp_path, save=save, tta=True)
+    picture = PIL.Image.open(tmp_path / '001.png')
+    assert picture.mode == mode and picture.size == (40, 40)
+    assert len(np.unique(np.array(picture))) > (2 if save != 'mask' else 1)
+
+
+@pytest.mark.parametrize('form', ['onnx', 'pt2', 'smp'])
+def test_export_agrees_with_the_model(trained, tmp_path, form, capsys):
+    run, _ = trained
+    if form == 'onnx':
+        pytest.importorskip('onnxruntime')
+        pytest.importorskip('onnxscript')
+    assert train_unet.export(run, form, tmp_path / f'model_{form}') == 0
+    worst = float(re.search(r'difference of a logit (\S+),', capsys.readouterr().out)[1])
+    assert worst < 1e-4
+
+
+def test_an_export_that_differs_is_refused(trained, tmp_path, monkeypatch):
+    """A writer that spoils one weight is found out by the comparison."""
+    real = torch.export.save
+
+    def spoil(program, path, **extra):
+        next(iter(program.state_dict.values())).data.add_(0.5)
+        real(program, path, **extra)
+
+    monkeypatch.setattr(torch.export, 'save', spoil)
+    with pytest.raises(train_unet.UserError, match='does not agree'):
+        train_unet.export(trained[0], 'pt2', tmp_path / 'model.pt2')
+
+
+def test_the_four_commands_follow_from_each_other(tmp_path):
+    """Train, evaluate, predict, typed as a person does; each prints the next."""
+    draw_set(tmp_path / 'set', count=8)
+    settings = [f'{k}={v}' for k, v in (TINY | {'num_epochs': 1}).items()]
+    script = [sys.executable, str(ROOT / 'train_unet.py')]
+    first = subprocess.run([*script, 'data=set', *settings], capture_output=True, text=True)
+    assert first.returncode == 0 and 'Next:  python train_unet.py evaluate runs/set-1' in first.stdout
+    second = subprocess.run([*script, 'evaluate', 'runs/set-1'], capture_output=True, text=True)
+    assert second.returncode == 0 and 'predict runs/set-1' in second.stdout
+    third = subprocess.run([*script, 'predict', 'runs/set-1', 'set/images', '-o', 'out'], capture_output=True, text=True)
+    assert third.returncode == 0 and len(list((tmp_path / 'out').iterdir())) == 8
+
+
+def test_the_notebook_lines_of_the_readme_run(tmp_path):
+    """In a real kernel, twice; pictures appear; a second run does not keep the first one's memory."""
+    nbformat = pytest.importorskip('nbformat')
+    nbclient = pytest.importorskip('nbclient')
+    draw_set(tmp_path / 'set', count=8)
+    block = re.search(r'## In a notebook\s+```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)[1]
+    tiny = ', '.join(f'{k}={v!r}' for k, v in (TINY | {'num_epochs': 1, 'compile_model': False}).items())
+    block = block.replace("num_epochs=5", tiny).replace("'PATH'", "'set'").replace('photo.jpg', 'set/images/001.png')
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert len(lines) == 4
+    setup = f'import sys; sys.path.insert(0, {str(ROOT)!r})'
+    cells = [setup, *lines, *lines[1:], 'print(mask.shape)']
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}).execute()
+    shown = [output for cell in book.cells for output in cell.get('outputs', []) if 'text/html' in output.get('data', {})]
+    assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 2
+    assert '(40, 40)' in book.cells[-1]['outputs'][0]['text']
