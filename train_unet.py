@@ -2801,12 +2801,13 @@ def guarded_step(state, window, loss_fn, config):
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
+        if not out_of_memory:
+            raise WorkerDied
         if state.scaler.is_enabled():                                  # it may have unscaled already: start it afresh
             scale = state.scaler.state_dict()
             state.scaler = build_scaler(state.dtype, config, state.device)
             state.scaler.load_state_dict(scale)
-        if out_of_memory:
-            shrink(state, max(batch_length(batch) for batch in window))
+        shrink(state, max(batch_length(batch) for batch in window))
     try:
         commit(state, result, before, config)
     except RuntimeError as error:
@@ -2819,9 +2820,16 @@ def guarded_step(state, window, loss_fn, config):
     return result
 
 
+class WorkerDied(RuntimeError):
+    """A data worker was killed; nothing of the step at work was done."""
+
+    def __init__(self):
+        super().__init__('a DataLoader worker was killed')
+
+
 def is_worker_death(error):
     """torch reports a killed data worker by raising in whatever the main process is doing."""
-    return 'DataLoader worker' in str(error)
+    return 'DataLoader worker' in str(error) or 'DataLoader timed out' in str(error)
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
@@ -2921,25 +2929,11 @@ def progress(iterable, total, description):
 
 
 def windows(loader, sampler):
-    """The micro-batches of each optimizer step, as lists; the last window may be short.
-
-    A worker that was killed is replaced, and the order goes on where it broke, up to three times.
-    """
+    """The micro-batches of each optimizer step, as lists; the last window may be short."""
     sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
-    failures = 0
     batches = iter(loader)
     while sampler.first_window < len(sizes):
-        try:
-            window = [next(batches) for _ in range(sizes[sampler.first_window])]
-        except RuntimeError as error:
-            if not is_worker_death(error) or failures >= 3:
-                raise
-            failures += 1
-            log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], failures)
-            loader._iterator = None
-            batches = iter(loader)
-            continue
-        yield window
+        yield [next(batches) for _ in range(sizes[sampler.first_window])]
         sampler.first_window += 1
 
 
@@ -2973,18 +2967,6 @@ def evaluate_all(model, loader, loss_fn, dtype, device, description, stop):
     counts = [part for *_, part in parts if part is not None]
     metrics = compute_metrics(sum(counts)) | {'confusion': sum(counts).tolist()} if counts else {}
     return metrics | {'loss': sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))}
-
-
-def evaluate_surely(model, loader, *rest):
-    """evaluate, begun again (up to three times) if a data worker was killed."""
-    for attempt in range(4):
-        try:
-            return evaluate(model, loader, *rest)
-        except RuntimeError as error:
-            if not is_worker_death(error) or attempt == 3:
-                raise
-            log.warning('%s; validating again', str(error).splitlines()[0])
-            loader._iterator = None
 
 
 def evaluate_batch(loss_fn, forward, batch):
@@ -3149,10 +3131,10 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             if not bar.disable:
                 bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
         stop, save = run.agree(config)
-        if stop or save:
-            run.save(state, config)
         if stop:
             return False
+        if save:
+            run.save(state, config)
     state.totals['seconds'] = torch.tensor((time.monotonic() - begun) / world()[1])     # totals are added up
     state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
     return True
@@ -3555,22 +3537,28 @@ def settle_own(config):
 
 def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
-    patience = config['early_stopping_patience'] or math.inf
+    patience, deaths = config['early_stopping_patience'] or math.inf, 0
     while state.epoch < config['num_epochs'] and not run.stopped_by:
         if state.epoch - 1 - state.best_epoch >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
+        metrics = None
         try:
-            finished = train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
+            if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
+                share_buffers(state)
+                metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
+                                   lambda: bool(run.stopped_by) and world()[1] == 1)
         except Rewind as rewind:
             rewind_state(state, rewind, config, run)
             continue
-        if not finished:
-            break
-        share_buffers(state)
-        metrics = evaluate_surely(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                                  lambda: bool(run.stopped_by) and world()[1] == 1)
-        if metrics is None:                                            # stopped in mid-validation: it is done again
+        except RuntimeError as error:
+            deaths += 1
+            if not is_worker_death(error) or deaths > 3:
+                raise
+            log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], deaths)
+            loader._iterator = val_loader._iterator = None             # the order goes on where it broke
+            continue
+        if metrics is None:                                            # stopped, perhaps in mid-validation
             run.save(state, config)
             break
         close_epoch(state, metrics, config, run)

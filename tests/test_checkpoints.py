@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -377,6 +378,26 @@ def test_dying_at_any_call_leaves_a_checkpoint(name, moment, saved):
         tu.save_checkpoint(saved / 'last.pt', OLD)
 
 
+def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
+    calls = []
+
+    def fsync(real, number):
+        calls.append('folder' if stat.S_ISDIR(os.fstat(number).st_mode) else 'file')
+        real(number)
+
+    def replace(real, source, target):
+        assert open(target).read() == 'old' and open(source).read() == 'new'
+        calls.append('rename')
+        real(source, target)
+
+    (tmp_path / 'history.csv').write_text('old')
+    patch_call(monkeypatch, 'fsync', fsync)
+    patch_call(monkeypatch, 'replace', replace)
+    tu.write_file(tmp_path / 'history.csv', b'new')
+    assert calls == ['file', 'rename', 'folder']
+    assert (tmp_path / 'history.csv').read_text() == 'new'
+
+
 def test_resume_auto_finds_a_run_that_died_between_two_renames(data):
     tu.train(**SMALL)
     os.replace('run/last.pt', 'run/previous.pt')
@@ -466,7 +487,8 @@ def test_a_hostile_model_is_refused_and_not_run(hostile):
 
 @pytest.mark.parametrize('program', [
     b'.', b'0.', b'\x80\x02(t.', b'\x80\x02N\x85R.', b'\x80\x02h\x05.', b'\xff', b'',
-    b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.'])
+    b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.',
+    b'\x80\x02G\x00.', b'\x80\x02M}\x05Q.'])
 def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, saved):
     with zipfile.ZipFile(saved / 'last.pt', 'w') as file:
         for name, content in (('data.pkl', program), ('byteorder', b'little'), ('version', b'3\n')):
@@ -535,14 +557,16 @@ def disk(monkeypatch):
     return state
 
 
-def fill_at(disk, begin, end=math.inf, worse=1.0):
-    """A loss that fills the disk between two of its calls; validation gets worse if told so."""
+def fill_at(disk, begin, end=math.inf, validation=(1, 1, 1)):
+    """A loss that fills the disk between two of its calls; validation is multiplied per epoch."""
     calls = []
 
     def loss_fn(model, batch):
         calls.append(1)
         disk['full'] = begin <= len(calls) < end
-        return squares(model, batch) * (1 if torch.is_grad_enabled() else worse ** len(calls))
+        if torch.is_grad_enabled() or len(calls) < 3:                  # 1 and 2 are the smoke test
+            return squares(model, batch)
+        return squares(model, batch) * validation[(len(calls) - 3) // 4]
     return loss_fn
 
 
@@ -555,10 +579,13 @@ def test_a_full_disk_stops_no_training(disk):
     assert result.best['epoch'] == 1
 
 
-def test_a_disk_with_space_again_gets_everything(disk):
-    result = train_own(loss_fn=fill_at(disk, 3, 3 + 4, worse=2.0))  # full in epoch 1, the best
+@pytest.mark.parametrize('validation, best', [
+    ((0.1, 1, 10), 1), ((10, 0.1, 1), 2), ((10, 1, 0.1), 3)])
+def test_a_disk_with_space_again_gets_everything(disk, validation, best):
+    result = train_own(loss_fn=fill_at(disk, 3, 3 + 4, validation))    # full in epoch 1
     assert len(result.history) == 3 and tu.load_last('run')[0]['epoch'] == 3
-    assert (result.run_dir / 'best.pt').exists() and result.best
+    assert result.best['epoch'] == best
+    assert result.best['loss'] == min(row['val_loss'] for row in result.history)
 
 
 def test_a_disk_that_is_full_from_the_start_is_told_before_training(disk):

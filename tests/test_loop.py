@@ -382,13 +382,19 @@ def test_float16_gradients_count_once_the_scale_has_fallen_below_one():
     assert [row['step'] for row in result.history if not row['event']] == [2, 4, 6]
 
 
+def with_a_name(dataset):
+    """A data set that has a name of its own, not one for each sample."""
+    dataset.name = 'mine'
+    return dataset
+
+
 def tuples(dataset):
     """The same as (image, target), as TensorDataset and torchvision give it."""
     return torch.utils.data.TensorDataset(dataset.images, dataset.targets)
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'float32'])
-@pytest.mark.parametrize('kind', [lambda d: d, tuples], ids=['dict', 'tuple'])
+@pytest.mark.parametrize('kind', [copy.copy, tuples, with_a_name])
 def test_a_nan_in_an_image_is_named_as_such_and_not_as_overflow(kind, dtype):
     data = kind(Samples(8, broken=[5]))
     loss_fn = squares if isinstance(data, Samples) else lambda model, batch: \
@@ -571,12 +577,22 @@ def compile_what_fails_backward(model):
     model._compiled_call_impl = lambda *inputs: Fail.apply(model._call_impl(*inputs))
 
 
+def compile_what_fails_in_validation(model):
+    def compiled(*inputs):
+        if not model.training:
+            raise RuntimeError('no graph for evaluation (a test)')
+        return model._call_impl(*inputs)
+
+    model._compiled_call_impl = compiled
+
+
 @pytest.mark.parametrize('broken_compile', [
-    refuse_to_compile, compile_in_vain, compile_what_fails_backward])
-def test_a_network_that_does_not_compile_trains_without_and_says_why(broken_compile, monkeypatch):
-    plain = train(network(dropout=0.5), run_dir='plain', ema_decay=0.9)
+    refuse_to_compile, compile_in_vain, compile_what_fails_backward,
+    compile_what_fails_in_validation])
+def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch):
+    plain = train(network(dropout=0.5), run_dir='plain')
     monkeypatch.setattr(nn.Module, 'compile', broken_compile)
-    result = train(network(dropout=0.5), compile_model=True, ema_decay=0.9)
+    result = train(network(dropout=0.5), compile_model=True)
     log = (result.run_dir / 'log.txt').read_text()
     assert 'torch.compile does not work here' in log and '(a test)' in log
     assert_same(result.model.state_dict(), plain.model.state_dict())
@@ -675,21 +691,38 @@ class Deadly(Samples):
         return super().__getitem__(index)
 
 
-def kill_a_worker_while_training(model, batch):
-    workers = multiprocessing.active_children()
-    if workers and not os.path.exists('killed'):
-        open('killed', 'w').close()
-        os.kill(workers[0].pid, signal.SIGKILL)
-        time.sleep(0.5)  # torch raises where the main process is
-    return squares(model, batch)
+def kill(which, training):
+    """A loss that kills a worker of the train (0) or val (1) loader, in training or validation."""
+    def loss_fn(model, batch):
+        workers = sorted(multiprocessing.active_children(), key=lambda worker: worker.pid)
+        pairs = [workers[:2], workers[2:]]  # those of validation are started later
+        if pairs[which] and torch.is_grad_enabled() is training and not os.path.exists('killed'):
+            open('killed', 'w').close()
+            os.kill(pairs[which][0].pid, signal.SIGKILL)
+            time.sleep(0.5)                                            # torch raises in here
+        return squares(model, batch)
+    return loss_fn
+
+
+@pytest.fixture
+def two_minutes():
+    """A run that hangs fails instead."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail('it hangs'))
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize('data, loss_fn', [
-    (Deadly, squares), (Samples, kill_a_worker_while_training)])
-def test_a_worker_that_is_killed_is_replaced(data, loss_fn):
+    (Deadly, squares), (Samples, kill(0, training=True)), (Samples, kill(1, training=False)),
+    (Samples, kill(0, training=False)), (Samples, kill(1, training=True))],
+    ids=['reading', 'train worker in training', 'val worker in validation',
+         'train worker in validation', 'val worker in training'])
+def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes):
     calm = train(None, Samples(12), run_dir='calm')
     result = train(None, data(12), loss_fn=loss_fn, num_workers=2)
-    assert 'DataLoader worker' in (result.run_dir / 'log.txt').read_text()
+    assert os.path.exists('killed')
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 

@@ -166,6 +166,12 @@ def test_activation_checkpointing_recomputes_most_of_the_encoder(changes):
     assert len(count) > 1.7 * forward
 
 
+def test_activation_checkpointing_of_a_network_that_takes_no_small_images():
+    model = build(architecture='PAN', encoder='resnet18', image_size=[128, 128],
+                  activation_checkpointing=True)
+    assert model(pictures(2, 3, 128, 128)).requires_grad
+
+
 def test_activation_checkpointing_computes_once_where_no_gradient_is_wanted():
     model = build(encoder='resnet18', activation_checkpointing=True).train()
     count = dtypes_of_outputs(model.network.encoder, nn.Conv2d)
