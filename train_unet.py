@@ -2217,7 +2217,7 @@ def checkpointable(network, in_channels):
     hooks = [m.register_forward_hook(lambda module, *_: called.add(module)) for m in network.modules()]
     was_training = network.training
     with torch.no_grad():
-        network.eval()(torch.zeros(1, in_channels, 64, 64))
+        network.eval()(torch.zeros(1, in_channels, 256, 256))
     network.train(was_training)
     for hook in hooks:
         hook.remove()
@@ -2589,7 +2589,7 @@ def load_checkpoint(path):
     except pickle.UnpicklingError as error:
         raise OSError(f'{path} holds more than tensors and plain values, and is not loaded: '
                       f'{str(error).splitlines()[0]}') from None
-    except (RuntimeError, ValueError, LookupError, EOFError, TypeError, AttributeError, MemoryError) as error:
+    except UNREADABLE as error:
         raise OSError(f'{path} is no checkpoint of this program: {type(error).__name__} '
                       + ''.join(str(error).splitlines()[:1])) from None
 
@@ -3418,7 +3418,7 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
 def start_compiled(state, probe):
     """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
     log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-    begun, before = time.monotonic(), Snapshot(state.model)
+    begun, before = time.monotonic(), copy.deepcopy(state_dict(state))
     try:
         state.model.compile()
         probe()
@@ -3430,7 +3430,7 @@ def start_compiled(state, probe):
                     ' '.join(str(error).split())[:300])
         state.model._compiled_call_impl = None
         torch._dynamo.reset()
-        before.put_back()
+        restore(state, before)
         probe()
 
 
@@ -3511,7 +3511,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         resume_state(state, run, config, precision, hardware, device)
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
-    name_of = getattr(train_data, 'name', 'sample {}'.format)
+    name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, loss_fn, config, run)
 
