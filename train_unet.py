@@ -1994,7 +1994,7 @@ def build_loader(dataset, config, device, **how):
              'multiprocessing_context': context, 'timeout': 300} if workers else {}
     collate_fn = collate if isinstance(dataset, SegmentationDataset) else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
-                                       collate_fn=collate_fn, generator=torch.Generator(), **extra, **how)
+                                       collate_fn=collate_fn, generator=torch.Generator().manual_seed(config['seed']), **extra, **how)
 
 
 def image_statistics(dataset, config, most=100):
@@ -2731,7 +2731,7 @@ class Snapshot:
         self.buffers = list(model.buffers())
         self.kept = [buffer.clone() for buffer in self.buffers]
         self.random = torch.get_rng_state()
-        self.device = self.buffers[0].device if self.buffers else torch.device('cpu')
+        self.device = next(model.parameters()).device
         self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
 
     def put_back(self):
@@ -3062,8 +3062,8 @@ class Run:
         """A checkpoint, written by the first process -> False if the disk did not take it."""
         if world()[0]:
             return True
-        if name != 'best.pt' and self.unsaved is not None and self.save_content('best.pt', self.unsaved):
-            self.unsaved = None
+        if name != 'best.pt' and self.unsaved is not None:
+            self.save_content('best.pt', self.unsaved)
         try:
             save_checkpoint(self.folder / name, content)
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
@@ -3072,6 +3072,8 @@ class Run:
                 self.unsaved = copy.deepcopy(content)                  # these weights will not come again
             return False
         self.trouble = ''
+        if name == 'best.pt':
+            self.unsaved = None
         return True
 
     def complain(self, name, error):
