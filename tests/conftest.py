@@ -44,3 +44,14 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     """Runs and caches of a test go into its temporary folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+@pytest.fixture
+def one_thread():
+    """Tiny networks are fastest with one thread, above all where cores are shared."""
+    import torch
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)

@@ -24,14 +24,7 @@ OWN = dict(device='cpu', use_amp=False, batch_size=4, num_epochs=3, learning_rat
            early_stopping_patience=None)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny networks are fastest with one thread, above all where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 class Samples(torch.utils.data.Dataset):

@@ -18,14 +18,7 @@ BASE = {**tu.CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [16, 12, 8
 IGNORED = 255  # the value of an ignored pixel
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tiny networks are fastest with one thread, above all where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 def build(**changes):
