@@ -36,6 +36,7 @@ The file, top to bottom:
 """
 import ast
 import base64
+import collections
 import contextlib
 import copy
 import csv
@@ -150,6 +151,7 @@ CONFIG = {
     'run_dir': 'auto',            # folder for everything a run writes; 'auto': runs/<data>-<number>
     'resume': None,               # run folder to continue; 'auto': continue run_dir if there is something to continue
     'checkpoint_minutes': 10.0,   # last.pt is also written every so often inside an epoch
+    'tensorboard': False,         # True: curves and predictions for TensorBoard too (pip install tensorboard)
 }
 
 # What the default alone does not say: the kinds of value a key takes ...
@@ -1323,7 +1325,12 @@ def read_image(path, config):
 
     Raises DataError naming the file if it cannot be decoded, holds NaN, or has another number of channels.
     """
-    array, channels = read_array(path, config), config['in_channels']
+    return convert_pixels(read_array(path, config), path, config)
+
+
+def convert_pixels(array, path, config):
+    """Pixels as stored, (H, W) or (H, W, C) -> the channels and the type that the network takes."""
+    channels = config['in_channels']
     if array.ndim == 2:
         array = array[..., None]
     if array.shape[2] == 1 < channels <= 4:
@@ -1343,6 +1350,62 @@ def read_image(path, config):
     if not np.isfinite(array).all():
         raise DataError(f'{path}: holds pixels that are not finite (NaN or infinity)')
     return array
+
+
+class TiffRows:
+    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, and keeps no others.
+
+    Raises ValueError in the beginning for a layout or a compression that must be read as a whole.
+    """
+
+    def __init__(self, path, config):
+        import tifffile                                                # only TIFF needs it
+        self.path, self.config = path, config
+        self.page = page = tifffile.TiffFile(path).pages[0]
+        check_pixels(path, page.imagelength, page.imagewidth, config['max_image_pixels'])
+        plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
+        if not plain or page.imagedepth > 1 or len(page.parent.pages) > 1 or page.tags.valueof(274, 1) != 1:
+            raise ValueError('not one plain page')
+        self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
+        self.step = page.tilelength if page.is_tiled else page.rowsperstrip
+        self.kept = {0: self.decode(0)}                                # number of a row of tiles -> its pixels
+
+    def __getitem__(self, rows):
+        first, last = rows.start // self.step, (min(rows.stop, self.shape[0]) - 1) // self.step
+        try:
+            self.kept = {n: self.kept[n] if n in self.kept else self.decode(n) for n in range(first, last + 1)}
+        except UNREADABLE as error:
+            raise DataError(f'{self.path}: cannot be read: {type(error).__name__}: {error}') from None
+        begin = first * self.step
+        block = np.concatenate(list(self.kept.values()))[rows.start - begin:rows.stop - begin]
+        return convert_pixels(block, self.path, self.config)
+
+    def decode(self, number):
+        """One row of tiles, or one strip -> (rows, W, samples)."""
+        page, across = self.page, -(-self.shape[1] // self.page.tilewidth) if self.page.is_tiled else 1
+        rows = min(self.step, self.shape[0] - number * self.step)
+        block = np.zeros((rows, *self.shape[1:]), page.dtype)
+        for index in range(number * across, (number + 1) * across):
+            page.parent.filehandle.seek(page.dataoffsets[index])
+            data = page.parent.filehandle.read(page.databytecounts[index])
+            segment, position, _ = page.decode(data, index)
+            if segment is not None:                                    # a sparse tile is zero
+                part = block[:, position[-2]:]
+                part[:, :segment.shape[-2]] = segment[0, :rows, :part.shape[1]]
+        return block
+
+
+WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows where their layout allows it
+
+
+def open_image(path, config):
+    """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
+    if os.path.splitext(path)[1].lower() in ('.tif', '.tiff'):
+        with contextlib.suppress(*UNREADABLE):
+            image = TiffRows(path, config)
+            if image.shape[0] * image.shape[1] > WINDOWED_ABOVE:
+                return image
+    return read_image(path, config)
 
 
 def read_mask(path, config):
@@ -1785,6 +1848,8 @@ def load_augmentation(path):
 
 def resize(array, height, width, is_mask=False):
     """(H, W[, C]) -> (height, width[, C]); masks take the nearest value, images an area mean when they shrink."""
+    if isinstance(array, TiffRows):
+        return shrink_by_rows(array, height, width)
     if array.shape[:2] == (height, width):
         return array
     shrinks = array.shape[0] * array.shape[1] > height * width
@@ -1792,6 +1857,18 @@ def resize(array, height, width, is_mask=False):
     if array.ndim == 2 or array.shape[2] <= 4:
         return cv2.resize(array, (width, height), interpolation=mode).reshape(height, width, *array.shape[2:])
     return np.stack([cv2.resize(array[..., c], (width, height), interpolation=mode) for c in range(array.shape[2])], -1)
+
+
+def shrink_by_rows(image, height, width, step=256):
+    """The area mean of TiffRows, (H, W, C) -> (height, width, C), with `step` of its rows in memory at a time."""
+    edges, total = np.arange(height + 1) * image.shape[0] / height, 0
+    for first in range(0, image.shape[0], step):
+        band = image[first:first + step]
+        rows = np.arange(first, first + len(band))
+        share = np.minimum(edges[1:, None], rows + 1) - np.maximum(edges[:-1, None], rows)    # of a row in a new row
+        total = total + np.tensordot(share.clip(0), resize(band.astype(np.float32), len(band), width), 1)
+    mean = total * (height / image.shape[0])
+    return mean.round().astype(np.uint8) if band.dtype == np.uint8 else mean.astype(np.float32)
 
 
 class SharedCache:
@@ -2105,8 +2182,8 @@ class SegmentationModel(nn.Module):
 
         Raises DataError for an image that cannot be read or has another number of channels.
         """
-        logits, size = predict_logits(self, as_image(image, self.config), flips=flips)
-        return decide(logits, size, self.threshold).cpu().numpy()
+        image = as_image(image, self.config)
+        return next(decide_stream(self, [('', image)], flips=flips))[2]
 
 
 def pad_by_index(images, axis, amount):
@@ -2156,6 +2233,25 @@ def build_model(config):
         for module in checkpointable(network, config['in_channels']):
             change_forward(module, Checkpointed)
     return model
+
+
+@torch.no_grad()
+def try_size(model):
+    """One empty image through the network. Raises ConfigError where it cannot take images of image_size."""
+    config, parameter = model.config, next(model.parameters())
+    dtype = getattr(torch, config['image_dtype'])
+    was_training = model.training
+    try:
+        model.eval()(torch.zeros((1, config['in_channels'], *config['image_size']), dtype=dtype, device=parameter.device))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        height, width = config['image_size']
+        raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take images '
+                          f'of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): type another image_size, '
+                          f'such as {width * 2}x{height * 2} or the one in the name of the encoder') from None
+    finally:
+        model.train(was_training)
 
 
 def find_module(network, name):
@@ -2304,29 +2400,51 @@ def build_class_weights(config, shares):
 
 
 def tiled_logits(model, images, tile, overlap=0.25):
-    """(1, C, H, W) -> (1, K, H, W) logits from overlapping tiles, blended with weights that fall to their edges."""
-    height, width = images.shape[-2:]
-    if height <= tile[0] and width <= tile[1]:
-        return model(images)
-    total, weight = 0, 0
-    for top, left in tile_offsets((height, width), tile, overlap):
-        window = images[..., top:top + tile[0], left:left + tile[1]]
-        logits = model(window)
-        ramp = tile_weights(logits.shape[-2:], overlap).to(logits.device)
-        margins = (left, width - left - window.shape[-1], top, height - top - window.shape[-2])
-        total = total + F.pad(logits * ramp, margins)
-        weight = weight + F.pad(ramp, margins)
-    return total / weight
+    """(1, C, H, W) -> (1, K, H, W) logits from overlapping tiles."""
+    rows = lambda first, last: images[..., first:last, :]
+    return torch.cat(list(tiled_bands(model, rows, images.shape[-2:], tile, overlap)), 1)[None]
 
 
-def tile_offsets(size, tile, overlap, stride=32):
-    """Top-left corners of tiles that cover size, multiples of the stride but for the last of a row or column."""
-    axes = []
-    for length, side in zip(size, tile):
-        step = max(1, int(side * (1 - overlap)))
-        step = step // stride * stride or step
-        axes.append([*range(0, max(length - side, 0), step), max(length - side, 0)])
-    return list(itertools.product(*axes))
+def tiled_bands(model, rows, size, tile, overlap=0.25, batch_size=1):
+    """Logits of an image of any size, yielded as bands (K, h, W) from top to bottom: memory follows the width alone.
+
+    rows(first, last) gives rows of the image as (1, C, h, W). Tiles overlap and are blended with weights that fall
+    to their edges, so that no seam shows.
+    """
+    tops, lefts = (tile_offsets(length, side, overlap) for length, side in zip(size, tile))
+    if len(tops) == len(lefts) == 1:
+        yield model(rows(0, size[0]))[0]
+        return
+    total = weight = 0
+    for top, following in zip(tops, [*tops[1:], size[0]]):
+        strip = rows(top, min(top + tile[0], size[0]))
+        logits, ramps = blend_tiles(model, strip, lefts, tile[1], overlap, batch_size)
+        if top:                                                        # what the tiles above said of these rows
+            logits[:, :total.shape[1]] += total
+            ramps[:len(weight)] += weight
+        done = following - top
+        yield logits[:, :done] / ramps[:done]
+        total, weight = logits[:, done:], ramps[done:]
+
+
+def blend_tiles(model, strip, lefts, side, overlap, batch_size):
+    """One row of tiles: (1, C, h, W) -> summed (K, h, W) logits times weights, and the summed (h, W) weights."""
+    tiles = torch.cat([strip[..., left:left + side] for left in lefts])
+    outputs = torch.cat([model(part) for part in tiles.split(batch_size)])
+    ramp = tile_weights(tiles.shape[-2:], overlap).to(outputs.device)
+    logits = outputs.new_zeros(outputs.shape[1], *strip.shape[-2:])
+    weights = outputs.new_zeros(strip.shape[-2:])
+    for left, output in zip(lefts, outputs):
+        logits[..., left:left + side] += output * ramp
+        weights[..., left:left + side] += ramp
+    return logits, weights
+
+
+def tile_offsets(length, side, overlap, stride=32):
+    """Where tiles that cover a length begin: multiples of the stride, but for the last."""
+    step = max(1, int(side * (1 - overlap)))
+    step = step // stride * stride or step
+    return [*range(0, max(length - side, 0), step), max(length - side, 0)]
 
 
 def tile_weights(size, overlap):
@@ -2336,28 +2454,37 @@ def tile_weights(size, overlap):
     return ramps[0][:, None] * ramps[1]
 
 
-def decide(logits, size, threshold=0.5):
-    """(K, h, w) logits -> (H, W) uint8 class ids at the wanted size. The one place where scores become a mask.
-
-    Logits are enlarged bilinearly, in strips of rows that keep the enlarged logits under about 256 MB.
-    """
+def enlarged_bands(logits, size):
+    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, each under about 256 MB."""
     height, width = size
-    if tuple(logits.shape[-2:]) != (height, width):
-        rows = max(1, 2**26 // (len(logits) * width))
-        if rows < height:
-            centres = (torch.arange(height, device=logits.device) + 0.5) * logits.shape[-2] / height - 0.5
-            centres = centres.clamp(0, logits.shape[-2] - 1)
-            low = centres.floor().long()
-            high = (low + 1).clamp(max=logits.shape[-2] - 1)
-            part = (centres - low)[None, :, None]
-            wide = F.interpolate(logits[None], (logits.shape[-2], width), mode='bilinear', align_corners=False)[0]
-            strips = [slice(a, min(a + rows, height)) for a in range(0, height, rows)]
-            return torch.cat([decide(wide[:, low[s]] * (1 - part[:, s]) + wide[:, high[s]] * part[:, s],
-                                     (s.stop - s.start, width), threshold) for s in strips])
-        logits = F.interpolate(logits[None], (height, width), mode='bilinear', align_corners=False)[0]
+    rows = max(1, 2**26 // (len(logits) * width))
+    if tuple(logits.shape[-2:]) == (height, width):
+        yield logits
+    elif rows >= height:
+        yield F.interpolate(logits[None], (height, width), mode='bilinear', align_corners=False)[0]
+    else:
+        wide = F.interpolate(logits[None], (logits.shape[-2], width), mode='bilinear', align_corners=False)[0]
+        centres = (torch.arange(height, device=logits.device) + 0.5) * logits.shape[-2] / height - 0.5
+        for centre in centres.clamp(0, logits.shape[-2] - 1).split(rows):
+            above, part = centre.long(), centre.frac()[:, None]
+            yield wide[:, above] * (1 - part) + wide[:, (above + 1).clamp(max=logits.shape[-2] - 1)] * part
+
+
+def classify(logits, threshold=0.5):
+    """(K, h, w) logits -> (h, w) uint8 class ids. The one place where scores become a mask."""
     if len(logits) == 1:
         return (logits[0] > math.log(threshold / (1 - threshold))).to(torch.uint8)
     return logits.argmax(0).to(torch.uint8)
+
+
+def decide(logits, size, threshold=0.5):
+    """(K, h, w) logits -> (H, W) uint8 class ids at the wanted size."""
+    return join_bands(enlarged_bands(logits, size), threshold)
+
+
+def join_bands(bands, threshold=0.5):
+    """Bands of logits (K, h, W) -> (H, W) uint8 class ids."""
+    return torch.cat([classify(band, threshold) for band in bands])
 
 
 # ======================================================================================
@@ -2534,13 +2661,16 @@ def restore(state, saved):
 
 
 def write_file(path, content):
-    """Write bytes so that a crash leaves the old file or the new one: temp file, fsync, rename, fsync of the folder."""
+    """Write bytes so that a crash leaves the old file or the new one: temp file, fsync, rename, fsync of the folder.
+
+    content: bytes, or a function that writes into the open file.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
         with open(temporary, 'wb') as file:
-            file.write(content)
+            content(file) if callable(content) else file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -2868,11 +2998,10 @@ def look(state, window, loss_fn, config, hardware, names, folder):
         return
     for number, batch in enumerate(window):
         for value in torch.utils._pytree.tree_leaves(batch):
-            if torch.is_tensor(value) and value.is_floating_point():
-                broken = [i for i in range(len(value)) if not torch.isfinite(value[i]).all()]
-                if broken:
-                    raise DataError(f'{names(number, broken[0])}: holds values that are not finite; no precision helps '
-                                    f'against that')
+            if not is_finite(value):
+                broken = next(i for i in range(len(value)) if not is_finite(value[i]))
+                raise DataError(f'{names(number, broken)}: holds values that are not finite; no precision helps '
+                                f'against that')
     lower = {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(state.dtype)
     layer = first_nonfinite(state, window, loss_fn)
     if lower:
@@ -2882,8 +3011,8 @@ def look(state, window, loss_fn, config, hardware, names, folder):
     saved = ''
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world()[0] or ""}.pt'
-        save_checkpoint(path, window)
-        saved = f"the batch is saved: torch.load('{path}')"
+        save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
+        saved = f"the batch and the weights are saved; run it again: import train_unet; train_unet.replay('{path}')"
     raise TrainingDiverged([f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
                             *shorten([f'in the batch: {name}' for name in files]), saved,
                             f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
@@ -2911,6 +3040,19 @@ def first_nonfinite(state, window, loss_fn):
             hook.remove()
         before.put_back()
     return f'first not finite: the output of {found[0]}' if found else 'all layers are finite forward, so it is the gradient'
+
+
+def replay(path, model=None, loss_fn=None):
+    """Run the bad_batch.pt of a diverged run once more -> the first layer that is not finite, in words.
+
+    A network and a loss of your own are given as they were to train.
+    """
+    saved = load_checkpoint(path)
+    config = {**CONFIG, **saved['config'], 'encoder_weights': None}
+    model = model if model is not None else build_model(config)
+    model.load_state_dict(saved['weights'])
+    state = TrainState(model.train(), None, None, dtype=saved['dtype'])
+    return first_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(config))
 
 
 # ======================================================================================
@@ -2987,6 +3129,7 @@ class Run:
     def __init__(self, folder):
         self.folder, self.stopped_by, self.last_save = Path(folder), 0, time.monotonic()
         self.lock, self.handlers, self.trouble, self.unsaved = None, [], '', None
+        self.board = None                                              # TensorBoard's writer
 
     def __enter__(self):
         if world()[0]:                                                 # only the first process writes
@@ -3018,6 +3161,8 @@ class Run:
         for handler in self.handlers:
             log.removeHandler(handler)
             handler.close()
+        if self.board is not None:
+            self.board.close()
         if self.lock is not None:
             with contextlib.suppress(OSError):
                 (self.folder / '.holder').unlink(missing_ok=True)
@@ -3038,6 +3183,15 @@ class Run:
             if hasattr(signal, name):
                 number = getattr(signal, name)
                 self.old_signals[number] = signal.signal(number, stop)
+
+    def open_board(self):
+        """Show this run in TensorBoard. Raises UserError where the package is missing."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter          # optional
+        except ImportError:
+            raise UserError('tensorboard=True needs a package: pip install tensorboard', 'cannot start') from None
+        if not world()[0]:
+            self.board = SummaryWriter(str(self.folder / 'tensorboard'))
 
     def write(self, name, content):
         """A file of the run; if the disk is full or gone, say so once, keep training and try again next time."""
@@ -3196,6 +3350,23 @@ def close_epoch(state, metrics, config, run):
     run.write('history.csv', history_csv(state.history))
 
 
+def show_epoch(run, state, val_data):
+    """The epoch's numbers as curves in TensorBoard, and after a best epoch its predictions; nothing if it is off."""
+    if run.board is None:
+        return
+    row = state.history[-1]
+    try:
+        for key, value in row.items():
+            if isinstance(value, (int, float)) and key not in ('epoch', 'step'):
+                run.board.add_scalar(key, value, row['step'])
+        if state.best_epoch == state.epoch - 1 and isinstance(state.evaluated, SegmentationModel):
+            page = draw_samples(state.evaluated, val_data, run.folder / 'samples.png', state.dtype)
+            run.board.add_image('samples', np.asarray(page), row['step'], dataformats='HWC')
+        run.board.flush()
+    except OSError as error:
+        run.complain('tensorboard', error)
+
+
 def say_epoch(row, better, state, config):
     """One line a person reads."""
     part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
@@ -3288,7 +3459,7 @@ def find_resume(config):
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
 FREE_ON_RESUME = {'num_workers', 'cache_images', 'checkpoint_minutes', 'early_stopping_patience', 'resume', 'run_dir',
-                  'compile_model', 'channels_last', 'activation_checkpointing', 'skip_broken', 'class_names'}
+                  'compile_model', 'channels_last', 'activation_checkpointing', 'skip_broken', 'class_names', 'tensorboard'}
 FIXED_ON_RESUME = {'architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes', 'optimizer', 'image_dtype',
                    'mask_values', 'seed', 'val_fraction', 'group_pattern', 'ema_decay', 'mean', 'std'}
 
@@ -3360,6 +3531,8 @@ def build_state(model, config, precision, device):
     """A fresh TrainState on the device."""
     average = copy.deepcopy(model).to(device) if config['ema_decay'] else None
     model = model.to(device)
+    if isinstance(model, SegmentationModel):
+        try_size(model)
     if config['channels_last']:
         model = model.to(memory_format=torch.channels_last)
         average = average.to(memory_format=torch.channels_last) if average is not None else None
@@ -3483,6 +3656,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     else:
         config, hardware, precision, data, why = prepare(config, sources, device)
     config['run_dir'], config['resume'] = str(run.folder), None
+    if config['tensorboard']:
+        run.open_board()
     seed_everything(config['seed'])
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
@@ -3505,7 +3680,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.write('config.py', config_text(config))
     rank, count = world()
     sampler = WindowSampler(len(train_data), config, rank, count)
-    loader = build_loader(Plain(train_data) if own_data else train_data, config, device, batch_sampler=sampler)
+    name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
+    loader = build_loader(Plain(train_data, name_of) if own_data else train_data, config, device, batch_sampler=sampler)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)
@@ -3513,22 +3689,32 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         resume_state(state, run, config, precision, hardware, device)
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
-    name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, loss_fn, config, run)
 
 
 class Plain(torch.utils.data.Dataset):
-    """A user's map-style data set, asked for (epoch, index) as ours are."""
+    """A user's map-style data set, asked for (epoch, index) as ours are; a sample that holds NaN is named, once."""
 
-    def __init__(self, dataset):
-        self.dataset = dataset
+    def __init__(self, dataset, name_of):
+        self.dataset, self.name_of, self.named = dataset, name_of, set()
 
     def __len__(self):
         return len(self.dataset)
 
     def __getitem__(self, key):
-        return self.dataset[key[1]]
+        sample = self.dataset[key[1]]
+        if key[1] not in self.named and not all(map(is_finite, torch.utils._pytree.tree_leaves(sample))):
+            self.named.add(key[1])
+            log.warning('%s holds values that are not finite; its steps are skipped', self.name_of(key[1]))
+        return sample
+
+
+def is_finite(value):
+    """False for a floating-point tensor or array that holds NaN or infinity."""
+    if torch.is_tensor(value) and value.is_floating_point() or isinstance(value, np.ndarray) and value.dtype.kind == 'f':
+        return bool(torch.isfinite(torch.as_tensor(value)).all())
+    return True
 
 
 def settle_own(config):
@@ -3564,6 +3750,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             run.save(state, config)
             break
         close_epoch(state, metrics, config, run)
+        show_epoch(run, state, val_loader.dataset)
 
 
 def rewind_state(state, rewind, config, run):
@@ -3724,32 +3911,25 @@ def sheet(rows, titles, path, side=224, margin=6, heading=26):
                                else PIL.Image.Resampling.NEAREST)
             page.paste(tile, (margin + column * (side + margin), top))
         draw.text((margin, top + side + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
-    buffer = io.BytesIO()
-    page.save(buffer, 'PNG')
-    write_file(path, buffer.getvalue())
-
-
-def row_of(image, truth, mask, num_classes):
-    """Image, truth, prediction and errors as pictures."""
-    return [viewable(image), colour_mask(truth, num_classes), colour_mask(mask, num_classes),
-            colour_errors(mask, truth, num_classes)]
-
-
-def sheet_titles(num_classes):
-    """Headings of a sheet of row_of."""
-    errors = 'errors: red missed, yellow invented' if num_classes == 2 else 'errors in red'
-    return ['image', 'truth', 'prediction', errors]
+    write_file(path, lambda file: page.save(file, 'PNG'))
+    return page
 
 
 def draw_samples(model, dataset, path, dtype, most=6):
     """samples.png: validation images beside truth, prediction and errors."""
-    rows = []
-    for index in np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int):
-        image, truth = dataset.read(int(index))
-        logits, size = predict_logits(model, image, dtype)
-        rows.append((Path(dataset.name(int(index))).name,
-                     row_of(image, truth, decide(logits, size, model.threshold).cpu().numpy(), model.config['num_classes'])))
-    sheet(rows, sheet_titles(model.config['num_classes']), path)
+    chosen = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int)
+    return draw_predictions(model, dataset, [(int(i), Path(dataset.name(int(i))).name) for i in chosen], path, dtype)
+
+
+def draw_predictions(model, dataset, captions, path, dtype=None):
+    """A sheet of images beside truth, prediction and errors, for (index, caption) of a data set -> the page."""
+    count, rows = model.config['num_classes'], []
+    images = (((caption, truth), image) for index, caption in captions for image, truth in [dataset.read(index)])
+    for (caption, truth), image, mask in decide_stream(model, images, dtype):
+        rows.append((caption, [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
+                               colour_errors(mask, truth, count)]))
+    errors = 'errors: red missed, yellow invented' if count == 2 else 'errors in red'
+    return sheet(rows, ['image', 'truth', 'prediction', errors], path)
 
 
 def draw_curves(history, path):
@@ -3770,9 +3950,7 @@ def draw_curves(history, path):
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         axes.spines[['top', 'right']].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format='png', dpi=130)
-    write_file(path, buffer.getvalue())
+    write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
 
 
 # ======================================================================================
@@ -3818,58 +3996,85 @@ def as_image(image, config):
 
 
 @torch.no_grad()
-def predict_logits(model, image, dtype=None, flips=False):
-    """One image (H, W, C) -> (logits (K, h, w), its size (H, W)), exactly as validation sees it.
+def predict_stream(model, images, dtype=None, flips=False):
+    """Logits of a stream of (key, image (H, W, C)), exactly as validation sees the images, yielded in their order.
 
-    `flips` averages over the image and its mirror images (test-time augmentation).
+    Each comes as (key, image, bands): bands of logits (K, rows, W) at the image's size, top to bottom. Resized images
+    go through the network batch_size at a time; in the other size policies its tiles do. `flips` averages over the
+    image and its mirror images (test-time augmentation).
     """
     config, device = model.config, next(model.parameters()).device
-    if dtype is None:
-        dtype = resolve_precision(config, detect_hardware(device)).dtype
-    size = image.shape[:2]
+    forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
+    run = functools.partial(average_flips, forward) if flips else forward
+    tensor = lambda image: as_tensor(image, config).to(device)
+    if config['size_policy'] != 'resize':
+        for key, image in images:
+            rows = lambda first, last, image=image: tensor(image[first:last])
+            yield key, image, no_grad(tiled_bands(run, rows, image.shape[:2], config['image_size'],
+                                                  batch_size=config['batch_size']))
+        return
+    images = iter(images)
+    while group := list(itertools.islice(images, config['batch_size'])):
+        batch = torch.cat([tensor(resize(image, *config['image_size'])) for _, image in group])
+        for (key, image), logits in zip(group, run(batch)):
+            yield key, image, no_grad(enlarged_bands(logits, image.shape[:2]))
+
+
+@torch.no_grad()
+def no_grad(bands):
+    """The same bands, without gradients wherever they are asked for."""
+    yield from bands
+
+
+def average_flips(forward, images):
+    """Mean logits of images and their mirror images."""
+    return sum(forward(images.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
+
+
+def as_tensor(image, config):
+    """(H, W, C) array as stored -> (1, C, H, W) tensor as the network takes it."""
     if config['image_dtype'] != 'uint8' and image.dtype == np.uint8:
         image = image.astype(np.float32) / 255
-    if config['size_policy'] == 'resize':
-        image = resize(image, *config['image_size'])
-    tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].to(device)
-    forward = under_autocast(model, dtype)
-    run = forward if config['size_policy'] == 'resize' else lambda x: tiled_logits(forward, x, config['image_size'])
-    axes = [[], [3], [2], [2, 3]] if flips else [[]]
-    logits = sum(run(tensor.flip(a)).flip(a) for a in axes) / len(axes)
-    return logits[0], size
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
 
 
-def predict(run, inputs, output, save='mask', tta=False):
+def decide_stream(model, images, dtype=None, flips=False):
+    """predict_stream, each image with its mask (H, W) at the model's threshold: (key, image, mask)."""
+    for key, image, bands in predict_stream(model, images, dtype, flips):
+        yield key, image, join_bands(bands, model.threshold).cpu().numpy()
+
+
+def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each image file, folder or glob -> exit code.
 
-    save: 'mask', 'overlay' or 'probability' (one class only). A file that cannot be read costs no other.
+    save: 'mask', 'overlay' or 'probability' (two classes only). A file that cannot be read costs no other. A TIFF of
+    more than 34 million pixels is read by rows where it can be, and its mask is written as a TIFF, row by row.
     """
-    import glob
-    model, dtype = load(run), None
-    files = []
-    for item in inputs:
-        found = [os.path.join(item, *entry) for entry in list_files(Path(item))] if os.path.isdir(item) else \
-            [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
-        files += [(f, os.path.relpath(f, item) if os.path.isdir(item) else os.path.basename(f)) for f in found
-                  if os.path.splitext(f)[1].lower() in SUFFIXES]
-        if not found:
-            raise UserError(f'{item}: there is no such file or folder', 'nothing to predict')
+    model = load(run, overrides.get('device', 'auto'))
+    model.config |= overrides
+    if save not in ('mask', 'overlay', 'probability'):
+        raise UserError(f'save={save!r}: choose from mask, overlay, probability', 'nothing to predict')
+    if save == 'probability' and model.config['num_classes'] != 2:
+        raise UserError('save=probability: only for two classes', 'nothing to predict')
+    files = list_inputs(inputs)
     output = Path(output or Path(run if os.path.isdir(run) else os.path.dirname(run) or '.') / 'predictions')
-    broken, begun, taken = [], time.monotonic(), set()
-    for path, name in progress(files, len(files), 'Predicting'):
+    targets = name_outputs([name for _, name in files], output)
+    broken, begun = [], time.monotonic()
+
+    def images():
+        read = functools.partial(try_to_open, config=model.config)
+        paths = [path for path, _ in files]
+        for target, image in progress(zip(targets, read_ahead(read, paths)), len(files), 'Predicting'):
+            if isinstance(image, DataError):
+                broken.append(image.problems[0])
+            else:
+                yield target, image
+
+    for target, image, bands in predict_stream(model, images(), flips=tta):
         try:
-            image = read_image(path, model.config)
-            logits, size = predict_logits(model, image, dtype, tta)
-        except DataError as error:
+            write_prediction(target, image, bands, model, save)
+        except DataError as error:                                     # a large image that breaks further down
             broken.append(error.problems[0])
-            continue
-        target = output / Path(name).with_suffix('.png')
-        if target in taken:                                            # a.jpg and a.tif must not overwrite each other
-            target = output / (name + '.png')
-        taken.add(target)
-        buffer = io.BytesIO()
-        PIL.Image.fromarray(render(logits, size, image, model, save)).save(buffer, 'PNG')
-        write_file(target, buffer.getvalue())
     rate = (len(files) - len(broken)) / max(1e-9, time.monotonic() - begun)
     print(f'{len(files) - len(broken)} masks in {output} ({rate:.1f} images/s)')
     if broken:
@@ -3878,20 +4083,87 @@ def predict(run, inputs, output, save='mask', tta=False):
     return 1 if broken else 0
 
 
-def render(logits, size, image, model, save):
-    """What predict writes: class ids, a coloured overlay, or the foreground probability, at the image's size."""
+def list_inputs(inputs):
+    """Files, folders and globs -> [(path, name of the output without a folder's own path)]. Raises UserError."""
+    import glob
+    files = []
+    for item in inputs:
+        found = [os.path.join(item, *entry) for entry in list_files(Path(item))] if os.path.isdir(item) else \
+            [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
+        if not found:
+            raise UserError(f'{item}: there is no such file or folder', 'nothing to predict')
+        files += [(f, os.path.relpath(f, item) if os.path.isdir(item) else os.path.basename(f)) for f in found
+                  if os.path.splitext(f)[1].lower() in SUFFIXES]
+    return files
+
+
+def name_outputs(names, folder):
+    """A target per name, its suffix replaced; a.jpg and a.tif must not overwrite each other."""
+    stems = Counter(os.path.splitext(name)[0] for name in names)
+    kept = lambda name: os.path.splitext(name)[0] if stems[os.path.splitext(name)[0]] == 1 else name
+    return [folder / (kept(name) + '.png') for name in names]
+
+
+def try_to_open(path, config):
+    """open_image that returns its DataError instead of raising it."""
+    try:
+        return open_image(path, config)
+    except DataError as error:
+        return error
+
+
+def read_ahead(read, paths, depth=4):
+    """read(path) for each path, in order, in threads that stay `depth` files ahead."""
+    with ThreadPoolExecutor(depth) as pool:
+        waiting = collections.deque()
+        for path in paths:
+            waiting.append(pool.submit(read, path))
+            if len(waiting) > depth:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def write_prediction(target, image, bands, model, save):
+    """One picture of predict, whole or crashed away: PNG, or for TiffRows a TIFF written strip by strip."""
+    def rendered():
+        top = 0
+        for band in bands:
+            yield render(band, image[top:top + band.shape[1]], model, save)
+            top += band.shape[1]
+
+    if isinstance(image, TiffRows):
+        import tifffile
+        shape = (*image.shape[:2], 3) if save == 'overlay' else image.shape[:2]
+        write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
+            file, cut_tiles(rendered(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
+            photometric='rgb' if save == 'overlay' else 'minisblack'))
+    else:
+        picture = PIL.Image.fromarray(np.concatenate(list(rendered())))
+        write_file(target, lambda file: picture.save(file, 'PNG'))
+
+
+def cut_tiles(bands, side):
+    """Bands of any number of rows, top to bottom -> square tiles, row by row; those at the rims may be smaller."""
+    across = lambda rows: [rows[:, left:left + side] for left in range(0, rows.shape[1], side)]
+    rest = next(bands)
+    for band in bands:
+        while len(rest) >= side:
+            yield from across(rest[:side])
+            rest = rest[side:]
+        rest = np.concatenate([rest, band])
+    for top in range(0, len(rest), side):
+        yield from across(rest[top:top + side])
+
+
+def render(logits, image, model, save):
+    """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, or the foreground probability."""
     if save == 'probability':
-        if len(logits) != 1:
-            raise UserError('save=probability: only for two classes', 'nothing to predict')
-        chance = F.interpolate(logits[None].sigmoid(), size, mode='bilinear', align_corners=False)[0, 0]
-        return (chance * 255).round().to(torch.uint8).cpu().numpy()
-    mask = decide(logits, size, model.threshold).cpu().numpy()
+        return (logits[0].sigmoid() * 255).round().to(torch.uint8).cpu().numpy()
+    mask = classify(logits, model.threshold).cpu().numpy()
     if save == 'overlay':
         colours = colour_mask(mask, max(3, model.config['num_classes']))
-        paint = (mask > 0)[..., None]
-        return np.where(paint, viewable(image) // 2 + colours // 2, viewable(image))
-    if save != 'mask':
-        raise UserError(f'save={save!r}: choose from mask, overlay, probability', 'nothing to predict')
+        return np.where((mask > 0)[..., None], viewable(image) // 2 + colours // 2, viewable(image))
     return mask * 255 if model.config['num_classes'] == 2 else mask
 
 
@@ -3899,32 +4171,36 @@ def evaluate_run(folder, overrides):
     """Score the best weights on the run's validation images, or on other data -> exit code.
 
     Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels are
-    wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and stored.
+    wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and stored; on
+    other data the stored one is used, because tuning it there would flatter the score.
     """
-    model = load(folder)
-    config = {**model.config, **overrides}
-    data = inspect_data(config)
+    model = load(folder, overrides.get('device', 'auto'))
+    model.config |= overrides
+    data = inspect_data(model.config)
     split = 'val' if len(data.pairs.rows('val')) else 'test'
-    dataset = SegmentationDataset(data, split, {**config, 'num_workers': 0}, is_training=False)
-    dtype = resolve_precision(config, detect_hardware(next(model.parameters()).device)).dtype
-    levels = np.arange(1, 20) / 20 if config['num_classes'] == 2 else np.array([0.5])
-    counts = {float(level): 0 for level in levels}
-    per_image = []
-    for index in progress(range(len(dataset)), len(dataset), 'Evaluating'):
-        image, truth = dataset.read(index)
-        logits, size = predict_logits(model, image, dtype)
-        target = torch.from_numpy(truth).to(logits.device)
-        own = {level: confusion_matrix(decide(logits, size, level), target, config['num_classes']) for level in counts}
-        counts = {level: counts[level] + own[level].cpu() for level in counts}
-        metrics = compute_metrics(own[0.5])
-        wrong = float(1 - metrics['accuracy']) if own[0.5].sum() else 0.0
-        per_image.append({'file': dataset.name(index), 'iou': metrics['iou'], 'wrong_pixels': wrong, 'index': index})
-    best = max(counts, key=lambda level: (compute_metrics(counts[level])['iou'], -abs(level - 0.5)))
-    if config['num_classes'] == 2 and not overrides:
-        store_threshold(folder, best)
-    metrics = compute_metrics(counts[0.5])
-    tuned = compute_metrics(counts[best])
-    return report(folder, model, config, dataset, split, dtype, per_image, metrics, tuned, best, counts[best])
+    dataset = SegmentationDataset(data, split, model.config, is_training=False)
+    num_classes = model.config['num_classes']
+    levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
+    images = (((index, truth), image) for index in progress(range(len(dataset)), len(dataset), 'Evaluating')
+              for image, truth in [dataset.read(index)])
+    scores = [count_at_levels(bands, truth, levels, num_classes)
+              for (index, truth), image, bands in predict_stream(model, images)]
+    counts = {level: sum(score[level] for score in scores) for level in levels}
+    if num_classes == 2 and not overrides:
+        model.threshold = max(levels, key=lambda level: (compute_metrics(counts[level])['iou'], -abs(level - 0.5)))
+        store_threshold(folder, model.threshold)
+    return report(folder, model, dataset, split, counts, [score[model.threshold] for score in scores], bool(overrides))
+
+
+def count_at_levels(bands, truth, levels, num_classes):
+    """{threshold: confusion matrix (K, K)} of one image from its bands of logits (K, h, W) and its truth (H, W)."""
+    counts, top = dict.fromkeys(levels, 0), 0
+    for band in bands:
+        target = torch.from_numpy(truth[top:top + band.shape[1]]).to(band.device)
+        for level in levels:
+            counts[level] = counts[level] + confusion_matrix(classify(band, level), target, num_classes).cpu()
+        top += band.shape[1]
+    return counts
 
 
 def store_threshold(folder, level):
@@ -3933,35 +4209,33 @@ def store_threshold(folder, level):
     save_checkpoint(path, load_checkpoint(path) | {'threshold': level})
 
 
-def report(folder, model, config, dataset, split, dtype, per_image, metrics, tuned, level, counts):
-    """Print and write what evaluate_run found."""
-    folder = Path(folder) if Path(folder).is_dir() else Path(folder).parent
-    names = class_names(config, config['num_classes'])
+def report(folder, model, dataset, split, counts, per_image, other_data):
+    """Print and write what evaluate_run found; `counts` for each threshold, `per_image` at the model's."""
+    folder, level = Path(folder) if Path(folder).is_dir() else Path(folder).parent, model.threshold
+    metrics, tuned = compute_metrics(counts[0.5]), compute_metrics(counts[level])
+    names = class_names(model.config, model.config['num_classes'])
     print(f'{len(dataset)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     for number, name in enumerate(names):
         row = [metrics[f'{key}_per_class'][number] for key in ('iou', 'dice', 'precision', 'recall')]
         print(f'{name:<20}{row[0]:>8.3f}{row[1]:>8.3f}{row[2]:>11.3f}{row[3]:>8.3f}')
-    if config['num_classes'] == 2:
-        print(f'best threshold on these images: {level:.2f} with IoU {tuned["iou"]:.4f} '
-              f'(tuned on the same images; predict uses it if they are the validation images of the run)')
-    values = [row['iou'] for row in per_image if not math.isnan(row['iou'])]
+    if len(names) == 2:
+        how = 'stored in the run' if other_data else 'best on these images, tuned on them; stored, and used by predict'
+        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
+    images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'], 'wrong_pixels': 1 - score['accuracy']}
+              for index, score in enumerate(map(compute_metrics, per_image))]
+    values = [row['iou'] for row in images if not math.isnan(row['iou'])]
     if values:
         print('IoU per image: ' + ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-              + f'; {len(per_image) - len(values)} images without foreground in truth and prediction are not counted')
+              + f'; {len(images) - len(values)} images without foreground in truth and prediction are not counted')
     content = {'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
-               'confusion': counts.tolist(), 'classes': names, 'images': per_image}
+               'confusion': counts[level].tolist(), 'classes': names, 'images': images}
     write_file(folder / 'metrics.json', json.dumps(json_safe(content), indent=1).encode())
-    worst = sorted(per_image, key=lambda row: (row['iou'] if not math.isnan(row['iou']) else 1 - row['wrong_pixels']))[:12]
-    rows = []
-    for row in worst:
-        image, truth = dataset.read(row['index'])
-        logits, size = predict_logits(model, image, dtype)
-        rows.append((f'{Path(row["file"]).name}   IoU {row["iou"]:.3f}',
-                     row_of(image, truth, decide(logits, size).cpu().numpy(), config['num_classes'])))
-    sheet(rows, sheet_titles(config['num_classes']), folder / 'worst.png')
-    draw_confusion(counts, names, folder / 'confusion.png')
+    agreement = lambda row: row['iou'] if not math.isnan(row['iou']) else 1 - np.nan_to_num(row['wrong_pixels'])
+    worst = [(row['index'], f'{Path(row["file"]).name}   IoU {row["iou"]:.3f}') for row in sorted(images, key=agreement)[:12]]
+    draw_predictions(model, dataset, worst, folder / 'worst.png')
+    draw_confusion(counts[level], names, folder / 'confusion.png')
     print(f'Written to {folder}: metrics.json, worst.png, confusion.png')
     print(f'Next:  python train_unet.py predict {folder} YOUR_IMAGES -o masks')
     return 0
@@ -3992,9 +4266,7 @@ def draw_confusion(counts, names, path):
              title='Share of each true class')
     axes.set_xticklabels(names, rotation=45, ha='right')
     axes.set_yticklabels(names)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format='png', dpi=130)
-    write_file(path, buffer.getvalue())
+    write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
 
 
 # ======================================================================================
@@ -4189,9 +4461,21 @@ def estimate_memory(config, dtype):
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations, 'workspace': 2 * largest}
 
 
-def describe_memory(parts):
+def measure_memory(state, batch, loss_fn, peak=0):
+    """Bytes by part of a step that has been run, from the real tensors; workspace is what `peak` holds beyond them."""
+    size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t))
+    parameters = list(state.model.parameters())
+    parts = {'weights': size(parameters), 'gradients': size(p.grad for p in parameters),
+             'optimizer states': size(t for kept in state.optimizer.state.values() for t in kept.values()),
+             'averaged weights': size(state.average.parameters()) if state.average is not None else 0}
+    batch = to_device(batch, state.device)
+    parts['activations'], _, _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
+    return parts | {'workspace': max(0, peak - sum(parts.values()))}
+
+
+def describe_memory(parts, how='estimated'):
     """One line: every part and the sum, in MiB."""
-    return 'memory of one step, estimated: ' + ', '.join(f'{k} {v / 2**20:.0f}' for k, v in parts.items()) + \
+    return f'memory of one step, {how}: ' + ', '.join(f'{k} {v / 2**20:.0f}' for k, v in parts.items()) + \
            f'; together {sum(parts.values()) / 2**20:.0f} MiB'
 
 
@@ -4211,6 +4495,7 @@ def check(preset, overrides):
     for note in [*notes, *precision.warnings]:
         print('Note:', note)
     build_class_weights(config, data.shares)
+    try_size(build_model({**config, 'encoder_weights': None}))
     print(describe_memory(estimate_memory(config, precision.dtype)))
     loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
     begun, images = time.monotonic(), 0
@@ -4459,8 +4744,9 @@ def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, ov
         print(f'refuted here: preset fast asks for compile; it does not pay back within your {config["num_epochs"]} epochs')
     settings = {'use_amp': winner.dtype != 'float32', 'amp_dtype': 'auto' if winner.dtype == 'float32' else winner.dtype,
                 'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last, 'compile_model': winner.compiled}
-    print(describe_memory(estimate_memory(config, winner.dtype)) +
-          (f'; measured peak {winner.memory / 2**20:.0f} MiB' if winner.memory else ''))
+    print(describe_memory(estimate_memory(config, winner.dtype)))
+    measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
+    print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
     largest, how = largest_batch(config, winner, hardware, window, loss_fn)
     print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {largest} ({how})')
     path = Path('runs') / 'tuned.py'
@@ -4514,7 +4800,8 @@ def main(argv=None):
         if command.verb == 'evaluate':
             return evaluate_run(command.paths[0], resolve_overrides(command.overrides))
         if command.verb == 'predict':
-            return predict(command.paths[0], command.paths[1:], command.output, **command.overrides)
+            own = {key: command.overrides.pop(key) for key in OWN_WORDS['predict'] if key in command.overrides}
+            return predict(command.paths[0], command.paths[1:], command.output, **own, **resolve_overrides(command.overrides))
         if command.verb == 'export':
             options = command.overrides
             return export(command.paths[0], options.get('format', 'onnx'), command.output, options.get('half', False))

@@ -329,10 +329,29 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     assert 'the output of 2 (BatchNorm2d)' in text
     images = re.findall('in the batch: (.*)', text)
     assert images and all(os.path.exists(image) for image in images)
-    batch = torch.load('run/bad_batch.pt', weights_only=True)
+    assert "train_unet.replay('run/bad_batch.pt')" in text
+    batch = torch.load('run/bad_batch.pt', weights_only=True)['window']
     assert batch[0]['image'].shape[1:] == (3, 32, 32) and batch[0]['image'].dtype == torch.uint8
     for value in last()['model'].values():
         assert torch.isfinite(value).all()
+
+
+def test_replay_runs_the_saved_batch_once_more():
+    model = network()
+    at_training_call(model[1], lambda call: call > 2, lambda output: output * math.nan)
+    with pytest.raises(tu.TrainingDiverged):
+        train(model, num_epochs=5)
+    again = network()
+    at_training_call(again[2], lambda call: True, lambda output: output * math.nan)
+    assert tu.replay('run/bad_batch.pt', again, squares) == 'first not finite: the output of 2 (ReLU)'
+    assert 'all layers are finite' in tu.replay('run/bad_batch.pt', network(), squares)
+
+
+def test_a_sample_with_nan_is_named_though_one_step_is_skipped(caplog):
+    result = train(train_data=Samples(broken=[5]), num_epochs=2)
+    assert [text for text in caplog.messages if 'not finite; its steps' in text] == \
+        ['number-5.png holds values that are not finite; its steps are skipped']
+    assert result.history[-1]['skipped_steps'] == 2
 
 
 def test_a_gradient_that_is_never_finite_is_told_from_a_forward_pass():

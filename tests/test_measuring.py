@@ -88,3 +88,25 @@ def test_check_says_what_training_would_use(small_set, capsys):
                   'memory of one step', 'first batch: image (4, 3, 32, 32) torch.uint8', 'images/s', 'ready: python'):
         assert words in printed
     assert (train_unet.Path('runs') / 'check' / 'samples.png').exists()
+
+
+def test_measured_parts_are_those_of_the_estimate(small_set, tmp_path):
+    """Real tensors of a real step: every part within 10 % of what was estimated without allocating."""
+    config, sources, _ = train_unet.resolve_config(None, {**TINY, 'data': str(small_set)})
+    config, _, precision, data, _ = train_unet.prepare(config, sources, torch.device('cpu'))
+    dataset = train_unet.SegmentationDataset(data, 'train', config, is_training=True)
+    train_unet.settle_statistics(config, dataset)
+    state = train_unet.build_state(train_unet.build_model(config), config, precision, torch.device('cpu'))
+    window, _ = train_unet.load_window(dataset, train_unet.WindowSampler(len(dataset), config))
+    loss_fn = train_unet.SegmentationLoss(config)
+    train_unet.guarded_step(state, window, loss_fn, config)
+    measured = train_unet.measure_memory(state, window[0], loss_fn)
+    estimated = train_unet.estimate_memory(config, 'float32')
+    for part in ('weights', 'gradients', 'optimizer states', 'averaged weights', 'activations'):
+        assert measured[part] == pytest.approx(estimated[part], rel=0.1) and measured[part] > 1e5
+
+
+@pytest.mark.parametrize('architecture, encoder', [('PAN', 'resnet18'), ('DPT', 'tu-vit_tiny_patch16_224')])
+def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, architecture, encoder):
+    with pytest.raises(train_unet.ConfigError, match='32 x 32'):
+        train_unet.train(**TINY | {'architecture': architecture, 'encoder': encoder}, data=str(small_set))

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import PIL.Image
 import pytest
+import tifffile
 import torch
 
 import train_unet
@@ -132,3 +133,77 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     shown = [output for cell in book.cells for output in cell.get('outputs', []) if 'text/html' in output.get('data', {})]
     assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 2
     assert '(40, 40)' in book.cells[-1]['outputs'][0]['text']
+
+
+@pytest.mark.parametrize('layout', [{'tile': (32, 48), 'compression': 'zlib'}, {'rowsperstrip': 7, 'predictor': True,
+                                    'compression': 'zlib'}, {'rowsperstrip': 150}, {}])
+@pytest.mark.parametrize('policy', ['resize', 'crop'])
+def test_a_large_tiff_is_read_and_written_by_rows(trained, tmp_path, monkeypatch, layout, policy):
+    """The mask equals that of the same image read whole, and no call asks for more rows than a tile needs."""
+    run, _ = trained
+    image = np.random.default_rng(0).integers(0, 255, (150, 170, 3), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / 'big.tif', image, photometric='rgb', **layout)
+    settings = {'size_policy': policy, 'image_size': [64, 64]}
+    for save in ('mask', 'overlay', 'probability'):
+        train_unet.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'whole', save=save, **settings)
+        asked, original = [], train_unet.TiffRows.__getitem__
+        monkeypatch.setattr(train_unet.TiffRows, '__getitem__',
+                            lambda self, rows: asked.append(rows.stop - rows.start) or original(self, rows))
+        monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
+        assert train_unet.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'rows', save=save, **settings) == 0
+        monkeypatch.undo()
+        written = tifffile.imread(tmp_path / 'rows' / 'big.tif')
+        assert np.array_equal(written, np.array(PIL.Image.open(tmp_path / 'whole' / 'big.png')))
+        assert asked and (policy == 'resize' or max(asked) <= 64)
+
+
+def test_a_large_tiff_that_breaks_further_down_costs_no_other(trained, tmp_path, monkeypatch, capsys):
+    run, data = trained
+    image = np.random.default_rng(0).integers(0, 255, (150, 170, 3), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / 'big.tif', image, photometric='rgb', rowsperstrip=10, compression='zlib')
+    content = bytearray((tmp_path / 'big.tif').read_bytes())
+    with tifffile.TiffFile(tmp_path / 'big.tif') as file:
+        begin = file.pages[0].dataoffsets[9]
+    content[begin:begin + 200] = b'x' * 200
+    (tmp_path / 'big.tif').write_bytes(content)
+    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
+    inputs = [str(tmp_path / 'big.tif'), str(data / 'images' / '001.png')]
+    assert train_unet.predict(run, inputs, tmp_path / 'out', size_policy='crop', image_size=[64, 64]) == 1
+    assert 'big.tif' in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / 'out').iterdir()] == ['001.png']
+
+
+def test_a_batch_predicts_what_single_images_predict(trained, tmp_path):
+    run, data = trained
+    model = train_unet.load(run)
+    images = [(i, np.array(PIL.Image.open(data / 'images' / f'{i:03d}.png'))) for i in range(5)]
+    sizes = []
+    hook = model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    together = [mask for _, _, mask in train_unet.decide_stream(model, images)]
+    assert sizes == [4, 1]                                             # TINY's batch_size is 4
+    hook.remove()
+    assert all(np.array_equal(mask, model.predict(image)) for mask, (_, image) in zip(together, images))
+
+
+def test_evaluating_other_data_keeps_the_threshold_of_the_run(trained, tmp_path, capsys):
+    run, _ = trained
+    train_unet.store_threshold(run, 0.35)
+    assert train_unet.evaluate_run(run, {'data': str(draw_set(tmp_path / 'other', count=8))}) == 0
+    assert 'threshold 0.35' in capsys.readouterr().out and train_unet.load(run).threshold == 0.35
+
+
+def test_tensorboard_gets_curves_and_pictures(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    data = draw_set(tmp_path / 'set', count=8)
+    train_unet.train(**TINY | {'num_epochs': 2}, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
+    events = EventAccumulator(str(tmp_path / 'run' / 'tensorboard'))
+    events.Reload()
+    assert {'train_loss', 'val_loss', 'val_iou', 'lr'} <= set(events.Tags()['scalars'])
+    assert len(events.Scalars('val_iou')) == 2 and events.Images('samples')[0].width > 400
+
+
+def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
+    data = draw_set(tmp_path / 'set', count=8)
+    with pytest.raises(train_unet.UserError, match='pip install tensorboard'):
+        train_unet.train(**TINY, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
