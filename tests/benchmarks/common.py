@@ -1,0 +1,130 @@
+"""Shared by the benchmarks: what machine this is, medians, tables, JSON, common options.
+
+Importing it puts the project root on sys.path, so that `import train_unet` works from anywhere.
+"""
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+
+os.environ['NO_ALBUMENTATIONS_UPDATE'] = '1'       # importing albumentations would ask a server
+os.environ.setdefault('HF_HUB_OFFLINE', '1')
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+PACKAGES = ('torch', 'segmentation-models-pytorch', 'numpy', 'albumentations', 'lightning',
+            'fastai', 'monai', 'accelerate')
+
+
+def default_data(name=''):
+    """The real sets beside the checkout, or one of them; 'demo' where they are missing."""
+    path = ROOT.parent / 'shared' / 'data' / name
+    return str(path) if path.is_dir() else 'demo'
+
+
+def base_parser(doc, rounds=5, seeds=3, data=None):
+    """Options of every benchmark; `doc` is the docstring of the script. None leaves one out."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=form)
+    option = parser.add_argument
+    option('--data', default=data or default_data('nuclei_dsb2018'), help='folder, or demo')
+    if rounds is not None:
+        option('--rounds', type=int, default=rounds, help=f'interleaved rounds ({rounds})')
+    if seeds is not None:
+        option('--seeds', type=int, default=seeds, help=f'number of seeds: 0, 1, ... ({seeds})')
+    option('--device', default='auto', help='cpu, cuda, mps; auto: the best that is there')
+    option('--out', help='JSON file to write (runs/benchmarks/NAME.json)')
+    return parser
+
+
+def describe_hardware():
+    """CPU, cores, vector units, threads of torch, GPU -> dict."""
+    import torch
+    source = Path('/proc/cpuinfo')
+    lines = source.read_text().splitlines() if source.exists() else []
+    models = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    flags = {word for line in lines if line.startswith('flags') for word in line.split()}
+    units = ('avx2', 'avx512f', 'avx512_bf16', 'amx_bf16')
+    return {'cpu': models[0] if models else platform.processor() or platform.machine(),
+            'cores': count_cores(), 'simd': [name for name in units if name in flags],
+            'torch_threads': torch.get_num_threads(), 'system': platform.system(),
+            'gpu': torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+
+
+def count_cores():
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+
+
+def describe_versions():
+    """Python and the packages that are installed -> dict."""
+    versions = {'python': platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return versions
+
+
+def describe_machine():
+    """One line for the end of a table."""
+    machine, versions = describe_hardware(), describe_versions()
+    return ', '.join([machine['gpu'] or machine['cpu'], f"{machine['cores']} cores",
+                      *machine['simd'], f"{machine['torch_threads']} threads",
+                      *(f'{name} {version}' for name, version in versions.items())])
+
+
+def median_and_spread(values):
+    """(median, half the distance between the quartiles); (nan, nan) of nothing."""
+    values = sorted(float(value) for value in values)
+    if len(values) < 2:
+        return (values[0], 0.0) if values else (float('nan'), float('nan'))
+    low, middle, high = statistics.quantiles(values, n=4, method='inclusive')
+    return middle, (high - low) / 2
+
+
+def print_table(title, rows):
+    """rows: list of dicts with the same keys -> an aligned table that is valid Markdown."""
+    print(f'\n{title}\n')
+    if not rows:
+        print('(nothing measured)')
+        return
+    cells = [list(rows[0])] + [[show(value) for value in row.values()] for row in rows]
+    first, *rest = [max(map(len, column)) for column in zip(*cells)]
+    for number, (name, *values) in enumerate(cells):
+        print('| ' + ' | '.join([name.ljust(first), *map(str.rjust, values, rest)]) + ' |')
+        if number == 0:
+            print('|' + '|'.join(['-' * (first + 2), *('-' * (w + 1) + ':' for w in rest)]) + '|')
+
+
+def show(value):
+    """Numbers with three or four digits; None and NaN as a dash."""
+    if value is None or value != value:
+        return '-'
+    if not isinstance(value, float):
+        return str(value)
+    return f'{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 3}f}'
+
+
+def json_path(name, out=None):
+    """Where the results of benchmark `name` go."""
+    return Path(out or Path('runs') / 'benchmarks' / f'{name}.json')
+
+
+def save_json(name, results, out=None, n=None, seed=None):
+    """Results with all that is needed to read them; written whole or not at all -> the path."""
+    path = json_path(name, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {'benchmark': name, 'command': ' '.join(sys.argv), 'n': n, 'seed': seed,
+              'date': datetime.datetime.now().isoformat(timespec='seconds'),
+              'hardware': describe_hardware(), 'versions': describe_versions(), 'results': results}
+    partial = path.with_suffix('.partial')
+    partial.write_text(json.dumps(record, indent=1, default=str) + '\n', encoding='utf-8')
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,192 @@
+"""Images per second of the same training in train_unet and in its peers, side by side.
+
+    pip install -r requirements.txt -r tests/benchmarks/requirements.txt
+    python tests/benchmarks/images_per_second.py
+
+Equal for all: smp.Unet from scratch with one output, the same image files, image size, batch,
+AdamW, cross-entropy plus Dice, float32, no augmentation (peers.py has each contender). Two figures
+each: with loading the files and the IoU of the training batches, and without (tensors in memory, no
+metric). Peers run as their documentation tells, and tuned: channels_last, fused AdamW, persistent
+workers, MONAI's cache. Ours runs twice: 'equal' without its moving average of the weights and its
+gradient clipping, which the peers do not have, and 'default' with both.
+
+The clock hangs on torch's own hook after every optimizer step, so that no loop has to be touched.
+An epoch warms up; measured is the second, from the end of its first step to the end of its last:
+the steady rate, without starting workers, validation and checkpoints (time_to_iou.py has those).
+Each measurement is a process of its own, so that threads, allocator and imports of one contender do
+not leak into the next; contenders take turns, in another order every round, so that a slow minute
+of the machine hits all. 'ours is faster' is the median over the rounds of the ratio within a round.
+"""
+import dataclasses
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import base_parser, describe_machine, median_and_spread, print_table, save_json
+from tqdm import tqdm
+
+NAMES = ('ours', 'plain', 'lightning', 'fastai', 'monai', 'accelerate')
+
+
+def parse_args():
+    """The options."""
+    parser = base_parser(__doc__, rounds=5, seeds=None)
+    option = parser.add_argument
+    option('--encoders', nargs='+', default=['resnet18', 'resnet34'])
+    option('--contenders', nargs='+', default=list(NAMES), choices=NAMES)
+    option('--size', type=int, default=128, help='pixels (128)')
+    option('--batch', type=int, default=8, help='images per step (8)')
+    option('--steps', type=int, default=10, help='steps of an epoch, of two epochs (10)')
+    option('--worker', help='internal: measure this one job and write its figures to --out')
+    return parser.parse_args()
+
+
+def main():
+    """Measure in rounds, then tables and JSON."""
+    args = parse_args()
+    if args.worker:
+        return work(json.loads(args.worker), args.out)
+    if args.device == 'auto':
+        args.device = find_device()
+    import peers
+    names = [name for name in args.contenders if is_installed(name, peers.NEEDS.get(name, []))]
+    variants = peers.list_variants(names)
+    records, total = [], args.rounds * len(args.encoders) * len(variants)
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=total, desc='Trainings') as bar:
+        data = prepare_data(args, Path(folder) / 'data')
+        for number in range(args.rounds):
+            for encoder in args.encoders:
+                turn = number * 5 % len(variants)
+                for contender, variant in variants[turn:] + variants[:turn]:
+                    bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
+                    job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
+                                    args.steps, args.device, seed=number)
+                    records += measure(job, Path(folder))
+                    path = save_json('images_per_second', {'settings': vars(args), 'runs': records},
+                                     args.out, n=args.rounds, seed=f'0..{args.rounds - 1}')
+                    bar.update()
+    for encoder in args.encoders:
+        title = (f'{encoder}, {args.size} x {args.size}, batch {args.batch}; medians of '
+                 f'{args.rounds} rounds, spread: half the distance between the quartiles')
+        print_table(title, build_rows([r for r in records if r['encoder'] == encoder], variants))
+    print(f'\n{describe_machine()}\n{path}')
+
+
+def find_device():
+    """The best device that is there."""
+    import torch
+    return 'cuda' if torch.cuda.is_available() else 'cpu'
+
+
+def is_installed(name, packages):
+    """Whether a contender can run; says so if not."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f'skipped: {name}, because {" and ".join(missing)} is not installed here')
+    return not missing
+
+
+def prepare_data(args, target):
+    """A folder with exactly the images of an epoch, the same for all, and a batch to validate."""
+    source = Path(args.data)
+    if args.data == 'demo':
+        import train_unet
+        source = Path(train_unet.write_demo(target.parent / 'demo'))
+    for split, count in (('train', args.steps * args.batch), ('val', args.batch)):
+        images, masks = (sorted((source / kind / split).iterdir()) for kind in ('images', 'masks'))
+        if len(images) < count or len(images) != len(masks):
+            sys.exit(f'{source}: {len(images)} images and {len(masks)} masks in {split}, '
+                     f'{count} are needed; fewer --steps or a smaller --batch')
+        for kind, files in (('images', images), ('masks', masks)):
+            (target / kind / split).mkdir(parents=True)
+            for path in files[:count]:
+                shutil.copyfile(path, target / kind / split / path.name)
+    return target
+
+
+def measure(job, folder):
+    """One process -> its records; a contender that fails is told and left out of this round."""
+    scratch = Path(tempfile.mkdtemp(dir=folder))
+    answer, words = scratch / 'answer.json', scratch / 'output.txt'
+    command = [sys.executable, str(Path(__file__).resolve()), '--out', str(answer),
+               '--worker', json.dumps(dataclasses.asdict(job))]
+    with open(words, 'w', encoding='utf-8') as output:
+        subprocess.run(command, cwd=scratch, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if not answer.exists():
+        last = words.read_text(encoding='utf-8', errors='replace').strip().splitlines()[-1:]
+        tqdm.write(f'failed: {job.contender}, {job.variant}: {"".join(last)[:300]}')
+        return []
+    records = json.loads(answer.read_text())
+    shutil.rmtree(scratch)
+    return records
+
+
+def work(job, out):
+    """Inside the process: the job with files and metrics, then without."""
+    import peers
+    import torch
+    records = []
+    for loaded in (True, False):
+        torch.manual_seed(job['seed'])
+        ready = peers.Job(**{**job, 'loaded': loaded})
+        records.append({**dataclasses.asdict(ready), **time_steps(ready, peers)})
+    Path(out).write_text(json.dumps(records))
+
+
+def time_steps(job, peers):
+    """Train, reading the clock after every optimizer step -> images/s of the last epoch."""
+    import time
+
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    on_gpu, marks, sizes = job.device.startswith('cuda'), [], []
+
+    def note(optimizer, arguments, named):
+        if on_gpu:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+        sizes.append(sum(p.numel() for group in optimizer.param_groups for p in group['params']))
+
+    hook = register_optimizer_step_post_hook(note)
+    try:
+        peers.CONTENDERS[job.contender](job)
+    finally:
+        hook.remove()
+    expected = peers.EPOCHS * job.steps
+    if len(marks) not in (expected, expected + 1):                     # ours tries one step first
+        raise RuntimeError(f'{len(marks)} steps instead of {expected}: not the same work')
+    if on_gpu:
+        torch.cuda.synchronize()
+    first, last = marks[-job.steps], marks[-1]
+    seconds = first.elapsed_time(last) / 1000 if on_gpu else last - first
+    return {'images_per_second': (job.steps - 1) * job.batch / seconds, 'parameters': sizes[-1]}
+
+
+def build_rows(records, variants):
+    """The table of one encoder; contenders whose network differs stop it."""
+    sizes = {record['parameters'] for record in records}
+    if len(sizes) > 1:
+        raise AssertionError(f'the networks differ: {sizes} parameters')
+    rows = []
+    for contender, variant in variants:
+        row = {'contender': f'{contender}, {variant}'}
+        for loaded, name in ((True, 'from files'), (False, 'in memory')):
+            mine, base = ({r['seed']: r['images_per_second'] for r in records
+                           if (r['contender'], r['variant'], r['loaded']) == (*who, loaded)}
+                          for who in ((contender, variant), ('ours', 'equal')))
+            median, spread = median_and_spread(mine.values())
+            ratio, _ = median_and_spread(base[n] / mine[n] for n in mine if n in base)
+            row |= {f'{name}, images/s': median, f'spread{" " * loaded}': spread,
+                    f'ours is faster{" " * loaded}': ratio}
+        rows.append(row)
+    return rows
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,54 @@
+"""Watching processes from outside: seconds and memory. Reads /proc, so Linux only."""
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def read_kib(path, name):
+    """A field of a file in /proc in bytes; 0 once the process has gone."""
+    try:
+        match = re.search(rf'^{name}:\s+(\d+) kB', Path(path).read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) * 1024 if match else 0
+
+
+def resident(pid='self'):
+    """Bytes of a process in memory now."""
+    return read_kib(f'/proc/{pid}/status', 'VmRSS')
+
+
+def peak_resident(pid='self'):
+    """The most bytes that a process had in memory so far. (getrusage counts its parent's, too.)"""
+    return read_kib(f'/proc/{pid}/status', 'VmHWM')
+
+
+def proportional(pid='self'):
+    """Bytes of a process, each shared page counted in parts (PSS), so that processes add up."""
+    return read_kib(f'/proc/{pid}/smaps_rollup', 'Pss')
+
+
+def run_watched(command, every=0.02, **how):
+    """Run a command to its end -> (seconds, peak bytes, exit code)."""
+    begun, peak = time.perf_counter(), 0
+    with subprocess.Popen(command, **how) as process:
+        try:
+            while process.poll() is None:
+                peak = max(peak, peak_resident(process.pid))
+                time.sleep(every)
+        except BaseException:
+            process.kill()
+            raise
+    return time.perf_counter() - begun, peak, process.returncode
+
+
+def ask_subprocess(script, *words, **how):
+    """Run `script --measure WORDS` in a new process -> the JSON object it printed last."""
+    command = [sys.executable, str(script), '--measure', *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, **how)
+    if done.returncode:
+        raise SystemExit(f'{" ".join(command)} failed:\n{done.stderr[-2000:]}')
+    return json.loads(done.stdout.strip().splitlines()[-1])
