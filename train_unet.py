@@ -2581,10 +2581,13 @@ def update_average(average, model, decay, step, good):
     decay = min(decay, (1 + step) / (10 + step))
     pairs = [(a, m.detach()) for a, m in zip(average.state_dict().values(), model.state_dict().values())]
     floats = [pair for pair in pairs if pair[0].is_floating_point()]
-    averaged = [a for a, _ in floats]
-    moves = torch._foreach_sub([m for _, m in floats], averaged)
-    torch._foreach_mul_(moves, good * (1 - decay))
-    torch._foreach_add_(averaged, moves)
+    averaged, current, weight = [a for a, _ in floats], [m for _, m in floats], good * (1 - decay)
+    if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
+        torch._foreach_lerp_(averaged, current, float(weight))
+    else:
+        moves = torch._foreach_sub(current, averaged)
+        torch._foreach_mul_(moves, weight)
+        torch._foreach_add_(averaged, moves)
     for a, m in pairs:
         if not a.is_floating_point():
             a.copy_(m)
@@ -3880,9 +3883,9 @@ def finish(state, val_data, loss_fn, config, run):
 # pictures
 # ======================================================================================
 
-PALETTE = np.array([(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
-                    (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)],
-                   np.uint8)       # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
+PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
+    (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)], np.uint8)
 
 
 def viewable(image):
@@ -3897,9 +3900,8 @@ def viewable(image):
 def colour_mask(mask, num_classes):
     """Class ids -> colours: foreground white for two classes, the palette for more; ignored dark red."""
     colours = np.zeros((256, 3), np.uint8)
-    colours[1:num_classes] = (255, 255, 255) if num_classes == 2 else PALETTE[np.arange(num_classes - 1) % len(PALETTE)]
-    if num_classes > 2:
-        colours[0] = (60, 60, 60)
+    colours[0] = 0 if num_classes == 2 else 60
+    colours[1:num_classes] = 255 if num_classes == 2 else np.resize(PALETTE, (num_classes - 1, 3))
     colours[IGNORE] = (90, 0, 0)
     return colours[mask]
 
@@ -3907,12 +3909,10 @@ def colour_mask(mask, num_classes):
 def colour_errors(mask, truth, num_classes):
     """Two classes: found green, missed red, invented yellow. More: right dark, wrong red. Ignored grey."""
     picture = np.full((*mask.shape, 3), 20, np.uint8)
+    picture[mask != truth] = (220, 50, 47)
     if num_classes == 2:
         picture[(mask == 1) & (truth == 1)] = (0, 158, 115)
-        picture[(mask == 0) & (truth == 1)] = (220, 50, 47)
         picture[(mask == 1) & (truth == 0)] = (240, 228, 66)
-    else:
-        picture[mask != truth] = (220, 50, 47)
     picture[truth == IGNORE] = (128, 128, 128)
     return picture
 
@@ -3928,28 +3928,28 @@ def sheet(rows, titles, path, side=224, margin=6, heading=26):
         top = heading + number * (side + heading)
         for column, picture in enumerate(pictures):
             tile = PIL.Image.fromarray(picture)
-            scale = side / max(tile.size)
-            tile = tile.resize([max(1, round(n * scale)) for n in tile.size], PIL.Image.Resampling.BICUBIC if column == 0
-                               else PIL.Image.Resampling.NEAREST)
-            page.paste(tile, (margin + column * (side + margin), top))
+            size = [max(1, round(n * side / max(tile.size))) for n in tile.size]
+            filtering = PIL.Image.Resampling.NEAREST if column else PIL.Image.Resampling.BICUBIC
+            page.paste(tile.resize(size, filtering), (margin + column * (side + margin), top))
         draw.text((margin, top + side + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
 
 
-def draw_samples(model, dataset, path, dtype, most=6):
-    """samples.png: validation images beside truth, prediction and errors."""
-    chosen = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int)
-    return draw_predictions(model, dataset, [(int(i), Path(dataset.name(int(i))).name) for i in chosen], path, dtype)
+def draw_samples(model, dataset, path, dtype=None, captions=None):
+    """A sheet of images beside truth, prediction and errors -> the page.
 
-
-def draw_predictions(model, dataset, captions, path, dtype=None):
-    """A sheet of images beside truth, prediction and errors, for (index, caption) of a data set -> the page."""
+    captions: {index: words after the name of the file}; None: six images from all over the data set.
+    """
+    if captions is None:
+        chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
+        captions = dict.fromkeys(chosen.tolist(), '')
     count, rows = model.config['num_classes'], []
-    images = (((caption, truth), image) for index, caption in captions for image, truth in [dataset.read(index)])
-    for (caption, truth), image, mask in decide_stream(model, images, dtype):
-        rows.append((caption, [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
-                               colour_errors(mask, truth, count)]))
+    images = (dataset.read(index)[::-1] for index in captions)         # (truth, image)
+    for index, (truth, image, mask) in zip(captions, decide_stream(model, images, dtype)):
+        rows.append((Path(dataset.name(index)).name + captions[index],
+                     [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
+                      colour_errors(mask, truth, count)]))
     errors = 'errors: red missed, yellow invented' if count == 2 else 'errors in red'
     return sheet(rows, ['image', 'truth', 'prediction', errors], path)
 
@@ -3963,10 +3963,10 @@ def draw_curves(history, path):
     epochs = [row['epoch'] for row in rows]
     keys = [('loss', 'Loss')] + ([('iou', 'IoU')] if 'val_iou' in rows[0] else [])
     figure = Figure(figsize=(5.2 * len(keys), 3.8), layout='constrained')
-    for axes, (key, title) in zip(np.atleast_1d(figure.subplots(1, len(keys))), keys):
+    for axes, (key, title) in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys):
         for side, colour in (('train', '#999999'), ('val', '#0072b2')):
             if f'{side}_{key}' in rows[0]:
-                axes.plot(epochs, [row.get(f'{side}_{key}') for row in rows], color=colour, label=side, marker='.')
+                axes.plot(epochs, [row.get(f'{side}_{key}') for row in rows], '.-', color=colour, label=side)
         axes.set(title=title, xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
@@ -3980,17 +3980,21 @@ def draw_curves(history, path):
 # ======================================================================================
 
 
+def best_file(run):
+    """A run folder -> its best.pt; a file -> itself."""
+    return Path(run) / 'best.pt' if Path(run).is_dir() else Path(run)
+
+
 def load(path, device='auto'):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. Raises UserError."""
-    path = Path(path)
-    path = path / 'best.pt' if path.is_dir() else path
+    path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
     except OSError as error:
-        raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', 'cannot load the model') from None
+        raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
     config = {**CONFIG, **saved['config'], 'encoder_weights': None}
     if 'network.' not in next(iter(saved['weights'])) and 'mean' not in saved['weights']:
-        raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', 'cannot load the model')
+        raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
     model = build_model(config)
     model.load_state_dict(saved['weights'])
     model.threshold = saved['threshold']
@@ -3998,59 +4002,24 @@ def load(path, device='auto'):
 
 
 def as_image(image, config):
-    """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network was trained on."""
+    """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network wants it."""
+    channels = config['in_channels']
     if isinstance(image, (str, os.PathLike)):
         return read_image(os.fspath(image), config)
     if isinstance(image, PIL.Image.Image):
-        image = np.asarray(PIL.ImageOps.exif_transpose(image).convert('L' if config['in_channels'] == 1 else 'RGB'))
+        image = PIL.ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
     if torch.is_tensor(image):
         image = image.detach().cpu().numpy()
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     image = np.asarray(image)
     image = image[..., None] if image.ndim == 2 else image
-    if image.shape[-1] == 1 and config['in_channels'] == 3:
+    if image.shape[-1] == 1 and channels == 3:
         image = np.repeat(image, 3, axis=2)
-    if image.ndim != 3 or image.shape[2] != config['in_channels']:
-        raise DataError(f'an image of shape {image.shape}: expected height x width x {config["in_channels"]}')
+    if image.ndim != 3 or image.shape[2] != channels:
+        raise DataError(f'an image of shape {image.shape}: expected height x width x {channels}')
     if config['image_dtype'] == 'uint8' and image.dtype != np.uint8:
         raise DataError(f'an image of {image.dtype}: the network was trained on uint8 (0 to 255)')
     return image
-
-
-@torch.no_grad()
-def predict_stream(model, images, dtype=None, flips=False):
-    """Logits of a stream of (key, image (H, W, C)), exactly as validation sees the images, yielded in their order.
-
-    Each comes as (key, image, bands): bands of logits (K, rows, W) at the image's size, top to bottom. Resized images
-    go through the network batch_size at a time; in the other size policies its tiles do. `flips` averages over the
-    image and its mirror images (test-time augmentation).
-    """
-    config, device = model.config, next(model.parameters()).device
-    forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
-    run = functools.partial(average_flips, forward) if flips else forward
-    tensor = lambda image: as_tensor(image, config).to(device)
-    if config['size_policy'] != 'resize':
-        for key, image in images:
-            rows = lambda first, last, image=image: tensor(image[first:last])
-            yield key, image, no_grad(tiled_bands(run, rows, image.shape[:2], config['image_size'],
-                                                  batch_size=config['batch_size']))
-        return
-    images = iter(images)
-    while group := list(itertools.islice(images, config['batch_size'])):
-        batch = torch.cat([tensor(resize(image, *config['image_size'])) for _, image in group])
-        for (key, image), logits in zip(group, run(batch)):
-            yield key, image, no_grad(enlarged_bands(logits, image.shape[:2]))
-
-
-@torch.no_grad()
-def no_grad(bands):
-    """The same bands, without gradients wherever they are asked for."""
-    yield from bands
-
-
-def average_flips(forward, images):
-    """Mean logits of images and their mirror images."""
-    return sum(forward(images.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
 
 
 def as_tensor(image, config):
@@ -4060,6 +4029,33 @@ def as_tensor(image, config):
     return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
 
 
+@torch.no_grad()
+def predict_stream(model, images, dtype=None, flips=False):
+    """Logits of a stream of (key, image (H, W, C)), exactly as validation sees the images, in their order.
+
+    Each comes as (key, image, bands): bands of logits (K, rows, W) at the image's size, top to bottom.
+    Resized images go through the network batch_size at a time; in the other size policies its tiles do.
+    `flips` averages over the image and its mirror images (test-time augmentation).
+    """
+    config, device = model.config, next(model.parameters()).device
+    forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
+    mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
+    run = mirrored if flips else forward
+    tensor = lambda image: as_tensor(image, config).to(device)
+    if config['size_policy'] != 'resize':
+        tiled = torch.no_grad(tiled_bands)                             # wherever its bands are asked for
+        for key, image in images:
+            rows = lambda first, last, image=image: tensor(image[first:last])
+            yield key, image, tiled(run, rows, image.shape[:2], config['image_size'],
+                                    batch_size=config['batch_size'])
+        return
+    images = iter(images)
+    while group := list(itertools.islice(images, config['batch_size'])):
+        batch = torch.cat([tensor(resize(image, *config['image_size'])) for _, image in group])
+        for (key, image), logits in zip(group, run(batch)):
+            yield key, image, enlarged_bands(logits, image.shape[:2])
+
+
 def decide_stream(model, images, dtype=None, flips=False):
     """predict_stream, each image with its mask (H, W) at the model's threshold: (key, image, mask)."""
     for key, image, bands in predict_stream(model, images, dtype, flips):
@@ -4067,134 +4063,124 @@ def decide_stream(model, images, dtype=None, flips=False):
 
 
 def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
-    """Write a mask (PNG of class ids, 0 and 255 for two classes) for each image file, folder or glob -> exit code.
+    """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
-    save: 'mask', 'overlay' or 'probability' (two classes only). A file that cannot be read costs no other. A TIFF of
-    more than 34 million pixels is read by rows where it can be, and its mask is written as a TIFF, row by row.
+    save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (two classes only). A file that cannot be read costs no other. A
+    TIFF of more than 34 million pixels is read by rows where it can be; its mask is a TIFF, written by rows.
     """
     model = load(run, overrides.get('device', 'auto'))
     model.config |= overrides
-    if save not in ('mask', 'overlay', 'probability'):
-        raise UserError(f'save={save!r}: choose from mask, overlay, probability', 'nothing to predict')
+    if save not in ('mask', 'palette', 'overlay', 'probability'):
+        raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if save == 'probability' and model.config['num_classes'] != 2:
         raise UserError('save=probability: only for two classes', 'nothing to predict')
-    files = list_inputs(inputs)
-    output = Path(output or Path(run if os.path.isdir(run) else os.path.dirname(run) or '.') / 'predictions')
-    targets = name_outputs([name for _, name in files], output)
+    output = Path(output or best_file(run).parent / 'predictions')
+    files = list_inputs(inputs, output)
     broken, begun = [], time.monotonic()
 
     def images():
-        read = functools.partial(try_to_open, config=model.config)
-        paths = [path for path, _ in files]
-        for target, image in progress(zip(targets, read_ahead(read, paths)), len(files), 'Predicting'):
-            if isinstance(image, DataError):
-                broken.append(image.problems[0])
+        opened = read_ahead(lambda path: open_image(path, model.config), [path for path, _ in files])
+        for (_, target), future in progress(zip(files, opened), len(files), 'Predicting'):
+            try:
+                image = future.result()
+            except DataError as error:
+                broken.append(error.problems[0])
             else:
                 yield target, image
 
     for target, image, bands in predict_stream(model, images(), flips=tta):
         try:
             write_prediction(target, image, bands, model, save)
-        except DataError as error:                                     # a large image that breaks further down
+        except DataError as error:                                     # a large image breaks further down
             broken.append(error.problems[0])
-    rate = (len(files) - len(broken)) / max(1e-9, time.monotonic() - begun)
-    print(f'{len(files) - len(broken)} masks in {output} ({rate:.1f} images/s)')
+    written = len(files) - len(broken)
+    print(f'{written} masks in {output} ({written / max(1e-9, time.monotonic() - begun):.1f} images/s)')
     if broken:
-        print('\n'.join([f'{len(broken)} files could not be predicted:', *('  ' + clean(b) for b in shorten(broken))]),
-              file=sys.stderr)
+        print(UserError(shorten(broken), f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
 
 
-def list_inputs(inputs):
-    """Files, folders and globs -> [(path, name of the output without a folder's own path)]. Raises UserError."""
+def list_inputs(inputs, output):
+    """Files, folders and globs -> [(path, PNG to write below output)]. Raises UserError.
+
+    Folders inside a folder are kept; a.jpg and a.tif keep their suffixes, or one would overwrite the other.
+    """
     import glob
     files = []
     for item in inputs:
-        found = [os.path.join(item, *entry) for entry in list_files(Path(item))] if os.path.isdir(item) else \
-            [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
+        if os.path.isdir(item):
+            found = [(os.path.join(item, *entry), os.path.join(*entry)) for entry in list_files(Path(item))]
+        else:
+            paths = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
+            found = [(path, os.path.basename(path)) for path in paths]
         if not found:
             raise UserError(f'{item}: there is no such file or folder', 'nothing to predict')
-        files += [(f, os.path.relpath(f, item) if os.path.isdir(item) else os.path.basename(f)) for f in found
-                  if os.path.splitext(f)[1].lower() in SUFFIXES]
-    return files
-
-
-def name_outputs(names, folder):
-    """A target per name, its suffix replaced; a.jpg and a.tif must not overwrite each other."""
-    stems = Counter(os.path.splitext(name)[0] for name in names)
-    kept = lambda name: os.path.splitext(name)[0] if stems[os.path.splitext(name)[0]] == 1 else name
-    return [folder / (kept(name) + '.png') for name in names]
-
-
-def try_to_open(path, config):
-    """open_image that returns its DataError instead of raising it."""
-    try:
-        return open_image(path, config)
-    except DataError as error:
-        return error
+        files += [(path, *os.path.splitext(name)) for path, name in found]
+    files = [(path, stem, suffix) for path, stem, suffix in files if suffix.lower() in SUFFIXES]
+    stems = Counter(stem for _, stem, _ in files)
+    return [(path, output / f'{stem}{suffix * (stems[stem] > 1)}.png') for path, stem, suffix in files]
 
 
 def read_ahead(read, paths, depth=4):
-    """read(path) for each path, in order, in threads that stay `depth` files ahead."""
+    """A future of read(path) for each path, in order, in threads that stay `depth` files ahead."""
     with ThreadPoolExecutor(depth) as pool:
         waiting = collections.deque()
         for path in paths:
             waiting.append(pool.submit(read, path))
             if len(waiting) > depth:
-                yield waiting.popleft().result()
+                yield waiting.popleft()
         while waiting:
-            yield waiting.popleft().result()
+            yield waiting.popleft()
 
 
 def write_prediction(target, image, bands, model, save):
     """One picture of predict, whole or crashed away: PNG, or for TiffRows a TIFF written strip by strip."""
-    def rendered():
+    def rows():
         top = 0
         for band in bands:
-            yield render(band, image[top:top + band.shape[1]], model, save)
+            yield from render(band, image[top:top + band.shape[1]], model, save)
             top += band.shape[1]
 
+    palette = colour_mask(np.arange(256), model.config['num_classes'])
     if isinstance(image, TiffRows):
         import tifffile
         shape = (*image.shape[:2], 3) if save == 'overlay' else image.shape[:2]
+        kind = {'overlay': 'rgb', 'palette': 'palette'}.get(save, 'minisblack')
+        colours = (palette.T * 257).astype(np.uint16) if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
-            file, cut_tiles(rendered(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
-            photometric='rgb' if save == 'overlay' else 'minisblack'))
+            file, cut_tiles(rows(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
+            photometric=kind, colormap=colours))
     else:
-        picture = PIL.Image.fromarray(np.concatenate(list(rendered())))
+        picture = PIL.Image.fromarray(np.stack(list(rows())))
+        if save == 'palette':
+            picture.putpalette(palette.tobytes())
         write_file(target, lambda file: picture.save(file, 'PNG'))
 
 
-def cut_tiles(bands, side):
-    """Bands of any number of rows, top to bottom -> square tiles, row by row; those at the rims may be smaller."""
-    across = lambda rows: [rows[:, left:left + side] for left in range(0, rows.shape[1], side)]
-    rest = next(bands)
-    for band in bands:
-        while len(rest) >= side:
-            yield from across(rest[:side])
-            rest = rest[side:]
-        rest = np.concatenate([rest, band])
-    for top in range(0, len(rest), side):
-        yield from across(rest[top:top + side])
+def cut_tiles(rows, side):
+    """An iterator of rows, top to bottom -> square tiles, row by row; those at the rims may be smaller."""
+    while strip := list(itertools.islice(rows, side)):
+        strip = np.stack(strip)
+        yield from (strip[:, left:left + side] for left in range(0, strip.shape[1], side))
 
 
 def render(logits, image, model, save):
-    """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, or the foreground probability."""
+    """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, foreground probability."""
     if save == 'probability':
         return (logits[0].sigmoid() * 255).round().to(torch.uint8).cpu().numpy()
     mask = classify(logits, model.threshold).cpu().numpy()
     if save == 'overlay':
         colours = colour_mask(mask, max(3, model.config['num_classes']))
         return np.where((mask > 0)[..., None], viewable(image) // 2 + colours // 2, viewable(image))
-    return mask * 255 if model.config['num_classes'] == 2 else mask
+    return mask * 255 if model.config['num_classes'] == 2 and save == 'mask' else mask
 
 
 def evaluate_run(folder, overrides):
     """Score the best weights on the run's validation images, or on other data -> exit code.
 
-    Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels are
-    wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and stored; on
-    other data the stored one is used, because tuning it there would flatter the score.
+    Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
+    are wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and
+    stored; on other data the stored one is used, because tuning it there would flatter the score.
     """
     model = load(folder, overrides.get('device', 'auto'))
     model.config |= overrides
@@ -4203,91 +4189,83 @@ def evaluate_run(folder, overrides):
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
-    images = (((index, truth), image) for index in progress(range(len(dataset)), len(dataset), 'Evaluating')
-              for image, truth in [dataset.read(index)])
+    images = (dataset.read(i)[::-1] for i in progress(range(len(dataset)), len(dataset), 'Evaluating'))
     scores = [count_at_levels(bands, truth, levels, num_classes)
-              for (index, truth), image, bands in predict_stream(model, images)]
+              for truth, _, bands in predict_stream(model, images)]
     counts = {level: sum(score[level] for score in scores) for level in levels}
     if num_classes == 2 and not overrides:
-        model.threshold = max(levels, key=lambda level: (compute_metrics(counts[level])['iou'], -abs(level - 0.5)))
+        iou = lambda level: compute_metrics(counts[level])['iou']
+        model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
         store_threshold(folder, model.threshold)
-    return report(folder, model, dataset, split, counts, [score[model.threshold] for score in scores], bool(overrides))
+    per_image = [compute_metrics(score[model.threshold]) for score in scores]
+    return report(folder, model, dataset, split, counts, per_image, bool(overrides))
 
 
 def count_at_levels(bands, truth, levels, num_classes):
-    """{threshold: confusion matrix (K, K)} of one image from its bands of logits (K, h, W) and its truth (H, W)."""
-    counts, top = dict.fromkeys(levels, 0), 0
+    """{threshold: confusion (K, K)} of one image: bands of logits (K, h, W) against the truth (H, W)."""
+    counts, truth = dict.fromkeys(levels, 0), torch.from_numpy(truth)
     for band in bands:
-        target = torch.from_numpy(truth[top:top + band.shape[1]]).to(band.device)
+        target, truth = truth[:band.shape[1]].to(band.device), truth[band.shape[1]:]
         for level in levels:
-            counts[level] = counts[level] + confusion_matrix(classify(band, level), target, num_classes).cpu()
-        top += band.shape[1]
+            counts[level] += confusion_matrix(classify(band, level), target, num_classes).cpu()
     return counts
 
 
 def store_threshold(folder, level):
     """Write a tuned threshold into best.pt, where load and predict find it."""
-    path = Path(folder) / 'best.pt' if Path(folder).is_dir() else Path(folder)
+    path = best_file(folder)
     save_checkpoint(path, load_checkpoint(path) | {'threshold': level})
 
 
 def report(folder, model, dataset, split, counts, per_image, other_data):
-    """Print and write what evaluate_run found; `counts` for each threshold, `per_image` at the model's."""
-    folder, level = Path(folder) if Path(folder).is_dir() else Path(folder).parent, model.threshold
+    """Print and write what evaluate_run found: `counts` at each threshold, `per_image` at the model's."""
+    folder, level = best_file(folder).parent, model.threshold
     metrics, tuned = compute_metrics(counts[0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
     print(f'{len(dataset)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
-    for number, name in enumerate(names):
-        row = [metrics[f'{key}_per_class'][number] for key in ('iou', 'dice', 'precision', 'recall')]
-        print(f'{name:<20}{row[0]:>8.3f}{row[1]:>8.3f}{row[2]:>11.3f}{row[3]:>8.3f}')
+    columns = [metrics[f'{key}_per_class'] for key in ('iou', 'dice', 'precision', 'recall')]
+    for name, iou, dice, precision, recall in zip(names, *columns):
+        print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if len(names) == 2:
-        how = 'stored in the run' if other_data else 'best on these images, tuned on them; stored, and used by predict'
-        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
-    images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'], 'wrong_pixels': 1 - score['accuracy']}
-              for index, score in enumerate(map(compute_metrics, per_image))]
+        how = 'best on these images, tuned on them; stored, and used by predict'
+        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({"stored in the run" if other_data else how})')
+    images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
+               'wrong_pixels': 1 - score['accuracy']} for index, score in enumerate(per_image)]
     values = [row['iou'] for row in images if not math.isnan(row['iou'])]
     if values:
-        print('IoU per image: ' + ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-              + f'; {len(images) - len(values)} images without foreground in truth and prediction are not counted')
+        shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
+        print(f'IoU per image: {shares}; {len(images) - len(values)} images without foreground in truth and '
+              f'prediction are not counted')
     content = {'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion': counts[level].tolist(), 'classes': names, 'images': images}
-    write_file(folder / 'metrics.json', json.dumps(json_safe(content), indent=1).encode())
-    agreement = lambda row: row['iou'] if not math.isnan(row['iou']) else 1 - np.nan_to_num(row['wrong_pixels'])
-    worst = [(row['index'], f'{Path(row["file"]).name}   IoU {row["iou"]:.3f}') for row in sorted(images, key=agreement)[:12]]
-    draw_predictions(model, dataset, worst, folder / 'worst.png')
+    content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
+    write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
+    agreement = lambda row: 1 - np.nan_to_num(row['wrong_pixels']) if math.isnan(row['iou']) else row['iou']
+    worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
+    draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
     print(f'Written to {folder}: metrics.json, worst.png, confusion.png')
     print(f'Next:  python train_unet.py predict {folder} YOUR_IMAGES -o masks')
     return 0
 
 
-def json_safe(value):
-    """NaN has no place in JSON: null."""
-    if isinstance(value, dict):
-        return {k: json_safe(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_safe(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def draw_confusion(counts, names, path):
     """confusion.png: share of each true class (row) that was predicted as each class (column)."""
     from matplotlib.figure import Figure
-    share = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
+    shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
     size = max(3.6, 0.55 * len(names) + 1.8)
     figure = Figure(figsize=(size + 0.6, size), layout='constrained')
     axes = figure.subplots()
-    axes.imshow(share, cmap='Blues', vmin=0, vmax=1)
-    for i, j in itertools.product(range(len(names)), repeat=2):
-        if share[i, j] >= 0.005:
-            axes.text(j, i, f'{share[i, j]:.2f}', ha='center', va='center', fontsize=8,
-                      color='white' if share[i, j] > 0.5 else 'black')
-    axes.set(xticks=range(len(names)), yticks=range(len(names)), xlabel='predicted', ylabel='truth',
-             title='Share of each true class')
-    axes.set_xticklabels(names, rotation=45, ha='right')
-    axes.set_yticklabels(names)
+    axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)
+    for (row, column), share in np.ndenumerate(shares):
+        if share >= 0.005:
+            axes.text(column, row, f'{share:.2f}', ha='center', va='center', fontsize=8,
+                      color='white' if share > 0.5 else 'black')
+    axes.set(xlabel='predicted', ylabel='truth', title='Share of each true class')
+    axes.set_xticks(range(len(names)), names, rotation=45, ha='right')
+    axes.set_yticks(range(len(names)), names)
     write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
 
 
@@ -4297,59 +4275,59 @@ def draw_confusion(counts, names, path):
 
 
 def export(run, form='onnx', output=None, half=False):
-    """Write the best model for other programs -> exit code. Verified against this one before it is called done.
+    """Write the best model for other programs -> exit code. Verified against it before it is called done.
 
-    onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and size; preprocessing is
-    inside. smp: a folder for smp.from_pretrained, with mean and std as its preprocessing parameters. half stores the
-    weights as float16.
+    onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and size;
+    preprocessing is inside. smp: a folder for smp.from_pretrained, with mean and std as its preprocessing
+    parameters. half stores the weights as float16.
     """
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
     if form not in writers:
         raise UserError(f'format={form!r}: choose from {", ".join(writers)}', 'cannot export')
     model = load(run, 'cpu')
     write, suffix = writers[form]
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    path = Path(output or folder / f'model{suffix}')
+    path = Path(output or best_file(run).parent / f'model{suffix}')
     path.parent.mkdir(parents=True, exist_ok=True)
     if half:
-        for parameter in model.network.parameters():                   # rounded to float16, computed in float32
+        for parameter in model.network.parameters():                   # rounded to float16, but still float32
             parameter.data = parameter.data.half().float()
     again = write(model, path, half)
     try:
-        worst, agree = compare_exported(model, again, folder)
+        worst, agree = compare_exported(model, again)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'{path} does not run on the images of this run: {" ".join(str(error).split())[:300]}',
-                        'cannot export') from None
+        words = ' '.join(str(error).split())[:300]
+        raise UserError(f'{path} does not run on the images of this run: {words}', 'cannot export') from None
     print(f'{path}: largest difference of a logit {worst:.2e}, {agree:.4%} of the labels equal')
-    if worst > 1e-3 * (10 if half else 1):
-        raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}', 'cannot export')
+    if worst > (1e-2 if half else 1e-3):
+        raise UserError(f'{path} does not agree with the model it was made from: '
+                        f'logits differ by {worst:.2e}', 'cannot export')
     return 0
 
 
-def example_images(config, folder, most=20):
-    """Up to 20 validation images at network size, then odd, small, large ones and a batch of three, as tensors."""
+def example_images(config, most=20):
+    """Up to 20 validation images at network size, then odd, small, large ones and a batch of 3: tensors."""
     tensors = []
     with contextlib.suppress(UserError):
         data = inspect_data(config)
         for row in data.pairs.rows('val')[:most]:
-            image = resize(read_image(os.fsdecode(data.pairs.images[row]), config), *config['image_size'])
-            tensors.append(torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None])
-    shapes = [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]
-    draw = torch.Generator().manual_seed(0)
-    whole = [torch.randint(0, 256, (b, config['in_channels'], h, w), generator=draw) for b, h, w in shapes]
-    kind = getattr(torch, config['image_dtype'])
-    return tensors + [image.to(kind) if kind == torch.uint8 else image.to(kind) / 255 for image in whole]
+            image = read_image(os.fsdecode(data.pairs.images[row]), config)
+            tensors.append(as_tensor(resize(image, *config['image_size']), config))
+    kind, draw = getattr(torch, config['image_dtype']), torch.Generator().manual_seed(0)
+    for count, height, width in [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]:
+        drawn = torch.randint(0, 256, (count, config['in_channels'], height, width), generator=draw).to(kind)
+        tensors.append(drawn if kind == torch.uint8 else drawn / 255)
+    return tensors
 
 
 @torch.no_grad()
-def compare_exported(model, again, folder):
-    """(largest difference of a logit, share of equal labels) between a model and what was exported from it."""
+def compare_exported(model, again):
+    """(largest difference of a logit, share of equal labels) between a model and its exported self."""
     worst, equal, pixels = 0.0, 0, 0
-    for images in example_images(model.config, folder):
+    for images in example_images(model.config):
         wanted, got = model(images), torch.as_tensor(again(images))
         worst = max(worst, float((wanted - got).abs().max()))
-        labels = [decide(logits[0], logits.shape[-2:], model.threshold) for logits in (wanted, got)]
-        equal, pixels = equal + int((labels[0] == labels[1]).sum()), pixels + labels[0].numel()
+        same = classify(wanted[0], model.threshold) == classify(got[0], model.threshold)
+        equal, pixels = equal + int(same.sum()), pixels + same.numel()
     return worst, equal / pixels
 
 
@@ -4360,27 +4338,21 @@ def trace_example(model):
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in (0, 2, 3)}}
 
 
-def need(package):
-    """Import a package that only export needs, or say what to install."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError:
-        raise UserError(f'needs {package}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
-
-
 def export_onnx(model, path, half):
     """ONNX with threshold, classes and config as metadata -> a function that runs it."""
-    onnx, runtime = need('onnx'), need('onnxruntime')
-    need('onnxscript')
+    try:
+        onnx, runtime, _ = map(importlib.import_module, ('onnx', 'onnxruntime', 'onnxscript'))
+    except ModuleNotFoundError as error:
+        raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime',
+                        'cannot export') from None
     images, free = trace_example(model)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'], output_names=['logits'],
-                                    dynamo=True, verbose=False)
+        program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
+                                    output_names=['logits'], dynamo=True, verbose=False)
     written = program.model_proto
     for key, value in export_facts(model).items():
-        entry = written.metadata_props.add()
-        entry.key, entry.value = key, value
+        written.metadata_props.add(key=key, value=value)
     if half:
         store_half(onnx, written)
     write_file(path, written.SerializeToString())
@@ -4404,13 +4376,15 @@ def store_half(onnx, written):
 def export_facts(model):
     """What a program that loads the file needs to know."""
     config = model.config
-    return {'threshold': str(model.threshold), 'classes': json.dumps(class_names(config, config['num_classes'])),
+    return {'threshold': str(model.threshold),
+            'classes': json.dumps(class_names(config, config['num_classes'])),
             'image_size': json.dumps(config['image_size']), 'size_policy': config['size_policy'],
-            'note': 'images as stored; logits: above log(t / (1 - t)) is foreground if there is one, else the largest'}
+            'note': 'images as stored; logits: above log(t / (1 - t)) is foreground if there is one, '
+                    'else the largest'}
 
 
 def export_pt2(model, path, half):
-    """A torch.export program -> a function that runs it as loaded from the file. It wants sides above 32 pixels."""
+    """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
     torch.export.save(program, path, extra_files=export_facts(model))
@@ -4419,50 +4393,45 @@ def export_pt2(model, path, half):
 
 def export_smp(model, path, half):
     """smp's own form -> a function that loads it with smp.from_pretrained and feeds it normalised images."""
-    network = model.network.half() if half else model.network
-    network.save_pretrained(path)
-    network.float()
-    facts = {'mean': (model.mean / 255).flatten().tolist(), 'std': (model.std / 255).flatten().tolist(),
+    (model.network.half() if half else model.network).save_pretrained(path)
+    model.network.float()
+    scale = 255 if model.config['image_dtype'] == 'uint8' else 1
+    facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1], 'input_space': 'RGB'}
-    if model.config['image_dtype'] != 'uint8':
-        facts |= {'mean': model.mean.flatten().tolist(), 'std': model.std.flatten().tolist()}
     write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
     again = smp.from_pretrained(path).float().eval()
 
     def run(images):
-        values = images.float() / (255 if model.config['image_dtype'] == 'uint8' else 1)
         mean, std = (torch.tensor(facts[key]).view(1, -1, 1, 1) for key in ('mean', 'std'))
         height, width = images.shape[-2:]
-        padded = F.pad((values - mean) / std, (0, -width % model.stride, 0, -height % model.stride))
-        return again(padded)[..., :height, :width]
+        padding = 0, -width % model.stride, 0, -height % model.stride
+        return again(F.pad((images.float() / scale - mean) / std, padding))[..., :height, :width]
     return run
 
 
 # ======================================================================================
-# looking before training: memory by part, check
+# measuring: memory by part, check, tune
 # ======================================================================================
 
 
 def saved_bytes(model, images, target, loss_fn, dtype):
-    """Bytes that autograd keeps for the backward pass of one forward pass, and the largest single tensor of them.
+    """Bytes that autograd keeps of one forward pass for the backward pass, and the largest tensor of them.
 
-    Parameters and buffers are not counted; tensors that share storage count once. Works on fake tensors too, which
-    know autocast (meta tensors do not).
+    Parameters and buffers are not counted; tensors that share storage count once. Works on fake tensors too,
+    which know autocast (meta tensors do not).
     """
-    own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(model.parameters(), model.buffers())}
-    kept = {}                                                          # storage -> tensor: alive, or ids would recur
+    kept = {}                      # storage -> tensor: alive, or ids would recur
 
     def keep(tensor):
-        storage = tensor.untyped_storage()._cdata
-        if storage not in own:
-            kept[storage] = tensor
+        kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = under_autocast(model, dtype)(images)
-        loss = loss_fn.losses(logits, target).sum()
+        loss_fn.losses(under_autocast(model, dtype)(images), target).sum()
+    for own in itertools.chain(model.parameters(), model.buffers()):
+        kept.pop(own.untyped_storage()._cdata, None)
     sizes = [tensor.untyped_storage().nbytes() for tensor in kept.values()]
-    return sum(sizes), max(sizes, default=0), loss
+    return sum(sizes), max(sizes, default=0)
 
 
 def estimate_memory(config, dtype):
@@ -4476,29 +4445,31 @@ def estimate_memory(config, dtype):
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
         images = torch.empty(shape, dtype=getattr(torch, config['image_dtype']))
         target = torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
-        activations, largest, _ = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
+        activations, largest = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    states = {'sgd': 1, 'adam': 2, 'adamw': 2, 'rmsprop': 1, 'nadam': 2, 'radam': 2}.get(config['optimizer'].lower(), 2)
+    states = 1 if config['optimizer'].lower() in ('sgd', 'rmsprop') else 2
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
-            'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations, 'workspace': 2 * largest}
+            'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
+            'workspace': 2 * largest}
 
 
 def measure_memory(state, batch, loss_fn, peak=0):
-    """Bytes by part of a step that has been run, from the real tensors; workspace is what `peak` holds beyond them."""
+    """Bytes by part of a step that has been run, from real tensors; workspace is what `peak` holds beyond."""
     size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t))
     parameters = list(state.model.parameters())
     parts = {'weights': size(parameters), 'gradients': size(p.grad for p in parameters),
              'optimizer states': size(t for kept in state.optimizer.state.values() for t in kept.values()),
              'averaged weights': size(state.average.parameters()) if state.average is not None else 0}
     batch = to_device(batch, state.device)
-    parts['activations'], _, _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
+    activations, _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
+    parts['activations'] = activations
     return parts | {'workspace': max(0, peak - sum(parts.values()))}
 
 
 def describe_memory(parts, how='estimated'):
     """One line: every part and the sum, in MiB."""
-    return f'memory of one step, {how}: ' + ', '.join(f'{k} {v / 2**20:.0f}' for k, v in parts.items()) + \
-           f'; together {sum(parts.values()) / 2**20:.0f} MiB'
+    each = ', '.join(f'{part} {size / 2**20:.0f}' for part, size in parts.items())
+    return f'memory of one step, {how}: {each}; together {sum(parts.values()) / 2**20:.0f} MiB'
 
 
 def check(preset, overrides):
@@ -4522,22 +4493,24 @@ def check(preset, overrides):
     loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
     begun, images = time.monotonic(), 0
     for batch in loader:
+        if not images:
+            classes = sorted(set(batch['mask'].unique().tolist()) - {IGNORE})
+            print(f'first batch: image {tuple(batch["image"].shape)} {batch["image"].dtype}, '
+                  f'mask {tuple(batch["mask"].shape)} with the classes {classes}')
         images += len(batch['image'])
-        if images == len(batch['image']):
-            print(f'first batch: image {tuple(batch["image"].shape)} {batch["image"].dtype}, mask '
-                  f'{tuple(batch["mask"].shape)} with the classes {sorted(set(batch["mask"].unique().tolist()) - {IGNORE})}')
         if time.monotonic() - begun > 5:
             break
-    print(f'loading: {images / (time.monotonic() - begun):.0f} images/s with {config["num_workers"]} workers, uncached')
-    rows = []
-    for index in range(min(8, len(train_data))):
-        sample = train_data[(0, index)]
-        image, mask = sample['image'].permute(1, 2, 0).numpy(), sample['mask'].numpy()
-        rows.append((Path(train_data.name(index)).name, [viewable(image), colour_mask(mask, config['num_classes'])]))
+    speed = images / (time.monotonic() - begun)
+    print(f'loading: {speed:.0f} images/s with {config["num_workers"]} workers, uncached')
+    samples = [train_data[(0, index)] for index in range(min(8, len(train_data)))]
+    rows = [(Path(train_data.name(sample['index'])).name,
+             [viewable(sample['image'].permute(1, 2, 0).numpy()),
+              colour_mask(sample['mask'].numpy(), config['num_classes'])]) for sample in samples]
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
-    print(f'what the network will see: {path}\nready: python train_unet.py ' + ' '.join(
-        [f'--preset {preset}'] * bool(preset) + [f'{k}="{v}"' if ' ' in str(v) else f'{k}={v}' for k, v in overrides.items()]))
+    words = [f'{k}="{v}"' if ' ' in str(v) else f'{k}={v}' for k, v in overrides.items()]
+    print(f'what the network will see: {path}\nready: python train_unet.py '
+          + ' '.join([f'--preset {preset}'] * bool(preset) + words))
     return 0
 
 
@@ -4549,16 +4522,11 @@ def decode_all(data, config):
         except DataError as error:
             return error.problems[0]
 
+    paths = data.pairs.images
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        found = list(progress(pool.map(broken, data.pairs.images), len(data.pairs.images), 'Decoding every image'))
-    problems = [problem for problem in found if problem]
+        problems = list(filter(None, progress(pool.map(broken, paths), len(paths), 'Decoding every image')))
     if problems:
-        raise DataError(shorten(problems), f'{len(problems)} of {len(found)} images cannot be used')
-
-
-# ======================================================================================
-# measuring: tune
-# ======================================================================================
+        raise DataError(shorten(problems), f'{len(problems)} of {len(paths)} images cannot be used')
 
 
 @dataclasses.dataclass
@@ -4567,8 +4535,8 @@ class Candidate:
     dtype: str
     tf32: str
     channels_last: bool
+    state: TrainState
     compiled: bool = False
-    state: TrainState = None
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
@@ -4578,7 +4546,7 @@ class Candidate:
     def name(self):
         """As the table shows it."""
         return ('TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype) + \
-            (', channels_last' if self.channels_last else '') + (', compiled' if self.compiled else '')
+            ', channels_last' * self.channels_last + ', compiled' * self.compiled
 
     @property
     def median(self):
@@ -4589,7 +4557,7 @@ class Candidate:
 def tune(preset, overrides, seconds=60.0):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
-    Interleaved rounds for about `seconds`, then the compiler on the winner. Nothing is kept but the preset file.
+    Interleaved rounds for about `seconds`, then the compiler on the winner. Only the preset file is kept.
     """
     screen = ScreenHandler()
     log.setLevel(logging.WARNING)
@@ -4604,53 +4572,52 @@ def run_tune(preset, overrides, seconds):
     """tune, with the log on the screen."""
     config, sources, _ = resolve_config(preset, overrides)
     device = choose_device(config['device'])
-    config, hardware, precision, data, _ = prepare(config, sources, device)
+    config, hardware, _, data, _ = prepare(config, sources, device)
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
     settle_statistics(config, dataset)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
     if device.type == 'cpu':
         keep_freed_memory()
-    sampler = WindowSampler(len(dataset), config)
-    window, wait = load_window(dataset, sampler)
-    images = sum(batch_length(batch) for batch in window)
-    print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {config["image_size"][1]} x '
-          f'{config["image_size"][0]}, batch {config["batch_size"]} x {config["accumulation_steps"]}')
-    units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
-    for dtype in {'bfloat16', 'float16'} - set(units):
+    window, wait = load_window(dataset, WindowSampler(len(dataset), config))
+    height, width = config['image_size']
+    print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
+          f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
+    for dtype in {'bfloat16', 'float16'} - hardware.units:
         print(f'not measured: {dtype}, {hardware.name} has no units for it' +
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
-    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units) + [(d, 'high') for d in units]
-    candidates = [Candidate(dtype, tf32, layout) for dtype, tf32 in kinds for layout in (False, True)]
+    units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
     seed_everything(config['seed'])
-    numbers = examine_numbers(build_model({**config, 'encoder_weights': None}).to(device), config, window, loss_fn, units)
+    numbers = examine_numbers(build_model({**config, 'encoder_weights': None}).to(device), config, window,
+                              loss_fn, units)
+    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
+    kinds += [(dtype, 'high') for dtype in units]
+    candidates = [build_candidate(config, device, *kind, last) for kind in kinds for last in (False, True)]
     for candidate in candidates:
-        prepare_candidate(candidate, config, device)
         candidate.unsafe = judge_float16(numbers) if candidate.dtype == 'float16' else ''
     measure_rounds(candidates, window, loss_fn, config, seconds)
     best = min((c for c in candidates if not c.unsafe), key=lambda c: c.median)
     compiled = try_compiling(best, config, device, window, loss_fn)
+    images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + [compiled] * (compiled is not None), images, wait, numbers)
     return conclude_tuning(best, compiled, config, hardware, len(dataset), window, loss_fn, overrides)
 
 
-FLOAT16_MAX = 65504.0
-
-
 def load_window(dataset, sampler):
     """The first window, and the seconds its loading took once the images were cached or in the page cache."""
+    batches = sampler.micro_batches(sampler.windows()[0])
     for _ in range(2):
         begun = time.monotonic()
-        window = [collate([dataset[(0, int(i))] for i in indices]) for indices in sampler.micro_batches(sampler.windows()[0])]
+        window = [collate([dataset[index] for index in indices.tolist()]) for indices in batches]
     return window, time.monotonic() - begun
 
 
-def prepare_candidate(candidate, config, device):
-    """A fresh state for one candidate; all start from the same weights."""
+def build_candidate(config, device, dtype, tf32, channels_last, compiled=False):
+    """A Candidate with a fresh state; all start from the same weights."""
     seed_everything(config['seed'])
-    config = {**config, 'channels_last': candidate.channels_last}
-    candidate.state = build_state(build_model({**config, 'encoder_weights': None}), config,
-                                  Precision(candidate.dtype, candidate.tf32, ''), device)
-    set_learning_rate(candidate.state.optimizer, 1e-6)                 # measured steps should not learn anything wild
+    config = {**config, 'channels_last': channels_last, 'encoder_weights': None}
+    state = build_state(build_model(config), config, Precision(dtype, tf32, ''), device)
+    set_learning_rate(state.optimizer, 1e-6)                           # measured steps learn nothing wild
+    return Candidate(dtype, tf32, channels_last, state, compiled)
 
 
 def timed_step(candidate, window, loss_fn, config):
@@ -4669,45 +4636,44 @@ def timed_step(candidate, window, loss_fn, config):
 
 
 def measure_rounds(candidates, window, loss_fn, config, seconds):
-    """Interleaved rounds, so that a slow minute of the machine hits all alike: three at least, then until time is up."""
+    """Interleaved rounds, so that a slow minute of the machine hits all alike: three at least, 20 at most."""
     begun = time.monotonic()
-    for number in progress(itertools.count(), 20, 'Measuring'):
+    for number in progress(range(21), 21, 'Measuring'):
         for candidate in candidates:
             took = timed_step(candidate, window, loss_fn, config)
             if number:                                                 # the first round warms up
                 candidate.seconds.append(took)
-        if number >= 3 and (time.monotonic() - begun > seconds or number >= 20):
+        if number >= 3 and time.monotonic() - begun > seconds:
             break
 
 
 def try_compiling(best, config, device, window, loss_fn):
     """The winner once more, compiled -> Candidate, or None where torch.compile does not work."""
-    compiled = dataclasses.replace(best, compiled=True, state=None, seconds=[], memory=0)
-    prepare_candidate(compiled, config, device)
+    compiled = build_candidate(config, device, best.dtype, best.tf32, best.channels_last, compiled=True)
     print(f'compiling {best.name} ...', flush=True)
     try:
         compiled.state.model.compile()
         compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
         measure_rounds([best, compiled], window, loss_fn, config, 15)
-    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
-        print(f'torch.compile does not work here: {type(error).__name__}: {" ".join(str(error).split())[:200]}')
-        return None
-    return compiled
+        return compiled
+    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError,
+            AssertionError) as error:
+        words = ' '.join(str(error).split())[:200]
+        print(f'torch.compile does not work here: {type(error).__name__}: {words}')
 
 
 def examine_numbers(model, config, window, loss_fn, dtypes):
-    """How far each dtype is from float32 on this network and data -> the largest activation with its layer, and per
-    dtype the cosine and norm ratio of its gradient, and the share of gradient values float16 would lose unscaled."""
+    """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
+    per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
     model.train()
     peak = {}
 
-    def watch(name):
-        def hook(module, inputs, output):
-            if torch.is_tensor(output):
-                peak[name] = max(peak.get(name, 0.0), float(output.detach().abs().max()))
-        return hook
+    def watch(name, module, inputs, output):
+        if torch.is_tensor(output):
+            peak[name] = max(peak.get(name, 0.0), float(output.detach().abs().max()))
 
-    hooks = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name and not list(m.children())]
+    hooks = [module.register_forward_hook(functools.partial(watch, name))
+             for name, module in model.named_modules() if name and not list(module.children())]
     batch = to_device(window[0], next(model.parameters()).device)
 
     def gradient(dtype):
@@ -4715,7 +4681,8 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
         losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
         scale = config['init_scale'] if dtype == 'float16' else 1.0
         (losses.mean() * scale).backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double() / scale
+        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        return torch.cat(parts).double() / scale
 
     truth = gradient('float32')
     for hook in hooks:
@@ -4725,13 +4692,14 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
     numbers = {'peak': peak[layer], 'layer': layer, 'lost': lost, 'gradients': {}}
     for dtype in dtypes:
         other = gradient(dtype)
-        numbers['gradients'][dtype] = (float(F.cosine_similarity(truth, other, dim=0)), float(other.norm() / truth.norm()))
+        cosine, ratio = F.cosine_similarity(truth, other, dim=0), other.norm() / truth.norm()
+        numbers['gradients'][dtype] = float(cosine), float(ratio)
     return numbers
 
 
 def judge_float16(numbers):
-    """Why float16 is unsafe for this network: an activation above half of what float16 can hold. '' if it is safe."""
-    if numbers['peak'] <= FLOAT16_MAX / 2:
+    """Why float16 is unsafe for this network: an activation above half of what it can hold. '' if not."""
+    if numbers['peak'] <= torch.finfo(torch.float16).max / 2:
         return ''
     return f'float16 is unsafe here: {numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
 
@@ -4743,11 +4711,11 @@ def print_tuning(candidates, images, wait, numbers):
     base = candidates[0].median
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
-        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}{wait / (wait + c.median):>8.1%}'
-              + (f'  {c.unsafe}' if c.unsafe else ''))
-    print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, new weights')
-    print(f'largest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at 65,504); '
-          f'{numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
+        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}'
+              f'{wait / (wait + c.median):>8.1%}  {c.unsafe}'.rstrip())
+    print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
+          f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
+          f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
     if judge_float16(numbers):
         print(judge_float16(numbers))
     for dtype, (cosine, ratio) in numbers['gradients'].items():
@@ -4756,36 +4724,39 @@ def print_tuning(candidates, images, wait, numbers):
 
 def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, overrides):
     """What to use, which preset is refuted here, and the winner as a preset file -> exit code."""
-    winner, payback, images = best, math.inf, sum(batch_length(batch) for batch in window)
+    winner, images = best, sum(batch_length(batch) for batch in window)
     if compiled is not None:
         saved = (best.median - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
         when = f'pays back after {payback} epochs' if saved > 0 else 'never pays back'
         print(f'compiling took {compiled.compile_seconds:.0f} s and {when} of {count} images')
-        if payback < config['num_epochs']:
-            winner = compiled
+        winner = compiled if payback < config['num_epochs'] else best
     if winner is best:
-        print(f'refuted here: preset fast asks for compile; it does not pay back within your {config["num_epochs"]} epochs')
-    settings = {'use_amp': winner.dtype != 'float32', 'amp_dtype': 'auto' if winner.dtype == 'float32' else winner.dtype,
-                'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last, 'compile_model': winner.compiled}
+        print(f'refuted here: preset fast asks for compile; it does not pay back within your '
+              f'{config["num_epochs"]} epochs')
+    mixed = winner.dtype != 'float32'
+    settings = {'use_amp': mixed, 'amp_dtype': winner.dtype if mixed else 'auto',
+                'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last,
+                'compile_model': winner.compiled}
     print(describe_memory(estimate_memory(config, winner.dtype)))
     measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
     largest, how = largest_batch(config, winner, hardware, window, loss_fn)
     print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {largest} ({how})')
     path = Path('runs') / 'tuned.py'
-    write_file(path, f'"""Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s."""\n'
-                     f'config = {pprint.pformat(settings, sort_dicts=False)}\n'.encode())
+    heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
+    write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(settings, sort_dicts=False)}\n'.encode())
     words = ' '.join(f'{k}={v}' for k, v in overrides.items())
     print(f'best here: {winner.name}\nuse it with:  python train_unet.py --preset {path} {words}'.rstrip())
     return 0
 
 
 def largest_batch(config, winner, hardware, window, loss_fn):
-    """The largest power of two that fits, and how that is known: tried on a GPU, estimated for 90 % of a CPU's memory."""
+    """The largest power of two that fits, 'tried' on a GPU or 'estimated' for 90 % of a CPU's memory."""
     def fits(size):
         if hardware.kind == 'cpu':
-            return sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) < 0.9 * hardware.memory
+            parts = estimate_memory({**config, 'batch_size': size}, winner.dtype)
+            return sum(parts.values()) < 0.9 * hardware.memory
         first = split_batch(window[0], 1)[0]
         batch = {key: torch.cat([first[key]] * size) for key in ('image', 'mask')}
         winner.state.batch_size = size
@@ -4795,7 +4766,7 @@ def largest_batch(config, winner, hardware, window, loss_fn):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        winner.state.optimizer.zero_grad(set_to_none=True)             # outside the except block: it held the tensors
+        winner.state.optimizer.zero_grad(set_to_none=True)             # not in except, which held the tensors
         torch.cuda.empty_cache()
         return False
 
@@ -4811,25 +4782,25 @@ def largest_batch(config, winner, hardware, window, loss_fn):
 
 
 def main(argv=None):
-    """Run one command -> exit code: 0 done, 2 something you can mend, 1 failed, 128 + n stopped by signal n."""
+    """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
     argv = sys.argv[1:] if argv is None else argv
     if {'-h', '--help', 'help'} & set(argv):
         print_help()
         return 0
     try:
         command = parse_command(argv)
-        if command.verb == 'train':
-            result = train(command.preset, **command.overrides)
+        verb, paths, output, overrides = command.verb, command.paths, command.output, command.overrides
+        own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
+        if verb == 'train':
+            result = train(command.preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else 0
-        if command.verb == 'evaluate':
-            return evaluate_run(command.paths[0], resolve_overrides(command.overrides))
-        if command.verb == 'predict':
-            own = {key: command.overrides.pop(key) for key in OWN_WORDS['predict'] if key in command.overrides}
-            return predict(command.paths[0], command.paths[1:], command.output, **own, **resolve_overrides(command.overrides))
-        if command.verb == 'export':
-            options = command.overrides
-            return export(command.paths[0], options.get('format', 'onnx'), command.output, options.get('half', False))
-        return {'check': check, 'tune': tune}[command.verb](command.preset, command.overrides)
+        if verb == 'evaluate':
+            return evaluate_run(paths[0], resolve_overrides(overrides))
+        if verb == 'predict':
+            return predict(paths[0], paths[1:], output, **own, **resolve_overrides(overrides))
+        if verb == 'export':
+            return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
+        return {'check': check, 'tune': tune}[verb](command.preset, overrides)
     except UserError as error:
         print(error, file=sys.stderr)
         return getattr(error, 'exit_code', 2)

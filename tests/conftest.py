@@ -33,6 +33,18 @@ def draw_set(folder, count=12, size=40, seed=0, values=(0, 255)):
     return Path(folder)
 
 
+def pytest_configure(config):
+    """python -m pytest tests -m kills"""
+    config.addinivalue_line('markers', 'kills: twenty kills in one training; only when asked for')
+
+
+def pytest_collection_modifyitems(config, items):
+    """What takes minutes runs only when its marker is typed."""
+    if 'kills' not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker('kills')])
+        items[:] = [i for i in items if not i.get_closest_marker('kills')]
+
+
 @pytest.fixture
 def small_set(tmp_path):
     """Twelve images of 40 x 40 with masks of 0 and 255."""

@@ -6,9 +6,11 @@ import builtins
 import errno
 import fcntl
 import math
+import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import time
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, draw_set
@@ -34,7 +37,8 @@ TIMES = {'seconds', 'images_per_second', 'peak_memory_gib'}
 def one_thread():
     """Bits are equal for equal numbers of threads; one is fastest where cores are shared."""
     threads = torch.get_num_threads()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    signal.signal(signal.SIGUSR1, lambda *_: None)                     # a failure must not end pytest
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
@@ -60,8 +64,11 @@ class Samples(torch.utils.data.Dataset):
 
 
 def noisy_squares(model, batch):
-    """A loss that draws random numbers, as a diffusion network's does."""
+    """A loss that draws random numbers, as a diffusion network's does, from every generator."""
     noise = 0.1 * torch.randn_like(batch['image'])
+    if torch.is_grad_enabled():
+        noise = noise * (1 + random.random() + np.random.default_rng(np.random.randint(99)).random()
+                         + np.random.rand())
     return (model(batch['image'] + noise) - batch['target']).square().mean((1, 2, 3))
 
 
@@ -84,7 +91,9 @@ def final(folder='run'):
     """What must be equal to the bit: weights, their average, optimizer, history without times."""
     saved = torch.load(f'{folder}/last.pt', weights_only=True)
     rows = [{k: v for k, v in row.items() if k not in TIMES} for row in saved['history']]
-    return {key: saved[key] for key in ('model', 'average', 'optimizer')} | {'history': rows}
+    keys = ('model', 'average', 'optimizer', 'scaler', 'dtype', 'batch_size', 'epoch', 'window', 'step',
+            'best_score', 'best_epoch', 'bad')
+    return {key: saved[key] for key in keys} | {'history': rows}
 
 
 def assert_same(a, b, where=''):
@@ -172,20 +181,6 @@ def undisturbed(data):
     return final('undisturbed')
 
 
-def test_a_run_killed_three_times_ends_as_if_it_had_not_been(undisturbed):
-    draw, settings, steps = random.Random(time.time_ns()), LONG, []
-    for _ in range(3):
-        run = Start(**settings)
-        assert run.until_saved(draw.randint(3, 6)), open('output.txt').read()[-3000:]
-        time.sleep(draw.uniform(0, 0.03))
-        assert run.end(signal.SIGKILL) == -signal.SIGKILL
-        steps.append(tu.load_last('run')[0]['step'])
-        settings = {'resume': 'run'}
-    assert 0 < steps[0] < steps[1] < steps[2] < 30
-    tu.train(resume='run')
-    assert_same(final(), undisturbed)
-
-
 def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(undisturbed):
     settings = LONG
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -200,16 +195,71 @@ def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(undisturbed):
     assert_same(final(), undisturbed)
 
 
-def stop_at(call):
-    """A loss that sends SIGTERM to this process at one of its calls (1 and 2: the smoke test)."""
+def stop_at(call, loss=noisy_squares, number=signal.SIGTERM, times=1):
+    """A loss that sends a signal to this process at one of its calls (1 and 2: the smoke test)."""
     calls = []
 
     def loss_fn(model, batch):
         calls.append(1)
-        if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return noisy_squares(model, batch)
+        for _ in range(times if len(calls) == call else 0):
+            os.kill(os.getpid(), number)
+        return loss(model, batch)
+    loss_fn.calls = calls
     return loss_fn
+
+
+@pytest.mark.xfail(strict=True, reason='not mended yet: the workers die of it, and the run with them')
+def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():
+    """SLURM and systemd signal every process of a job; not from within it, which torch tells."""
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 3 + 4 + 1:                                    # the second step of epoch 2
+            job = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
+            subprocess.run(['kill', '-TERM', *map(str, job)], check=True)
+            time.sleep(0.5)                                            # torch raises in here
+        return squares(model, batch)
+
+    calls = []
+    train_own(run_dir='undisturbed')
+    result = train_own(loss_fn=loss_fn, num_workers=2)
+    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 5
+    train_own(resume='run', run_dir='auto')
+    assert_same(final(), final('undisturbed'))
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_each_signal_finishes_the_step_and_saves_at_once(number):
+    """SIGUSR1 is what SLURM sends before its time limit. The result so far is returned."""
+    loss_fn = stop_at(4, number=number)
+    result = train_own(loss_fn=loss_fn)
+    assert len(loss_fn.calls) == 4                                     # the step at work and no other
+    assert result.stopped_by == number and result.run_dir == tu.Path('run')
+    assert tu.load_last('run')[0]['step'] == 2
+
+
+def test_main_exits_with_128_and_the_number_of_the_signal(data, monkeypatch):
+    real = tu.SegmentationLoss.__call__
+
+    def loss_fn(self, model, batch):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(self, model, batch)
+
+    monkeypatch.setattr(tu.SegmentationLoss, '__call__', loss_fn)
+    words = [f'{key}={str(value).replace(" ", "")}' for key, value in SMALL.items()]
+    assert tu.main(words) in (128 + signal.SIGUSR1, 130)               # a second one leaves at once
+
+
+def test_a_second_signal_leaves_at_once_and_cleans_up():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    loss_fn = stop_at(5, number=signal.SIGINT, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        train_own(loss_fn=loss_fn)
+    assert len(loss_fn.calls) == 5                                     # the step was not finished
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert tu.load_last('run')[0]['step'] == 0                         # of the smoke test
+    train_own(run_dir='undisturbed')
+    train_own(resume='run', run_dir='auto')                            # the lock is free again
+    assert_same(final(), final('undisturbed'))
 
 
 # The calls 3, 4, 5 are windows, 6 is validation, 7, 8, 9 are windows again.
@@ -222,9 +272,79 @@ def test_random_numbers_go_on_where_they_were(call, step):
     assert_same(final(), final('undisturbed'))
 
 
+@pytest.mark.xfail(strict=True, reason='not mended yet: evaluate restores the numbers of torch only')
+def test_validation_draws_nothing_that_training_would_miss():
+    """Stopped in mid-validation: what it drew from Python and NumPy was drawn in vain."""
+    def loss_fn(model, batch):
+        return noisy_squares(model, batch) * (1 + random.random() + np.random.rand())
+
+    train_own(loss_fn=loss_fn, run_dir='undisturbed')
+    train_own(loss_fn=stop_at(6, loss_fn))
+    train_own(loss_fn=loss_fn, resume='run', run_dir='auto')
+    assert_same(final(), final('undisturbed'))
+
+
+@pytest.mark.parametrize('settings', [
+    {'use_amp': True, 'amp_dtype': 'float16', 'growth_interval': 2, 'init_scale': 64.0},
+    {'use_amp': True, 'amp_dtype': 'bfloat16', 'batch_size': 2, 'accumulation_steps': 2},
+    {'optimizer': 'SGD', 'grad_clip': None}, {'ema_decay': 0.9}, {'num_workers': 2}], ids=str)
+def test_whatever_a_step_depends_on_comes_with_a_resume(settings):
+    """The scale of float16 and its counter, momentum, a window of two passes."""
+    train_own(run_dir='undisturbed', **settings)
+    train_own(loss_fn=stop_at(5 * settings.get('accumulation_steps', 1), squares), **settings)
+    assert 0 < tu.load_last('run')[0]['step'] < 9
+    train_own(resume='run', **settings | {'run_dir': 'auto'})
+    assert_same(final(), final('undisturbed'))
+
+
+def test_early_stopping_counts_on_over_a_resume():
+    """Validation is best in the first epoch; patience is 3; the run is cut in the third."""
+    def worse(model, batch):
+        return squares(model, batch) * 0 + (1 if torch.is_grad_enabled() else next(levels))
+
+    for cut in (None, 3 + 2 * 4 + 1):
+        levels = iter(range(99))
+        loss_fn = stop_at(cut, worse) if cut else worse
+        train_own(loss_fn=loss_fn, num_epochs=20, early_stopping_patience=3,
+                  run_dir='run' if cut else 'undisturbed')
+    assert len(final()['history']) == 2
+    train_own(loss_fn=worse, resume='run', run_dir='auto', num_epochs=20)
+    assert [row['epoch'] for row in final()['history']] == [1, 2, 3, 4]
+    assert [row['epoch'] for row in final('undisturbed')['history']] == [1, 2, 3, 4]
+
+
+def test_a_machine_with_fewer_threads_is_warned_about():
+    train_own(num_epochs=1)
+    path = tu.Path('run/last.pt')
+    tu.save_checkpoint(path, tu.load_checkpoint(path) | {'threads': 10 ** 6})
+    result = train_own(resume='run', run_dir='auto', num_epochs=2)
+    assert 'used 1000000 threads' in (result.run_dir / 'log.txt').read_text()
+
+
+def test_a_free_setting_may_change_without_a_word():
+    train_own(run_dir='undisturbed')
+    train_own(loss_fn=stop_at(4, squares))
+    result = train_own(resume='run', run_dir='auto', num_workers=2, checkpoint_minutes=0.0)
+    assert 'changes the result' not in (result.run_dir / 'log.txt').read_text()
+    assert_same(final(), final('undisturbed'))
+
+
+def test_auto_starts_continues_and_does_not_continue_what_is_done():
+    auto = {'resume': 'auto', 'run_dir': 'run'}
+    train_own(run_dir='undisturbed')
+    train_own(loss_fn=stop_at(4, squares), **auto)
+    assert tu.load_last('run')[0]['step'] == 2
+    train_own(**auto)
+    assert_same(final(), final('undisturbed'))
+    with pytest.raises(tu.UserError, match='holds a run already'):
+        train_own(**auto)
+
+
 def test_a_setting_that_defines_the_run_cannot_change_on_resume(data):
     tu.train(**SMALL)
-    for change in {'encoder': 'resnet18'}, {'seed': 1}, {'optimizer': 'SGD'}, {'val_fraction': 0.5}:
+    for change in ({'encoder': 'resnet18'}, {'seed': 1}, {'optimizer': 'SGD'}, {'val_fraction': 0.5},
+                   {'architecture': 'FPN'}, {'in_channels': 1}, {'num_classes': 3}, {'mean': 9.0},
+                   {'decoder_channels': [8] * 5}, {'ema_decay': None}, {'group_pattern': '.'}):
         with pytest.raises(tu.ConfigError, match=f'{[*change][0]}=.*cannot change on resume'):
             tu.train(resume='run', **change)
     assert len(final()['history']) == 2
@@ -398,6 +518,37 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path
     assert (tmp_path / 'history.csv').read_text() == 'new'
 
 
+@pytest.mark.parametrize('spoil', [
+    lambda whole: whole[:-200],
+    lambda whole: whole[:len(whole) // 2] + bytes(9) + whole[len(whole) // 2 + 9:]],
+    ids=['cut', 'changed'])
+def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monkeypatch):
+    """What was written is not what was given, and no call says so: it is read back before it counts."""
+    real = builtins.open
+
+    class Lying:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            self.file.write(spoil(bytes(content)))
+
+    monkeypatch.setattr(builtins, 'open', lambda *args, **kwargs: Lying(real(*args, **kwargs))
+                        if args[1:2] == ('wb',) else real(*args, **kwargs))
+    with pytest.raises(OSError, match='damaged'):
+        tu.save_checkpoint(saved / 'last.pt', NEW)
+    assert_same(tu.load_checkpoint(saved / 'last.pt'), OLD)
+
+
 def test_resume_auto_finds_a_run_that_died_between_two_renames(data):
     tu.train(**SMALL)
     os.replace('run/last.pt', 'run/previous.pt')
@@ -546,35 +697,44 @@ def test_a_refused_start_leaves_signals_and_folder_as_they_were():
 
 @pytest.fixture
 def disk(monkeypatch):
-    """Set disk['full'] and no file can be written safely any more."""
-    state, real = {'full': False}, os.fsync
+    """Set disk['full'] and no file can be written safely any more, disk['closed'] and none opened."""
+    state = {'full': False, 'closed': False}
 
-    def fsync(number):
+    def fsync(real, number):
         if state['full']:
             raise OSError(errno.ENOSPC, 'No space left on device')
         real(number)
-    monkeypatch.setattr(os, 'fsync', fsync)
+
+    def open_file(real, *args, **kwargs):
+        if state['closed']:
+            raise OSError(errno.EROFS, 'Read-only file system')
+        return real(*args, **kwargs)
+
+    patch_call(monkeypatch, 'fsync', fsync)
+    patch_call(monkeypatch, 'open', open_file)
     return state
 
 
-def fill_at(disk, begin, end=math.inf, validation=(1, 1, 1)):
-    """A loss that fills the disk between two of its calls; validation is multiplied per epoch."""
+def fill_at(disk, begin, end=math.inf, validation=(1, 1, 1), trouble='full'):
+    """A loss that fills the disk (or closes it) between two of its calls; validation is multiplied per epoch."""
     calls = []
 
     def loss_fn(model, batch):
         calls.append(1)
-        disk['full'] = begin <= len(calls) < end
+        disk[trouble] = begin <= len(calls) < end
         if torch.is_grad_enabled() or len(calls) < 3:                  # 1 and 2 are the smoke test
             return squares(model, batch)
         return squares(model, batch) * validation[(len(calls) - 3) // 4]
     return loss_fn
 
 
-def test_a_full_disk_stops_no_training(disk):
-    result = train_own(loss_fn=fill_at(disk, 3 + 4))  # after the smoke test and epoch 1
+@pytest.mark.parametrize('trouble, told', [('full', 'No space left on device'),
+                                           ('closed', 'Read-only file system')])
+def test_a_disk_that_takes_nothing_stops_no_training(disk, trouble, told):
+    result = train_own(loss_fn=fill_at(disk, 3 + 4, trouble=trouble))  # after smoke test and epoch 1
     assert len(result.history) == 3
     log = (result.run_dir / 'log.txt').read_text()
-    assert 'could not be saved' in log and 'No space left on device' in log
+    assert 'could not be saved' in log and told in log
     assert tu.load_last('run')[0]['epoch'] == 1
     assert result.best['epoch'] == 1
 
@@ -592,3 +752,74 @@ def test_a_disk_that_is_full_from_the_start_is_told_before_training(disk):
     disk['full'] = True
     with pytest.raises(tu.UserError, match='(?s)cannot start.*No space left on device'):
         train_own()
+
+
+@pytest.mark.parametrize('returns', [False, True])
+@pytest.mark.parametrize('gone', ['a file is there', 'nothing is there'])
+def test_a_folder_that_vanishes_stops_no_training(gone, returns, capsys):
+    """As a network drive does, in the second epoch; it may come back in the third."""
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 3 + 4:
+            os.rename('run', 'kept')
+            if gone == 'a file is there':
+                open('run', 'w').close()
+        if len(calls) == 3 + 8 and returns:
+            if os.path.isdir('run'):
+                shutil.rmtree('run')
+            elif os.path.exists('run'):
+                os.unlink('run')
+            os.rename('kept', 'run')
+        return squares(model, batch)
+
+    result = train_own(loss_fn=loss_fn)
+    assert len(result.history) == 3
+    if gone == 'a file is there':
+        assert 'could not be saved' in capsys.readouterr().out
+    folder = 'run' if returns or gone == 'nothing is there' else 'kept'
+    assert tu.load_last(folder)[0]['epoch'] == (1 if folder == 'kept' else 3)
+    assert os.path.exists(f'{folder}/best.pt') and os.path.exists(f'{folder}/history.csv')
+    if folder == 'run':
+        assert tu.load_checkpoint(tu.Path('run/best.pt'))['epoch'] == result.best['epoch']
+
+
+# --- what would fail in hour three fails in the first minute ---
+
+class OddState(nn.Conv2d):
+    """A layer whose state cannot be read back without running code."""
+
+    def get_extra_state(self):
+        return Harm()
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_checkpoint_that_could_not_be_resumed_ends_the_run_before_it_begins():
+    loss_fn = stop_at(99, squares)
+    with pytest.raises(tu.UserError, match='more than tensors'):
+        train_own(nn.Sequential(OddState(3, 1, 1)), loss_fn)
+    assert len(loss_fn.calls) <= 2 and not os.path.exists('harmed')
+
+
+def test_a_validation_that_fails_ends_the_run_before_it_begins():
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(torch.is_grad_enabled())
+        if not calls[-1]:
+            raise ZeroDivisionError('in validation (a test)')
+        return squares(model, batch)
+
+    with pytest.raises(ZeroDivisionError):
+        train_own(loss_fn=loss_fn)
+    assert calls == [True, False]
+
+
+def test_the_smoke_test_leaves_no_trace(monkeypatch):
+    train_own(network(dropout=0.5), noisy_squares)
+    monkeypatch.setattr(tu, 'smoke_test', lambda state, *args: args[-1].save(state, args[-2]))
+    train_own(network(dropout=0.5), noisy_squares, run_dir='without')
+    assert_same(final(), final('without'))

@@ -24,6 +24,8 @@ class Means(torch.utils.data.Dataset):
         return {{'x': x, 'y': x.mean(0, keepdim=True)}}
 
 def loss_fn(model, batch):
+    if {ask} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) == 30:
+        os.kill(os.getpid(), 15)
     if {die} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) > 30:
         os.kill(os.getpid(), 9)
     return (model(batch['x']) - batch['y']).square().mean((1, 2, 3))
@@ -32,20 +34,21 @@ model_calls = []
 torch.manual_seed(3)
 net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
 try:
-    train_unet.train(model=net, loss_fn=loss_fn, train_data=Means(), val_data=Means(), num_epochs={epochs}, optimizer='SGD',
+    result = train_unet.train(model=net, loss_fn=loss_fn, train_data=Means(), val_data=Means(), num_epochs={epochs}, optimizer='SGD',
                      learning_rate=0.05, batch_size=2, accumulation_steps=4, use_amp=False, device='cpu', ema_decay=None,
                      run_dir='run{count}')
 except train_unet.UserError as error:
     print(error)
     sys.exit(2)
+print(f'process {{os.environ["RANK"]}} stopped by {{result.stopped_by}}')
 '''
 
 
-def run(count, die=False, epochs=1, timeout=120):
+def run(count, die=False, ask=False, epochs=1, timeout=120):
     """The script under torchrun with `count` processes."""
     script = f'script{count}.py'
     with open(script, 'w') as file:
-        file.write(SCRIPT.format(root=str(ROOT), count=count, die=die, epochs=epochs))
+        file.write(SCRIPT.format(root=str(ROOT), count=count, die=die, ask=ask, epochs=epochs))
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={count}', script]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, 'OMP_NUM_THREADS': '1'})
@@ -76,3 +79,12 @@ def test_a_killed_process_ends_the_job_with_a_checkpoint():
     done = run(2, die=True, epochs=50, timeout=60)
     assert done.returncode != 0
     assert train_unet.load_last('run2')[0]['epoch'] >= 1
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step():
+    """Process 1 gets SIGTERM in its 30th pass: all end well, and the checkpoint is of that step."""
+    done = run(2, ask=True, epochs=50, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 'process 0 stopped by 15' in done.stdout and 'process 1 stopped by 15' in done.stdout
+    last, path = train_unet.load_last('run2')
+    assert path.name == 'last.pt' and 2 < last['step'] < 50 and last['window'] > 0

@@ -69,7 +69,7 @@ def test_predict_keeps_names_and_size_and_survives_a_broken_file(trained, tmp_pa
     assert 'broken.png' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('save, mode', [('mask', 'L'), ('overlay', 'RGB'), ('probability', 'L')])
+@pytest.mark.parametrize('save, mode', [('mask', 'L'), ('palette', 'P'), ('overlay', 'RGB'), ('probability', 'L')])
 def test_what_predict_can_save(trained, tmp_path, save, mode):
     run, data = trained
     train_unet.predict(run, [str(data / 'images' / '001.png')], tmp_path, save=save, tta=True)
@@ -116,6 +116,19 @@ def test_the_four_commands_follow_from_each_other(tmp_path):
     assert third.returncode == 0 and len(list((tmp_path / 'out').iterdir())) == 8
 
 
+# The stop button of Jupyter sends SIGINT to the kernel; here once an epoch is done.
+INTERRUPTED = """
+import os, signal, threading, time
+def stop():
+    while not os.path.exists('long/history.csv'):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=stop).start()
+result = train_unet.train(data='set', {tiny}, run_dir='long', early_stopping_patience=None)
+print('stopped by', int(result.stopped_by), 'after', len(result.history), result.best['epoch'])
+""".replace('{tiny}', '**dict({tiny}) | dict(num_epochs=10 ** 5)')
+
+
 def test_the_notebook_lines_of_the_readme_run(tmp_path):
     """In a real kernel, twice; pictures appear; a second run does not keep the first one's memory."""
     nbformat = pytest.importorskip('nbformat')
@@ -127,12 +140,14 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     lines = [line for line in block.splitlines() if line.strip()]
     assert len(lines) == 4
     setup = f'import sys; sys.path.insert(0, {str(ROOT)!r})'
-    cells = [setup, *lines, *lines[1:], 'print(mask.shape)']
+    interrupted = INTERRUPTED.format(tiny=tiny)
+    cells = [setup, *lines, *lines[1:], 'print(mask.shape)', interrupted, "print('and on')"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}).execute()
     shown = [output for cell in book.cells for output in cell.get('outputs', []) if 'text/html' in output.get('data', {})]
     assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 2
-    assert '(40, 40)' in book.cells[-1]['outputs'][0]['text']
+    said = [''.join(output.get('text', '') for output in cell.outputs) for cell in book.cells[-3:]]
+    assert '(40, 40)' in said[0] and 'stopped by 2 after' in said[1] and 'and on' in said[2]
 
 
 @pytest.mark.parametrize('layout', [{'tile': (32, 48), 'compression': 'zlib'}, {'rowsperstrip': 7, 'predictor': True,
@@ -144,7 +159,7 @@ def test_a_large_tiff_is_read_and_written_by_rows(trained, tmp_path, monkeypatch
     image = np.random.default_rng(0).integers(0, 255, (150, 170, 3), dtype=np.uint8)
     tifffile.imwrite(tmp_path / 'big.tif', image, photometric='rgb', **layout)
     settings = {'size_policy': policy, 'image_size': [64, 64]}
-    for save in ('mask', 'overlay', 'probability'):
+    for save in ('mask', 'palette', 'overlay', 'probability'):
         train_unet.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'whole', save=save, **settings)
         asked, original = [], train_unet.TiffRows.__getitem__
         monkeypatch.setattr(train_unet.TiffRows, '__getitem__',

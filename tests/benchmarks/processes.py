@@ -1,6 +1,8 @@
 """Watching processes from outside: seconds and memory. Reads /proc, so Linux only."""
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -45,10 +47,24 @@ def run_watched(command, every=0.02, **how):
     return time.perf_counter() - begun, peak, process.returncode
 
 
+def run_within(command, timeout=None, **how):
+    """Run a command, and end it with all that it started when the time is up -> CompletedProcess.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    with subprocess.Popen(command, text=True, start_new_session=True, **how) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def ask_subprocess(script, *words, **how):
     """Run `script --measure WORDS` in a new process -> the JSON object it printed last."""
     command = [sys.executable, str(script), '--measure', *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, **how)
+    done = run_within(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
     if done.returncode:
         raise SystemExit(f'{" ".join(command)} failed:\n{done.stderr[-2000:]}')
     return json.loads(done.stdout.strip().splitlines()[-1])

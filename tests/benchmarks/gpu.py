@@ -1,0 +1,364 @@
+"""Everything that needs a GPU, in one bounded call; nothing is downloaded.
+
+    python tests/benchmarks/gpu.py --data nuclei_dsb2018 --iou-data nuclei_dsb2018 camvid
+    python tests/benchmarks/gpu.py --device cpu --quick        the same in small, without a GPU
+
+Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
+    limit       the measured bfloat16 and float32 rates, the share training reaches, the profile
+    speed       images/s: train_unet, the plain smp loop, Lightning if installed; both precisions
+    memory      peak of each preset against the plain loop
+    largest     the largest batch in one pass: plain float32, ours, ours with low_memory
+    oom         memory really runs out in a training: the healing, and what it changes
+    overflow    a layer scaled by 1e5 really overflows float16: the healing, and what it changes
+    tune        train_unet.py tune
+    iou         float32 against bfloat16 on each of --iou-data
+float32 is what torch does unasked: TF32 in convolutions. Whatever does not fit into --minutes is
+stopped or skipped, and says so; the JSON file is written after each part. All parts take longer
+than nine minutes: `--parts tune iou` in a second call.
+"""
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from common import (ROOT, base_parser, default_data, describe_machine, median_and_spread,
+                    print_table, save_json)
+from plain import OurData, Ours, PathDataset, Plain, read_batches, train_unet
+from processes import ask_subprocess, run_within
+
+HERE = Path(__file__).resolve().parent
+
+
+def run_script(script, *words, left):
+    """Another benchmark of this folder, within the seconds left -> its results so far."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'results.json'
+        command = [sys.executable, str(HERE / script), *map(str, words), f'--out={path}']
+        try:
+            run_within(command, left)
+        except subprocess.TimeoutExpired:
+            print('stopped: the time is up')
+        return json.loads(path.read_text())['results'] if path.exists() else 'nothing in time'
+
+
+def common_words(args, data=None):
+    """What the other benchmarks are told alike."""
+    return ['--data', data or args.data, '--device', args.device, '--encoder', args.encoder]
+
+
+def measure_limit(args, left):
+    """limit.py in both precisions."""
+    words = [*common_words(args), '--size', args.size, '--batch', args.batch,
+             '--rounds', args.rounds, '--dtype']
+    return {dtype: run_script('limit.py', *words, dtype, left=left / 2)
+            for dtype in ('float32', *['bfloat16'] * (not args.quick))}
+
+
+class Timed:
+    """A contender of measure_speed that takes steps one by one."""
+
+    def __init__(self, contender):
+        self.contender = contender
+
+    def speed(self, steps):
+        """Images per second of some steps, the device waited for."""
+        images, begun = 0, time.perf_counter()
+        for _ in range(steps):
+            images += self.contender.step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return images / (time.perf_counter() - begun)
+
+
+class Lightning:
+    """The plain network, loss and optimizer in Lightning's Trainer."""
+
+    def __init__(self, plain, batch):
+        import lightning
+        self.plain, self.batch, self.lightning = plain, batch, lightning
+        self.precision = {'float32': '32-true'}.get(str(plain.dtype)[6:], 'bf16-mixed')
+
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.network = plain.model
+
+            def training_step(self, batch, _):
+                return plain.loss(self.network(batch[0]), batch[1])
+
+            def configure_optimizers(self):
+                return torch.optim.Adam(self.parameters(), lr=2e-4)
+
+        class Clock(lightning.Callback):
+            """The time after each step but the first few."""
+
+            def on_train_batch_end(self, trainer, *_):
+                if torch.cuda.is_available() and trainer.global_step in (3, trainer.max_steps):
+                    torch.cuda.synchronize()
+                self.times.append(time.perf_counter())
+
+        self.module, self.clock = Module(), Clock()
+
+    def speed(self, steps):
+        """Images per second from the third step on."""
+        self.clock.times = []
+        trainer = self.lightning.Trainer(
+            max_steps=steps + 3, precision=self.precision, devices=1, logger=False,
+            accelerator={'cuda': 'gpu'}.get(self.plain.device.type, 'cpu'), callbacks=[self.clock],
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        trainer.fit(self.module, self.plain.batches)
+        return steps * self.batch / (self.clock.times[-1] - self.clock.times[2])
+
+
+def settings_of(args, **more):
+    """The equal part of all trainings of ours."""
+    return {'data': args.data, 'device': args.device, 'encoder': args.encoder,
+            'image_size': args.size, 'decoder_channels': [256, 128, 64, 32, 16], **more}
+
+
+def precision_of(dtype):
+    """The settings that ask for a dtype."""
+    return {'use_amp': dtype != 'float32', 'amp_dtype': 'auto' if dtype == 'float32' else dtype}
+
+
+def build_plain(args, dtype):
+    """The plain loop on the same files, loaded by as many processes as ours."""
+    found = OurData(**settings_of(args, cache_images=False))
+    classes = found.config['num_classes']
+    dataset = PathDataset(*found.files(), (args.size, args.size), classes)
+    batches = read_batches(dataset, args.batch, found.config['num_workers'],
+                           found.device.type == 'cuda')
+    return Plain(batches, found.device, classes, dtype, encoder_name=args.encoder)
+
+
+def measure_speed(args, left):
+    """Interleaved rounds; images/s with data loading."""
+    dtypes = ['float32'] if args.quick and args.device == 'cpu' else ['float32', 'bfloat16']
+    contenders, begun = {}, time.monotonic()
+    for dtype in dtypes:
+        ours = Ours(**settings_of(args, batch_size=args.batch, **precision_of(dtype)))
+        contenders[f'train_unet, {dtype}'] = Timed(ours)
+        contenders[f'plain smp loop, {dtype}'] = Timed(build_plain(args, dtype))
+        if importlib.util.find_spec('lightning'):
+            plain = build_plain(args, dtype)
+            contenders[f'Lightning, {dtype}'] = Lightning(plain, args.batch)
+    speeds = {name: [] for name in contenders}
+    for number in tqdm(range(args.rounds + 1), desc='rounds'):
+        for name, contender in contenders.items():
+            speed = contender.speed(args.steps)
+            speeds[name] += [speed] * (number > 0)                     # the first round warms up
+        if time.monotonic() - begun > left:
+            break
+    medians = {name: median_and_spread(found) for name, found in speeds.items()}
+    base = medians['plain smp loop, float32'][0]
+    return [{'contender': name, 'images/s': median, '+-': spread, 'of plain float32': median / base}
+            for name, (median, spread) in medians.items()]
+
+
+def measure_memory(args, left):
+    """memory.py with every preset."""
+    names = ['plain', 'default', 'low_memory'] if args.quick else [
+        'plain', 'default', 'fast-eager', 'stable', 'older_gpu', 'best', 'low_memory']
+    return run_script('memory.py', *common_words(args), '--size', args.size, '--batch', args.batch,
+                      '--rounds', 1, '--contenders', *names, left=left)
+
+
+def measure_largest(args, left):
+    """Powers of two until memory is full."""
+    found, begun = [], time.monotonic()
+
+    def repeat(value, size):
+        return torch.cat([value[:1]] * size)
+
+    plain = build_plain(args, 'float32')
+    images, masks = next(plain.batches)
+
+    def plain_step(size):
+        plain.batches = iter([(repeat(images, size), repeat(masks, size))])
+        plain.step()
+
+    def our_step(ours, size):
+        batch = {key: repeat(ours.first[key], size) for key in ('image', 'mask')}
+        ours.state.batch_size = size
+        train_unet.train_step(ours.state, [batch], ours.loss_fn, ours.config)
+
+    steps = {'plain smp loop, float32': plain_step}
+    for preset in (None, 'low_memory'):
+        ours = Ours(preset, **settings_of(args))
+        ours.first = next(ours.windows)[0]
+        steps[f'train_unet, {preset or "default"}'] = lambda size, ours=ours: our_step(ours, size)
+    for name, step in tqdm(steps.items(), desc='contenders'):
+        largest = 0
+        for size in (2 ** n for n in range(1, 13)):
+            if time.monotonic() - begun > left or not fits(step, size):
+                break
+            largest = size
+        found.append({'contender': name, 'largest batch': largest})
+    return found
+
+
+def fits(step, size):
+    """Whether a step with so many images finds enough memory; frees it in either case."""
+    try:
+        step(size)
+        done = True
+    except RuntimeError as error:
+        if not train_unet.is_out_of_memory(error):
+            raise
+        done = False
+    torch.cuda.empty_cache()
+    return done
+
+
+def summary(result):
+    """What a training came to, with every healing."""
+    epochs = [row for row in result.history if not row['event']]
+    return {'events': '; '.join(row['event'] for row in result.history if row['event']),
+            'final loss': epochs[-1]['train_loss'], 'best IoU': result.best.get('iou'),
+            'precision at the end': epochs[-1]['precision'],
+            'batch at the end': epochs[-1]['batch_size']}
+
+
+def heal_oom(args):
+    """The same training with enough memory and with two thirds of what it took."""
+    how = settings_of(args, data='demo', num_epochs=2, batch_size=args.batch, num_workers=0)
+    rows = [{'training': 'enough memory', **summary(train_unet.train(**how))}]
+    total = torch.cuda.get_device_properties(0).total_memory
+    share = 2 / 3 * torch.cuda.max_memory_reserved() / total
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(share)
+    return [*rows, {'training': f'{share:.1%} of the memory', **summary(train_unet.train(**how))}]
+
+
+def heal_overflow(args):
+    """The same network, one convolution scaled by 1e5 before its norm, in float32 and float16."""
+    rows = []
+    for dtype in ('float32', 'float16'):
+        how = settings_of(args, data='demo', num_epochs=2, batch_size=args.batch, num_workers=0,
+                          **precision_of(dtype))
+        model = train_unet.build_model(OurData(**how).config)
+        conv = next(m for m in model.network.decoder.modules() if isinstance(m, torch.nn.Conv2d))
+        conv.register_forward_hook(lambda module, inputs, output: output * 1e5)
+        rows.append({'training': dtype, **summary(train_unet.train(model=model, **how))})
+    return rows
+
+
+def heal(name, args, left):
+    """heal_oom or heal_overflow in a process of its own."""
+    words = [f'--{key}={getattr(args, key)}' for key in ('device', 'encoder', 'size', 'batch')]
+    with tempfile.TemporaryDirectory() as folder:
+        return ask_subprocess(__file__, name, *words, cwd=folder, timeout=left)
+
+
+def run_tune(args, left):
+    """The program's own tune -> its lines, as far as it came."""
+    words = [f'{key}={str(value).replace(" ", "")}' for key, value in settings_of(args).items()]
+    command = [sys.executable, '-u', str(ROOT / 'train_unet.py'), 'tune', *words]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'tune.txt'
+        with open(path, 'w') as file:
+            try:
+                run_within(command, left, stdout=file, cwd=folder)
+            except subprocess.TimeoutExpired:
+                file.write('stopped: the time is up')
+        print(path.read_text())
+        return path.read_text().splitlines()
+
+
+def measure_iou(args, left):
+    """precision_iou.py on each set, the time shared."""
+    words = ['--decoder', 'auto', '--size', args.iou_size, '--epochs', args.epochs,
+             '--seeds', args.seeds, '--precisions', 'float32', *['bfloat16'] * (not args.quick)]
+    found = {}
+    for data in args.iou_data:
+        there = data == 'demo' or os.path.isdir(data)
+        found[Path(data).name] = run_script('precision_iou.py', *common_words(args, data), *words,
+                                            left=left / len(args.iou_data)) if there else 'missing'
+    return found
+
+
+PARTS = {'limit': measure_limit, 'speed': measure_speed, 'memory': measure_memory,
+         'largest': measure_largest, 'oom': lambda args, left: heal('oom', args, left),
+         'overflow': lambda args, left: heal('overflow', args, left),
+         'tune': run_tune, 'iou': measure_iou}
+NEEDS_GPU = {'largest', 'oom'}
+
+
+def parse_args():
+    """The options; --quick makes everything small."""
+    parser, sets = base_parser(__doc__, rounds=5), ('nuclei_dsb2018', 'camvid')
+    option = parser.add_argument
+    option('--iou-data', nargs='+', default=[default_data(name) for name in sets],
+           help='folders for part iou')
+    option('--encoder', default='resnet34')
+    option('--size', type=int, default=512, help='side of the images (512)')
+    option('--batch', type=int, default=16, help='images per step (16)')
+    option('--steps', type=int, default=20, help='steps of a round in part speed (20)')
+    option('--epochs', type=int, default=15, help='in part iou (15)')
+    option('--iou-size', type=int, default=256, help='side of the images in part iou (256)')
+    option('--minutes', type=float, default=9, help='time for all parts (9)')
+    option('--parts', nargs='+', choices=PARTS, default=list(PARTS))
+    option('--quick', action='store_true', help='everything in small')
+    option('--measure', choices=['oom', 'overflow'], help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.device == 'auto':
+        args.device = train_unet.choose_device('auto').type
+    if args.quick:
+        vars(args).update(encoder='resnet18', size=64, iou_size=64, batch=4, steps=2, rounds=1,
+                          epochs=1, seeds=1)
+    full = lambda data: data if data == 'demo' else os.path.abspath(data)
+    args.data, args.iou_data = full(args.data), list(map(full, args.iou_data))
+    return args
+
+
+def main():
+    args = parse_args()
+    if args.measure:
+        print(json.dumps({'oom': heal_oom, 'overflow': heal_overflow}[args.measure](args)))
+        return
+    end, results = time.monotonic() + 60 * args.minutes, {'settings': vars(args)}
+    states = []
+    for name in tqdm(args.parts, desc='parts'):
+        begun = time.monotonic()
+        state = run_part(name, args, end - begun, results)
+        states.append({'part': name, 'state': state, 'seconds': time.monotonic() - begun})
+        path = save_json('gpu', {**results, 'parts': states}, args.out, n=args.rounds, seed=0)
+    for name in args.parts:
+        if isinstance(results.get(name), list) and isinstance(results[name][0], dict):
+            print_table(name, results[name])
+    print_table('Parts', states)
+    print(f'\n{describe_machine()}\n{path}')
+
+
+def run_part(name, args, left, results):
+    """One part into results -> how it went. A part that fails must not cost the others."""
+    if name in NEEDS_GPU and args.device == 'cpu':
+        return 'skipped: has no meaning on a CPU'
+    if left < 15:
+        return 'skipped: the time is up'
+    print(f'\n=== {name}, {left:.0f} s left', flush=True)
+    try:
+        results[name] = PARTS[name](args, left)
+    except subprocess.TimeoutExpired:
+        return 'stopped: the time is up'
+    except (Exception, SystemExit) as error:
+        results[name] = f'{type(error).__name__}: {error}'
+        return f'failed: {str(error).splitlines()[-1][:60] if str(error) else type(error).__name__}'
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return 'done' if isinstance(results[name], (list, dict)) else results[name]
+
+
+if __name__ == '__main__':
+    main()

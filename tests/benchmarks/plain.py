@@ -1,0 +1,116 @@
+"""The two loops that the benchmarks compare: the plain one of the smp examples, and train_unet's.
+
+Shared by limit.py, memory.py, scale.py and gpu.py.
+"""
+import itertools
+import os
+
+import common  # noqa: F401  lets train_unet be found
+import albumentations as A
+import cv2
+import numpy as np
+import segmentation_models_pytorch as smp
+import torch
+
+import train_unet
+
+
+class PathDataset(torch.utils.data.Dataset):
+    """Lists of paths, decoded and resized when asked: what a user writes first. No augmentation."""
+
+    def __init__(self, images, masks, size, num_classes=2):
+        self.images, self.masks, self.num_classes = images, masks, num_classes
+        self.transform = A.Resize(*size)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = cv2.cvtColor(cv2.imread(self.images[index]), cv2.COLOR_BGR2RGB)
+        mask = cv2.imread(self.masks[index], cv2.IMREAD_GRAYSCALE)
+        sample = self.transform(image=image, mask=mask)
+        image = sample['image'].transpose(2, 0, 1).astype(np.float32) / 255
+        if self.num_classes == 2:
+            return image, (sample['mask'] > 127).astype(np.float32)[None]
+        return image, sample['mask'].astype(np.int64)
+
+
+def read_batches(dataset, batch_size, workers=0, pinned=False):
+    """A shuffling DataLoader without end."""
+    loader = torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=workers,
+                                         drop_last=True, pin_memory=pinned)
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+class Plain:
+    """The loop of the smp examples: Adam 2e-4, Dice over the batch, NCHW; `dtype` adds autocast."""
+
+    def __init__(self, batches, device, num_classes=2, dtype='float32', **network):
+        self.batches, self.device = batches, torch.device(device)
+        self.dtype, binary = getattr(torch, dtype), num_classes == 2
+        self.model = smp.Unet(encoder_weights=None, classes=1 if binary else num_classes, **network)
+        self.model.to(self.device)
+        self.loss = smp.losses.DiceLoss('binary' if binary else 'multiclass', from_logits=True,
+                                        ignore_index=None if binary else 255)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-4)
+
+    def step(self):
+        """One batch, forth and back -> images seen."""
+        images, masks = (value.to(self.device) for value in next(self.batches))
+        self.model.train()
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            loss = self.loss(self.model(images), masks)
+        loss.backward()
+        self.optimizer.step()
+        return len(images)
+
+
+class OurData:
+    """train_unet's own data set, sampler and loader; `settings` are its keys."""
+
+    def __init__(self, preset=None, **settings):
+        config, sources, _ = train_unet.resolve_config(preset, settings)
+        self.device = train_unet.choose_device(config['device'])
+        config, self.hardware, self.precision, self.data, _ = train_unet.prepare(
+            config, sources, self.device)
+        self.dataset = train_unet.SegmentationDataset(self.data, 'train', config, is_training=True)
+        train_unet.settle_statistics(config, self.dataset)
+        self.config, self.sampler = config, train_unet.WindowSampler(len(self.dataset), config)
+        self.loader = train_unet.build_loader(self.dataset, config, self.device,
+                                              batch_sampler=self.sampler)
+        self.windows = self.read_windows()
+
+    def read_windows(self):
+        """The windows of one epoch after another."""
+        for self.sampler.epoch in itertools.count():
+            self.sampler.first_window = 0
+            yield from train_unet.windows(self.loader, self.sampler)
+
+    def files(self):
+        """(images, masks) of the training set: the lists for a PathDataset on the same files."""
+        pairs = self.data.pairs
+        return [[os.fsdecode(path) for path in paths[self.dataset.rows]]
+                for paths in (pairs.images, pairs.masks)]
+
+
+class Ours(OurData):
+    """... with model, loss and optimizer, put together as its training does."""
+
+    def __init__(self, preset=None, **settings):
+        super().__init__(preset, **settings)
+        config = self.config
+        train_unet.seed_everything(config['seed'])
+        train_unet.apply_tf32(config['tf32_matmul_precision'])
+        weights = train_unet.build_class_weights(config, self.data.shares)
+        self.loss_fn = train_unet.SegmentationLoss(config, weights)
+        model = train_unet.build_model(config)
+        self.state = train_unet.build_state(model, config, self.precision, self.device)
+        if config['compile_model']:
+            self.state.model.compile()
+
+    def step(self):
+        """One window with everything that guards it -> images seen."""
+        window = next(self.windows)
+        train_unet.guarded_step(self.state, window, self.loss_fn, self.config)
+        return sum(train_unet.batch_length(batch) for batch in window)
