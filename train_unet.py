@@ -121,7 +121,7 @@ CONFIG = {
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, 0.02 x (../8) for SGD
     'weight_decay': 0.01,         # on convolution and linear weights only, not on norms and biases
     'momentum': 0.9,              # of SGD
-    'warmup_fraction': 0.05,      # share of all steps with a rising learning rate; then cosine down to 1 %
+    'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'ce+dice',            # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'; always one value per image
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
@@ -197,11 +197,12 @@ SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_si
 
 
 class UserError(Exception):
-    """Something the user can mend. `problems` is a list of lines; `title` heads the block that main prints."""
+    """Something the user can mend. `problems` is a list of lines; `title` heads the block main prints."""
+    title = 'a problem'
 
-    def __init__(self, problems, title='a problem'):
+    def __init__(self, problems, title=None):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        self.title = title
+        self.title = title or self.title
         super().__init__(str(self))
 
     def __str__(self):
@@ -212,28 +213,27 @@ class ConfigError(UserError):
     """Settings that cannot be used: every problem at once."""
 
     def __init__(self, problems, origin=''):
-        problems = [problems] if isinstance(problems, str) else list(problems)
-        count = 'a problem' if len(problems) == 1 else f'{len(problems)} problems'
-        super().__init__(problems, f'{count} in the config{origin}')
+        super().__init__(problems)
+        count = 'a problem' if len(self.problems) == 1 else f'{len(self.problems)} problems'
+        self.title = f'{count} in the config{origin}'
 
 
 class DataError(UserError):
     """Images or masks that cannot be used, each named."""
-
-    def __init__(self, problems, title='the data cannot be used'):
-        super().__init__(problems, title)
+    title = 'the data cannot be used'
 
 
 def clean(text):
-    """Text that is safe on one line: control characters (terminal escapes, new lines in names) become visible."""
+    """Text that is safe on one line: control characters (terminal escapes, new lines) become visible."""
     return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
 def did_you_mean(word, candidates):
-    """", did you mean 'x'?" or an empty string."""
-    plain = {re.sub(r'[^a-z0-9]', '', str(c).lower()): c for c in candidates}
-    close = difflib.get_close_matches(re.sub(r'[^a-z0-9]', '', str(word).lower()), list(plain), n=1, cutoff=0.6)
-    return f": did you mean '{plain[close[0]]}'?" if close else ''
+    """": did you mean 'x'?" or an empty string."""
+    plain = lambda text: re.sub(r'[^a-z0-9]', '', str(text).lower())
+    known = {plain(c): c for c in candidates}
+    close = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.6)
+    return f": did you mean '{known[close[0]]}'?" if close else ''
 
 
 def shown(value):
@@ -276,7 +276,8 @@ def parse_overrides(words):
         kinds = kinds_of(SHORT_NAMES.get(key, key))
         if word.startswith('--') and not equals:
             is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half')
-            takes = words and (words[0].lower() in ('true', 'false', 'auto') if is_flag else not words[0].startswith('--'))
+            after = words[0] if words else '--'
+            takes = after.lower() in ('true', 'false', 'auto') if is_flag else not after.startswith('--')
             text = words.pop(0) if takes else 'true'
         elif not equals or '/' in name or os.path.exists(word):
             others.append(word)
@@ -285,42 +286,44 @@ def parse_overrides(words):
     return overrides, others
 
 
+PRESETS = Path(__file__).resolve().parent / 'configs'
+
+
 def load_preset(name):
     """The literal dict of a preset: a name in configs/ or a path. Read, never executed.
 
     Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
     """
-    folder = Path(__file__).resolve().parent / 'configs'
-    path = Path(name) if str(name).endswith('.py') else folder / f'{name}.py'
-    names = sorted(p.stem for p in folder.glob('*.py'))
+    path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
+    names = sorted(p.stem for p in PRESETS.glob('*.py'))
     try:
         statements = ast.parse(path.read_text(encoding='utf-8')).body
     except SyntaxError as error:
         raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}{did_you_mean(name, names) or ";"} '
+        raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}'
+                          f'{did_you_mean(name, names) or ";"} '
                           f'there are {", ".join(names)}, or the path of a .py file') from None
     presets = []
     for node in statements:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue                                                   # the docstring
         try:
-            if not (isinstance(node, ast.Assign) and [getattr(t, 'id', '') for t in node.targets] == ['config']):
+            if not isinstance(node, ast.Assign) or [getattr(t, 'id', '') for t in node.targets] != ['config']:
                 raise ValueError
             presets.append(ast.literal_eval(node.value))
         except (ValueError, TypeError, RecursionError, MemoryError):
-            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with literals '
-                              f'(numbers, strings, lists, dicts); it is read, not executed') from None
+            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
+                              'literals (numbers, strings, lists, dicts); it is read, not executed') from None
     if len(presets) != 1 or not isinstance(presets[0], dict):
         raise ConfigError(f'preset {path}: must hold config = {{...}} once')
     return presets[0]
 
 
 FOREIGN = {   # words of other trainers: key -> what each value means in use_amp and amp_dtype
-    'precision': {'32': (False, None), '32-true': (False, None), 'fp32': (False, None), 'float32': (False, None),
-                  '16': (True, 'float16'), '16-mixed': (True, 'float16'), 'fp16': (True, 'float16'),
-                  'float16': (True, 'float16'), 'bf16': (True, 'bfloat16'), 'bf16-mixed': (True, 'bfloat16'),
-                  'bfloat16': (True, 'bfloat16')},
+    'precision': dict.fromkeys(['32', '32-true', 'fp32', 'float32'], (False, None))
+                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], (True, 'float16'))
+                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], (True, 'bfloat16')),
     'fp16': {'true': (True, 'float16'), 'false': (None, None)},
     'bf16': {'true': (True, 'bfloat16'), 'false': (None, None)},
     'mixed_precision': {'true': (True, None), 'false': (False, None), 'no': (False, None),
@@ -328,14 +331,15 @@ FOREIGN = {   # words of other trainers: key -> what each value means in use_amp
 }
 FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision'],
             'training.mixed_precision.enabled': FOREIGN['mixed_precision'],
-            'training.mixed_precision.dtype': {k: (None, d) for k, (_, d) in FOREIGN['precision'].items() if d}}
+            'training.mixed_precision.dtype': {word: (None, dtype) for word, (_, dtype)
+                                               in FOREIGN['precision'].items() if dtype}}
 
 
 def translate(settings, notes):
-    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems). Contradictions are problems."""
+    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions)."""
     own = {SHORT_NAMES.get(key, key): value for key, value in settings.items()}
     foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
-    problems, wishes = [], {'use_amp': {}, 'amp_dtype': {}}            # our key -> {value: the word that asked for it}
+    problems, wishes = [], {'use_amp': {}, 'amp_dtype': {}}            # our key -> {value: who asked for it}
     for ours, asked in wishes.items():
         if isinstance(own.get(ours), (bool, str)) and own[ours] != 'auto':
             asked[own[ours]] = f'{ours}={own[ours]}'
@@ -348,15 +352,13 @@ def translate(settings, notes):
             if wish is not None:
                 wishes[ours].setdefault(wish, f'{key}={value}')
                 notes.append(f'{key}={value} is understood as {ours}={wish!r}')
-    if foreign:
-        if False in wishes['use_amp'] and wishes['amp_dtype'] and len(wishes['use_amp']) == 1:
-            problems.append(f'{wishes["use_amp"][False]} and {next(iter(wishes["amp_dtype"].values()))} contradict each '
-                            f'other: keep one')
-        for ours, asked in wishes.items():
-            if len(asked) > 1:
-                problems.append(' and '.join(asked.values()) + ' contradict each other: keep one')
-            if asked and not isinstance(own.get(ours), (list, dict, tuple, set)):
-                own[ours] = next(reversed(asked))
+    clashes = [asked.values() for asked in wishes.values() if len(asked) > 1]
+    if foreign and list(wishes['use_amp']) == [False] and wishes['amp_dtype']:
+        clashes.append([wishes['use_amp'][False], next(iter(wishes['amp_dtype'].values()))])
+    problems += [' and '.join(words) + ' contradict each other: keep one' for words in clashes]
+    for ours, asked in wishes.items():
+        if asked and not isinstance(own.get(ours), (list, dict, tuple, set)):
+            own[ours] = next(reversed(asked))
     return own, problems
 
 
@@ -364,7 +366,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     """CONFIG, then the preset, then the overrides, in this order -> (config, sources, notes).
 
     `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
-    Raises ConfigError with every problem at once, those already `found` among them. Needs only the standard library.
+    Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
     config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], list(found)
     layers = []
@@ -378,8 +380,11 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
         for key, value in settings.items():
             if key in CONFIG:
                 config[key], sources[key] = value, origin
-            else:
-                problems.append(explain_unknown(key))
+                continue
+            hint = did_you_mean(key, [*CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            if re.search(r'token|secret|password|api_?key|webhook', str(key), re.IGNORECASE):
+                hint = ': secrets do not belong in a config, which is saved with every run'
+            problems.append(f'unknown key {key!r}{hint}')
     problems += validate_config(config)
     if problems:
         given = [f'preset {str(preset)!r}'] if preset is not None else []
@@ -388,88 +393,44 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     return config, sources, notes
 
 
-def explain_unknown(key):
-    """One line on a key that CONFIG does not have."""
-    if re.search(r'token|secret|password|api_?key|webhook', str(key), re.IGNORECASE):
-        return f'unknown key {key!r}: secrets do not belong in a config, which is saved with every run'
-    return f'unknown key {key!r}{did_you_mean(key, [*CONFIG, *SHORT_NAMES]) or ": the keys are those of CONFIG"}'
-
-
 def validate_config(config):
-    """Types, choices and ranges -> list of problems. Numbers become floats where a float is meant, in place."""
+    """Types, choices, ranges -> list of problems. In place: plain types, and floats where one is meant."""
     problems = []
     for key, value in config.items():
-        kinds = kinds_of(key)
-        value = config[key] = plain_value(value, kinds)
-        example = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
-        is_auto = isinstance(value, str) and value == 'auto' and (CONFIG[key] == 'auto' or 'auto' in kinds)
-        if value is None and 'none' in kinds or is_auto:
-            continue
-        if type(value).__name__ not in kinds:
-            names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
-                     'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
-            problems.append(f'{key}={shown(value)}: must be {" or ".join(names[k] for k in kinds)}{example}')
-        elif key in CHOICES and isinstance(value, str) and value not in CHOICES[key]:
-            problems.append(f'{key}={shown(value)}: choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}')
-        elif key in RANGES:
-            problems += [f'{line}{example}' for line in check_range(key, value)]
-        elif value == '' or isinstance(value, str) and '\0' in value:
-            problems.append(f'{key}={shown(value)}: is not a usable text{example}')
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
+        value = list(value) if isinstance(value, tuple) else value
+        if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds_of(key):
+            value = float(value) if abs(value) < 10**300 else math.inf
+        config[key], fault = value, find_fault(key, value)
+        if fault:
+            problems.append(f'{key}={shown(value)}: {fault}')
     return problems + check_meanings(config)
-
-
-def plain_value(value, kinds):
-    """Paths, tuples, NumPy numbers and arrays as the plain types a config is saved with; int as float where one is meant."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if hasattr(value, 'tolist'):
-        value = value.tolist()
-    if isinstance(value, tuple):
-        value = list(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
-        value = float(value) if abs(value) < 10**300 else math.inf
-    return value
-
-
-def check_range(key, value):
-    """Problems of one number, or of each number of a list."""
-    low, high = RANGES[key]
-    numbers = value if isinstance(value, list) else [value]
-    if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
-        return [f'{key}={shown(value)}: must hold {LENGTHS.get(key, "at least one")} numbers']
-    if not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-        return [f'{key}={shown(value)}: must hold numbers only']
-    if 'float' not in TYPES.get(key, type(CONFIG[key]).__name__) and key != 'class_weights':
-        if not all(isinstance(n, int) for n in numbers):
-            return [f'{key}={shown(value)}: must hold whole numbers']
-    if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
-        return []
-    bound = f'above {low}' if key in ABOVE_ZERO else f'at least {low}'
-    return [f'{key}={shown(value)}: must be {bound} and at most {high:g}']
 
 
 def check_meanings(config):
     """Problems that tables cannot tell: regular expressions, mask values, devices."""
     problems = []
+    tell = lambda key, fault: problems.append(f'{key}={shown(config[key])}: {fault}')
     for key in ('image_pattern', 'mask_pattern'):
         if isinstance(config[key], str) and config[key].count('{stem}') != 1:
-            problems.append(f"{key}={shown(config[key])}: must hold {{stem}} once, as in '{{stem}}_label.png'")
+            tell(key, "must hold {stem} once, as in '{stem}_label.png'")
     if isinstance(config['group_pattern'], str):
         try:
-            with warnings.catch_warnings(action='ignore') if sys.version_info >= (3, 11) else contextlib.nullcontext():
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
                 re.compile(config['group_pattern'])
         except (re.error, RecursionError, OverflowError) as error:
-            problems.append(f"group_pattern={shown(config['group_pattern'])}: not a regular expression: {error}")
-    device = config['device']
-    if isinstance(device, str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', device):
-        problems.append(f"device={device!r}: choose from auto, cuda, cuda:0, mps, cpu")
+            tell('group_pattern', f'not a regular expression: {error}')
+    if isinstance(config['device'], str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', config['device']):
+        tell('device', 'choose from auto, cuda, cuda:0, mps, cpu')
     try:
         parse_mask_values(config['mask_values'])
     except ValueError as error:
-        problems.append(f"mask_values={shown(config['mask_values'])}: {error}")
-    if isinstance(config['num_classes'], int) and isinstance(config['class_names'], list) \
-            and len(config['class_names']) != config['num_classes']:
-        problems.append(f"class_names has {len(config['class_names'])} names, num_classes={config['num_classes']}")
+        tell('mask_values', error)
+    names, count = config['class_names'], config['num_classes']
+    if isinstance(names, list) and isinstance(count, int) and len(names) != count:
+        problems.append(f'class_names has {len(names)} names, num_classes={shown(count)}')
     return problems
 
 
@@ -481,19 +442,18 @@ def parse_mask_values(mask_values):
 
     Raises ValueError, saying what to type, for anything else.
     """
-    if mask_values is None:
-        return None
     if isinstance(mask_values, str):
         match = re.fullmatch(r'>\s*(\d+)', mask_values)
         if mask_values != 'nonzero' and not match:
             raise ValueError("type a dict such as {255: 1}, '>127' or 'nonzero'")
         return int(match[1]) if match else 0
     if not isinstance(mask_values, dict):
-        return None                                                    # the type is reported elsewhere
+        return None                                                    # other types are reported elsewhere
     codes = {}
     for value, class_id in mask_values.items():
         if not isinstance(class_id, int) or not 0 <= class_id <= 255:
-            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
+            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, '
+                             f'not {shown(class_id)}')
         if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
             value = COLOUR + int(value[1:], 16)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -505,22 +465,13 @@ def parse_mask_values(mask_values):
 
 
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
-NEEDS = {'evaluate': 1, 'predict': 2, 'export': 1}                     # paths: a run folder, then images
+NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
-
-
-@dataclasses.dataclass
-class Command:
-    """What was typed: the verb, its paths, the preset's name and the overrides."""
-    verb: str
-    paths: list
-    preset: str
-    overrides: dict
-    output: str = None
+Command = collections.namedtuple('Command', 'verb paths preset overrides output')   # what was typed
 
 
 def parse_command(argv):
-    """The command line -> Command, its settings already validated. Raises ConfigError; knows nothing of torch."""
+    """The command line -> Command, its settings validated. Raises ConfigError; knows nothing of torch."""
     words, output, problems = list(argv), None, []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
     if '-o' in words[:-1]:
@@ -534,15 +485,18 @@ def parse_command(argv):
     if preset is not None and (not isinstance(preset, str) or not preset):
         problems.append(f'preset={shown(preset)}: type the name of a preset or the path of a .py file')
         preset = None
-    if verb in NEEDS and len(paths) < NEEDS[verb]:
-        problems.append(f'{verb} needs a run folder' + (' and images' if verb == 'predict' else '')
-                        + f': python train_unet.py {verb} runs/x' + (' photo.jpg' if verb == 'predict' else ''))
-    for word in paths if verb not in NEEDS else []:
-        hint = f'; to train on that folder type data={word}' if os.path.exists(word) else did_you_mean(word, COMMANDS)
+    needed = NEEDS.get(verb, '')
+    if len(paths) < len(needed.split()):
+        problems.append(f'{verb} needs a run folder{" and images" if verb == "predict" else ""}: '
+                        f'python train_unet.py {verb} {needed}')
+    for word in [] if needed else paths:
+        hint = did_you_mean(word, COMMANDS)
+        if os.path.exists(word):
+            hint = f'; to train on that folder type data={word}'
         problems.append(f'{word!r} is no command and no key=value{hint}')
-    extra = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
-    resolve_config(preset, overrides, found=problems)
-    return Command(verb, paths, preset, {**overrides, **extra}, output)
+    settings = {key: value for key, value in overrides.items() if key not in OWN_WORDS.get(verb, ())}
+    resolve_config(preset, settings, found=problems)
+    return Command(verb, paths, preset, overrides, output)
 
 
 def print_help():
@@ -550,8 +504,36 @@ def print_help():
     print(__doc__.split('The file, top to bottom')[0].rstrip())
     print('\nSettings (the comments in CONFIG tell more):')
     print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
-    names = sorted(p.stem for p in (Path(__file__).resolve().parent / 'configs').glob('*.py'))
-    print(f'\nPresets (--preset NAME): {", ".join(names)}')
+    print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
+
+
+def find_fault(key, value):
+    """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
+    kinds, is_text = kinds_of(key), isinstance(value, str)
+    default = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
+    if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in (CONFIG[key], *kinds):
+        return None
+    if type(value).__name__ not in kinds:
+        names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
+                 'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
+        return f'must be {" or ".join(names[kind] for kind in kinds)}{default}'
+    if is_text and value not in CHOICES.get(key, [value]):
+        return f'choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}'
+    if is_text and (value == '' or '\0' in value):
+        return f'is not a usable text{default}'
+    if key not in RANGES:
+        return None
+    low, high = RANGES[key]
+    numbers = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
+        return f'must hold {LENGTHS.get(key, "at least one")} numbers{default}'
+    if not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
+        return f'must hold numbers only{default}'
+    if 'float' not in kinds and key != 'class_weights' and not all(isinstance(n, int) for n in numbers):
+        return f'must hold whole numbers{default}'
+    if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
+        return None
+    return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}{default}'
 
 
 def answer_early(argv):
@@ -569,7 +551,7 @@ def answer_early(argv):
 if __name__ == '__main__':
     answer_early(sys.argv[1:])
 
-os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # importing albumentations would ask a server for its version
+os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
 
 try:
     import albumentations as A
@@ -608,16 +590,16 @@ class Hardware:
     memory: int = 0                # bytes
 
     def describe(self):
-        extra = f', compute capability {self.capability[0]}.{self.capability[1]}' if self.kind == 'cuda' else ''
+        extra = ', compute capability %d.%d' % self.capability if self.kind == 'cuda' else ''
         return f'{self.name}{extra}, {self.memory / 2**30:.0f} GiB'
 
 
 def cuda_units(name, capability):
     """Dtypes an NVIDIA card multiplies in hardware.
 
-    Tensor Cores came with 7.0 (float16) and learnt bfloat16 and TF32 with 8.0 (CUDA C++ Programming Guide, compute
-    capabilities). The 7.5 cards without them are the GTX 16xx, MX450/550 and the small T and Quadro T boards.
-    torch.cuda.is_bf16_supported() also counts emulation, so it is not asked.
+    Tensor Cores came with 7.0 (float16) and learnt bfloat16 and TF32 with 8.0 (CUDA C++ Programming Guide,
+    compute capabilities). The 7.5 cards without them are the GTX 16xx, MX450/550 and the small T and Quadro T
+    boards. torch.cuda.is_bf16_supported() also counts emulation, so it is not asked.
     """
     if capability >= (8, 0):
         return frozenset({'bfloat16', 'float16', 'tf32'})
@@ -627,41 +609,42 @@ def cuda_units(name, capability):
 
 def cpu_units():
     """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16."""
-    flags = ''
+    flags = set()
     with contextlib.suppress(OSError):
-        flags = Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000]
-    flags = set(flags.split())
+        flags |= set(Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000].split())
     if hasattr(torch.cpu, 'get_capabilities'):
         flags |= {name for name, there in torch.cpu.get_capabilities().items() if there is True}
-    bf16 = flags & {'avx512_bf16', 'amx_bf16', 'sve_bf16', 'svebf16', 'bf16'}
-    fp16 = flags & {'amx_fp16', 'avx512_fp16'}
-    return frozenset((['bfloat16'] if bf16 else []) + (['float16'] if fp16 else []))
+    marks = {'bfloat16': {'avx512_bf16', 'amx_bf16', 'sve_bf16', 'svebf16', 'bf16'},
+             'float16': {'amx_fp16', 'avx512_fp16'}}
+    return frozenset(dtype for dtype, names in marks.items() if flags & names)
 
 
 def choose_device(wish):
-    """'auto' -> the first of cuda, mps, cpu that is there; a named device that is not there is a ConfigError."""
+    """'auto' -> the first of cuda, mps, cpu that is there; a named one that is not there is a ConfigError."""
     there = {'cuda': torch.cuda.is_available(), 'mps': torch.backends.mps.is_available(), 'cpu': True}
     kind, _, number = wish.partition(':')
     if kind == 'auto':
-        return torch.device(next(name for name, available in there.items() if available))
+        return torch.device(next(name for name in there if there[name]))
     if not there[kind]:
-        raise ConfigError(f'device={wish!r}: this machine has only {", ".join(k for k in there if there[k])}; '
-                          f"type device=auto")
+        found = ', '.join(name for name in there if there[name])
+        raise ConfigError(f'device={wish!r}: this machine has only {found}; type device=auto')
     if number and int(number) >= torch.cuda.device_count():
-        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
+        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, '
+                          'counted from 0')
     return torch.device(wish)
 
 
 def world():
     """(rank, number of processes): (0, 1) unless torchrun started several."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    several = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
 
 
 def join_processes(config):
-    """Under torchrun, meet the other processes -> the device of this one. Raises ConfigError for a bad number of them.
+    """Under torchrun, meet the other processes -> the device of this one. ConfigError for a bad number.
 
-    The effective batch belongs to the config, not to the number of devices: they share the accumulation steps first
-    and then the batch, so their number must divide it.
+    The effective batch belongs to the config, not to the number of devices: they share the accumulation steps
+    first and then the batch, so their number must divide it.
     """
     count, device = int(os.environ.get('WORLD_SIZE', 1)), choose_device(config['device'])
     if count == 1:
@@ -669,38 +652,40 @@ def join_processes(config):
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
         fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
-        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images: start '
-                          f'{min(fitting, key=lambda n: abs(n - count))}, or change batch_size or accumulation_steps')
+        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images: '
+                          f'start {min(fitting, key=lambda n: abs(n - count))}, '
+                          'or change batch_size or accumulation_steps')
     if device.type == 'cuda':
         device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=datetime.timedelta(hours=1))
+        backend = 'nccl' if device.type == 'cuda' else 'gloo'
+        dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
     return device
 
 
 def from_first(make):
     """make() on the first process, its answer on all; what it raises is raised on all."""
-    if world()[1] == 1:
+    rank, count = world()
+    if count == 1:
         return make()
-    answer = [None, None]
-    if world()[0] == 0:
+    answer = [None]
+    if rank == 0:
         try:
-            answer[0] = make()
+            answer = [make()]
         except UserError as error:
-            answer[1] = error
+            answer = [error]
     dist.broadcast_object_list(answer)
-    if answer[1] is not None:
-        raise answer[1]
+    if isinstance(answer[0], UserError):
+        raise answer[0]
     return answer[0]
 
 
 def from_all(value):
     """The values of all processes as a list."""
-    if world()[1] == 1:
-        return [value]
-    values = [None] * world()[1]
-    dist.all_gather_object(values, value)
+    values = [value] * world()[1]
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -709,15 +694,16 @@ def detect_hardware(device):
     if device.type == 'cuda':
         properties = torch.cuda.get_device_properties(device)
         capability = (properties.major, properties.minor)
+        units = cuda_units(properties.name, capability)
         if torch.version.hip:                                          # AMD: capability means something else
             native = torch.cuda.is_bf16_supported(including_emulation=False)
             units = frozenset({'float16', 'bfloat16'} if native else {'float16'})
-        else:
-            units = cuda_units(properties.name, capability)
         return Hardware('cuda', properties.name, capability, units, properties.total_memory)
     if device.type == 'mps':
-        return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=torch.mps.recommended_max_memory())
-    return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
+        memory = torch.mps.recommended_max_memory()
+        return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=memory)
+    name = f'CPU with {torch.get_num_threads()} threads'
+    return Hardware('cpu', name, units=cpu_units(), memory=free_memory())
 
 
 def free_memory():
@@ -737,8 +723,8 @@ def free_memory():
 def keep_freed_memory():
     """Let glibc keep what tensors free instead of giving it back to the system after each of them.
 
-    On a CPU every step frees and asks again for hundreds of megabytes: 25,000 page faults per step of a resnet18 U-Net
-    at 128x128 with batch 8, none with these two settings (mallopt(3)). Other C libraries are left as they are.
+    On a CPU every step frees and asks again for hundreds of megabytes: 25,000 page faults per step of a
+    resnet18 U-Net at 128x128 with batch 8, none with these two settings (mallopt(3)). Other C libraries stay.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -766,45 +752,41 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
     `typed` are the keys that the user set, so that only a wish is warned about, never a default.
     """
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
-    where = hardware.name if hardware.kind != 'cuda' else \
-        f'{hardware.name} (compute capability {hardware.capability[0]}.{hardware.capability[1]})'
-    notes = []
-
-    def decide():
-        if use_amp is False:
-            if wish != 'auto':
-                notes.append(f'amp_dtype={wish!r} has no effect with use_amp=False')
-            return 'float32', 'use_amp=False'
-        if wish == 'auto':
-            for dtype in ('bfloat16', 'float16'):
-                if dtype in units and (dtype == 'bfloat16' or hardware.kind == 'cuda' or use_amp is True):
-                    return dtype, f'{where} has native {dtype} units'
-            if use_amp == 'auto':
-                return 'float32', f'{where} has no units that make mixed precision faster'
-            if hardware.kind == 'cpu':
-                notes.append(f'use_amp=True: {where} has no bfloat16 units; autocast may be ten times slower than '
-                             f'float32 here. use_amp=False is faster')
-                return 'bfloat16', 'use_amp=True'
-            notes.append(f'use_amp=True: {where} has no fast 16-bit units; training in float32')
-            return 'float32', f'{where} has no fast 16-bit units'
-        if wish in units:
-            if wish == 'float16' and 'bfloat16' in units:
-                notes.append(f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow')
-            return wish, f'you asked for amp_dtype={wish!r} and {where} has the units'
-        if hardware.kind == 'cpu':
-            notes.append(f'amp_dtype={wish!r}: {where} has no {wish} units; autocast may be ten times slower than '
-                         f'float32 here. use_amp=False is faster')
-            return wish, f'you asked for amp_dtype={wish!r}'
-        fallback = 'float16' if 'float16' in units else 'float32'
-        notes.append(f'amp_dtype={wish!r}: {where} has no {wish} units; falling back to {fallback}'
-                     + (' with a gradient scaler' if fallback == 'float16' else ''))
-        return fallback, f'{where} has no {wish} units'
-
-    dtype, reason = decide()
-    notes += warn_of_settings(config, hardware, dtype, typed)
+    is_cpu, where, asked = hardware.kind == 'cpu', hardware.name, f'amp_dtype={wish!r}'
+    if hardware.kind == 'cuda':
+        where += ' (compute capability %d.%d)' % hardware.capability
+    slow = 'autocast may be ten times slower than float32 here. use_amp=False is faster'
+    usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
+    native = next((dtype for dtype in usual if dtype in units), None)
+    note = None
+    if use_amp is False:
+        dtype, reason = 'float32', 'use_amp=False'
+        note = f'{asked} has no effect with use_amp=False' if wish != 'auto' else None
+    elif wish == 'auto' and native:
+        dtype, reason = native, f'{where} has native {native} units'
+    elif wish == 'auto' and use_amp == 'auto':
+        dtype, reason = 'float32', f'{where} has no units that make mixed precision faster'
+    elif wish == 'auto' and is_cpu:
+        dtype, reason = 'bfloat16', 'use_amp=True'
+        note = f'use_amp=True: {where} has no bfloat16 units; {slow}'
+    elif wish == 'auto':
+        dtype, reason = 'float32', f'{where} has no fast 16-bit units'
+        note = f'use_amp=True: {reason}; training in float32'
+    elif wish in units:
+        dtype, reason = wish, f'you asked for {asked} and {where} has the units'
+        if wish == 'float16' and 'bfloat16' in units:
+            note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
+    elif is_cpu:
+        dtype, reason = wish, f'you asked for {asked}'
+        note = f'{asked}: {where} has no {wish} units; {slow}'
+    else:
+        dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
+        scaler = ' with a gradient scaler' if dtype == 'float16' else ''
+        note = f'{asked}: {reason}; falling back to {dtype}{scaler}'
+    notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
     if dtype == 'float16' and num_parameters > 200e6:
-        notes.append(f'float16 with {num_parameters / 1e6:.0f} million parameters: activations of very large networks '
-                     f'overflow 65,504 easily; bfloat16 or float32 is safer')
+        notes.append(f'float16 with {num_parameters / 1e6:.0f} million parameters: activations of very large '
+                     'networks overflow 65,504 easily; bfloat16 or float32 is safer')
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
 
@@ -815,38 +797,39 @@ def warn_of_settings(config, hardware, dtype, typed):
     if scaling and dtype != 'float16':
         notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
     if 'tf32_matmul_precision' in typed and tf32 in ('high', 'medium'):
+        asked = f'tf32_matmul_precision={tf32!r}'
         if hardware.kind == 'cpu' and tf32 == 'medium' and 'bfloat16' in hardware.units:
-            notes.append("tf32_matmul_precision='medium' is not inert on this CPU: float32 matrix products run in "
-                         "bfloat16")
+            notes.append(f'{asked} is not inert on this CPU: float32 matrix products run in bfloat16')
         elif 'tf32' not in hardware.units:
-            notes.append(f'tf32_matmul_precision={tf32!r}: no effect, {hardware.name} has no TF32')
+            notes.append(f'{asked}: no effect, {hardware.name} has no TF32')
         elif dtype != 'float32':
-            notes.append(f'tf32_matmul_precision={tf32!r}: next to no effect under {dtype} autocast, which already '
-                         f'runs convolutions and matrix products in 16 bits')
+            notes.append(f'{asked}: next to no effect under {dtype} autocast, '
+                         'which already runs convolutions and matrix products in 16 bits')
     return notes
 
 
 def apply_tf32(setting):
-    """Set TF32 for matrix products and for convolutions (cuDNN allows it by default). None: leave PyTorch's own.
+    """Set TF32 for matrix products and for convolutions (cuDNN allows it by default). None: PyTorch's own.
 
-    From torch 2.9 on only the new fp32_precision attributes are touched: reading an old flag after setting a new one
-    raises.
+    From torch 2.9 on only the new fp32_precision attributes are touched: reading an old flag after setting a
+    new one raises.
     """
     if setting is None:
         return
-    if hasattr(torch.backends.cudnn, 'conv') and hasattr(torch.backends.cuda.matmul, 'fp32_precision'):
-        nvidia = 'ieee' if setting == 'highest' else 'tf32'
-        torch.backends.cuda.matmul.fp32_precision = nvidia
-        torch.backends.cudnn.conv.fp32_precision = nvidia
-        torch.backends.cudnn.rnn.fp32_precision = nvidia
-        torch.backends.mkldnn.matmul.fp32_precision = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if hasattr(cudnn, 'conv') and hasattr(cuda.matmul, 'fp32_precision'):
+        for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
+            part.fp32_precision = 'ieee' if setting == 'highest' else 'tf32'
+        cpu = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
+        torch.backends.mkldnn.matmul.fp32_precision = cpu
     else:
         torch.set_float32_matmul_precision(setting)
-        torch.backends.cudnn.allow_tf32 = setting != 'highest'
+        cudnn.allow_tf32 = setting != 'highest'
 
 
 def seed_everything(seed):
-    """Seed Python, NumPy and torch. Data needs none of them: augmentation is a function of (seed, epoch, index)."""
+    """Seed Python, NumPy and torch. Data needs none: augmentation is a function of (seed, epoch, index)."""
+
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -858,20 +841,20 @@ def seed_everything(seed):
 
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
-SPLIT_WORDS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val', 'dev': 'val',
-               'test': 'test', 'testing': 'test'}
-IMAGE_WORDS = {'image', 'images', 'img', 'imgs', 'jpegimages', 'photo', 'photos', 'picture', 'pictures', 'raw',
-               'leftimg', 'frames', 'input', 'inputs', 'rgb', 'scans'}
-MASK_WORDS = {'mask', 'masks', 'label', 'labels', 'annotation', 'annotations', 'annot', 'annots', 'anno', 'gt',
-              'segmentationclass', 'segmentation', 'segmentations', 'groundtruth', 'gtfine', 'target', 'targets',
-              'truth', 'seg', 'pixels', 'labelids', 'matte', 'trimaps', 'manual'}
+SPLIT_WORDS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val',
+               'dev': 'val', 'test': 'test', 'testing': 'test'}
+IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
+                  'inputs rgb scans'.split())
+MASK_WORDS = set('mask masks label labels annotation annotations annot annots anno gt segmentationclass '
+                 'segmentation segmentations groundtruth gtfine target targets truth seg pixels labelids '
+                 'matte trimaps manual'.split())
 PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
 
 @dataclasses.dataclass
 class Pairs:
-    """Images and masks that belong together. Paths are NumPy bytes: no Python object per file in any worker."""
+    """Images and masks that belong together. Paths are NumPy bytes: no Python object per file in a worker."""
     images: np.ndarray             # (N,) bytes
     masks: np.ndarray              # (N,) bytes; a folder means the union of its files
     splits: np.ndarray             # (N,) index into SPLITS
@@ -879,7 +862,7 @@ class Pairs:
     notes: list                    # what was ignored
 
     def rows(self, split):
-        """Indices of one split, in the order of the file names; without validation images the training images."""
+        """Indices of one split, in the order of the names; without validation images the training images."""
         rows = np.flatnonzero(self.splits == SPLITS.index(split))
         return self.rows('train') if split == 'val' and not len(rows) else rows
 
@@ -888,42 +871,40 @@ def folder_words(name):
     """'train_masks' -> ['train', 'masks']; 'trainannot' -> ['train', 'annot']."""
     words = []
     for word in re.findall('[a-z]+', re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name).lower()) + [name.lower()]:
-        head = next((s for s in ('train', 'val', 'test') if word.startswith(s) and word[len(s):] in
-                     IMAGE_WORDS | MASK_WORDS), None)
-        words += [head, word[len(head):]] if head else [word]
+        match = re.fullmatch('(train|val|test)(.+)', word)
+        words += match.groups() if match and match[2] in IMAGE_WORDS | MASK_WORDS else [word]
     return words
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """What the path of a folder says about the files in it."""
-    split: str                     # 'train', 'val', 'test' or ''
-    role: str                      # 'image', 'mask' or ''
-    kind: str                      # the folder names that gave the role, relative to data
-    rest: str                      # what is left: a subfolder per city, per patient, per image
-
-
+@functools.cache
 def read_place(folder, role=''):
-    """The Place of a folder relative to data; `role` is given where the user named the folder."""
+    """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it does not.
+
+    split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder names
+    that gave the role; rest: what is left, a subfolder per city, per patient, per image.
+    """
     split, kind, rest = '', [], []
     for part in Path(folder).parts:
         words = folder_words(part)
         found = next((SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS), '')
         said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
-        split = split or found
-        if said and not role:
-            role, kind = said, [*kind, part]
-        elif said and said == role:
+        split, role = split or found, role or said
+        if said and said == role:
             kind.append(part)
         elif not found:
             rest.append(part)
-    return Place(split, role, '/'.join(kind), '/'.join(rest))
+    return split, role, '/'.join(kind), '/'.join(rest)
+
+
+def between(before, after):
+    """A function of a name -> what stands between these two, cases ignored; None where they are missing."""
+    regex = re.compile(re.escape(before) + '(.+)' + re.escape(after), re.IGNORECASE | re.DOTALL)
+    return lambda name: (regex.fullmatch(name) or (None, None))[1]
 
 
 def list_files(root):
     """Every file below root as (folder, name), sorted; links are followed, loops and hidden files are not."""
-    found, seen = [], set()
-    pending = ['']
+    found, seen, pending = [], set(), ['']
     while pending:
         folder = pending.pop()
         try:
@@ -941,78 +922,66 @@ def list_files(root):
     return sorted(found)
 
 
-def pattern_to_regex(pattern):
-    """'{stem}_label.png' -> a compiled expression whose group is the stem; cases are ignored."""
-    before, _, after = pattern.partition('{stem}')
-    return re.compile(re.escape(before) + '(.+)' + re.escape(after), re.IGNORECASE)
-
-
 @dataclasses.dataclass
 class Found:
-    """One file that may be an image or a mask."""
+    """One file that may be an image or a mask, with what read_place told of its folder."""
     path: str
-    stem: str
-    place: Place
+    stem: str                      # or the part of the name that stands for {stem} in a pattern
+    split: str = ''
+    kind: str = ''
+    rest: str = ''
 
 
 def collect(config, root):
-    """All candidate files of a folder -> (images, masks, notes). Raises DataError where roles are not plain."""
-    images, masks, ignored = [], [], defaultdict(list)
-    if config['images'] or config['masks']:
-        if not (config['images'] and config['masks']):
-            raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
-        found = [(name, role, file) for role, name in (('image', config['images']), ('mask', config['masks']))
-                 for file in list_files(existing_folder(root / name))]
-    else:
-        found = [('', '', file) for file in list_files(root)]
-    patterns = {role: config[f'{role}_pattern'] and pattern_to_regex(config[f'{role}_pattern'])
-                for role in ('image', 'mask')}
-    places = {key: read_place(key[1], key[0]) for key in {(role, folder) for _, role, (folder, _) in found}}
-    loose = []
-    for base, given, (folder, name) in found:
+    """All candidate files of a folder -> (images, masks, notes). DataError where roles are not plain."""
+    sources = {'image': config['images'], 'mask': config['masks']}
+    if not any(sources.values()):
+        sources = {'': ''}
+    elif not all(sources.values()):
+        raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
+    patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
+    stem_keys = {role: between(*pattern.split('{stem}')) for role, pattern in patterns.items()}
+    files, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
+    listed = [(source, base, *file) for source, base in sources.items()
+              for file in list_files(existing_folder(root / base))]
+    for source, base, folder, name in listed:
         stem, suffix = os.path.splitext(name)
         if suffix.lower() not in SUFFIXES:
             ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
-        place = places[given, folder]
-        file = Found(os.path.join(root, base, folder, name), stem, place)
-        matches = {role: patterns[role].fullmatch(name) for role in patterns if patterns[role]}
-        role = place.role
-        if not role and matches:
-            role = next((r for r in ('mask', 'image') if matches.get(r)), 'image' if 'image' not in matches else '')
-        if role in matches and not matches[role]:
-            ignored[f'not like {config[role + "_pattern"]}'].append(name)
+        split, role, kind, rest = read_place(folder, source)
+        stems = {key: stem_of(name) for key, stem_of in stem_keys.items()}
+        if not role and stems:
+            role = 'mask' if stems.get('mask') else 'image' if stems.get('image', True) else ''
+        if role in stems and not stems[role]:
+            ignored[f'not like {patterns[role]}'].append(name)
             continue
-        if matches.get(role):
-            file.stem = matches[role][1]
-        {'image': images, 'mask': masks}.get(role, loose).append(file)
-    if not sort_loose(loose, images, masks):
-        for file in loose:
-            folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
-            ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
-    notes = [f'ignored {names[0]}' if len(names) == 1 else f'ignored {len(names)} files, {what}: {names[0]}, ...'
-             for what, names in sorted(ignored.items())]
-    return images, masks, notes
+        path = os.path.join(root, base, folder, name)
+        files[role].append(Found(path, stems.get(role, stem), split, kind, rest))
+    images, masks, loose = files.values()
+    if not images:                                                     # their folders have no telling names
+        images, masks = (loose, masks) if masks else tell_apart(loose)
+        loose = []
+    for file in loose:
+        folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
+        reason = f'in {folder}, whose name is neither of images nor of masks'
+        ignored[reason].append(os.path.basename(file.path))
+    return images, masks, [f'ignored {names[0]}' if len(names) == 1 else
+                           f'ignored {len(names)} files, {what}: {names[0]}, ...'
+                           for what, names in sorted(ignored.items())]
 
 
-def sort_loose(loose, images, masks):
-    """Files in folders whose names say nothing: masks by a word in their own name, or by being the lossless
-    twin of a photograph. False if the roles were plain without them."""
-    if masks and not images:
-        images += loose
-    elif loose and not masks and not images:
-        word = re.compile(r'(^|[^a-z])(' + '|'.join(sorted(MASK_WORDS, key=len, reverse=True)) + r')\d*($|[^a-z])',
-                          re.IGNORECASE)
-        named = [file for file in loose if word.search(file.stem)]
-        twins = Counter((file.place, file.stem) for file in loose)
-        if not named:
-            named = [f for f in loose if twins[f.place, f.stem] > 1 and not f.path.lower().endswith(('.jpg', '.jpeg'))]
-        names = {id(file) for file in named}
-        masks += named
-        images += [file for file in loose if id(file) not in names]
-    else:
-        return False
-    return True
+def tell_apart(files):
+    """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
+    being the lossless twin of a photograph."""
+    word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
+    name = lambda file: (file.split, file.rest, file.stem)
+    twins = Counter(map(name, files))
+    is_mask = lambda file: bool(word.search(file.stem))
+    if not any(map(is_mask, files)):
+        is_mask = lambda file: twins[name(file)] > 1 and not file.path.lower().endswith(('.jpg', '.jpeg'))
+    roles = grouped(files, is_mask)
+    return roles[False], roles[True]
 
 
 def existing_folder(path):
@@ -1026,90 +995,84 @@ def existing_folder(path):
 
 def one_kind(images, masks, root):
     """Refuse several folders of the same role: they are different tasks, and only the user knows which."""
-    choices = {}
-    for key, files in (('images', images), ('masks', masks)):
-        folders = choices[key] = {}
+    choices = {'images': {}, 'masks': {}}
+    for folders, files in zip(choices.values(), (images, masks)):
         for file in files:
-            words = [w for w in folder_words(file.place.kind)[:-1] if w not in SPLIT_WORDS]
-            plain = (*words, *re.findall(r'\d+', file.place.kind))
+            words = [w for w in folder_words(file.kind)[:-1] if w not in SPLIT_WORDS]
+            plain = (*words, *re.findall(r'\d+', file.kind))
             folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
     if any(len(folders) > 1 for folders in choices.values()):
-        raise DataError(['several folders could hold the images or the masks; type which, as in images="A" masks="B":',
-                         *(f'    {key}="{folder}"' for key in choices for folder in sorted(choices[key].values()))])
+        lines = [f'    {key}="{folder}"' for key in choices for folder in sorted(choices[key].values())]
+        raise DataError(['several folders could hold the images or the masks; '
+                         'type which, as in images="A" masks="B":', *lines])
 
 
 def affix_rules(images, masks):
-    """Ways to make stems equal, most literal first: (description, image stem -> key, mask stem -> key)."""
-    yield 'equal stems', str.casefold, str.casefold
-    image = images[0].stem.casefold()
+    """Ways to make casefolded stems equal, most literal first: (description, image -> key, mask -> key)."""
+    yield 'equal stems', str, str
+    image, stems = images[0].stem.casefold(), [mask.stem.casefold() for mask in masks]
     digits = max(re.findall(r'\d+', image) or [''], key=len)
-    near = [m.stem.casefold() for m in masks if digits in m.stem][:200] or [m.stem.casefold() for m in masks[:200]]
-    scored = []
-    for mask in near:
+    scored = set()
+    for mask in [stem for stem in stems if digits in stem][:200] or stems[:200]:
         match = difflib.SequenceMatcher(None, image, mask, autojunk=False).find_longest_match()
         if match.size:
-            scored.append((-match.size, image[:match.a], image[match.a + match.size:],
-                           mask[:match.b], mask[match.b + match.size:]))
-    for _, *affixes in sorted(set(scored))[:6]:
+            scored.add((-match.size, image[:match.a], image[match.a + match.size:],
+                        mask[:match.b], mask[match.b + match.size:]))
+    for _, *affixes in sorted(scored)[:6]:
         words = [re.sub(r'^\d+|\d+$', '', a) if i % 2 == 0 else a for i, a in enumerate(affixes)]
-        strip = [functools.partial(strip_affixes, *affixes[i:i + 2]) for i in (0, 2)]
         if any(words):
             said = ' and '.join(f'{side} {a}...{b}' for side, (a, b) in
                                 zip(('images', 'masks'), (affixes[:2], affixes[2:])) if a or b)
-            yield f'stems without affixes ({said})', *strip
+            yield f'stems without affixes ({said})', between(*affixes[:2]), between(*affixes[2:])
     number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
     yield 'the last number in the stem', number, number
 
 
-def strip_affixes(before, after, stem):
-    """A stem without its prefix and suffix; one that lacks them matches nothing (None)."""
-    stem = stem.casefold()
-    if stem.startswith(before) and stem.endswith(after) and len(stem) > len(before) + len(after):
-        return stem[len(before):len(stem) - len(after)]
-    return None
+def grouped(items, key):
+    """{key(item): [its items], ...}"""
+    groups = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
 
 
 def match_pairs(images, masks):
-    """The first rule that pairs every image with one mask wins -> (pairs, rule, unpaired images, unpaired masks)."""
+    """The first rule that pairs every image with one mask wins, else the one that comes nearest.
+
+    -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)
+    """
     best = None
-    for rule, image_key, mask_key in affix_rules(images, masks):
-        for with_rest in (True, False):
-            tables = []
-            for files, key in ((images, image_key), (masks, mask_key)):
-                table = defaultdict(list)
-                for file in files:
-                    name = key(file.stem)
-                    if name is not None:
-                        table[file.place.split, file.place.rest if with_rest else '', name].append(file)
-                tables.append(table)
-            common = tables[0].keys() & tables[1].keys()
-            clashes = [t[k] for t in tables for k in common if len(t[k]) > 1]
-            paired = [(tables[0][k][0], tables[1][k][0]) for k in sorted(common)]
-            if best is None or len(paired) - len(clashes) > len(best[0]) - len(best[2]):
-                best = paired, rule, clashes
-            if len(paired) == len(images) == len(masks) and not clashes:
-                return paired, rule, [], [], []
-    paired, rule, clashes = best
-    used = {id(file) for pair in paired for file in pair}
-    return (paired, rule, [f for f in images if id(f) not in used and not any(f in c for c in clashes)],
-            [f for f in masks if id(f) not in used and not any(f in c for c in clashes)], clashes)
+    rules = ((*rule, with_rest) for rule in affix_rules(images, masks) for with_rest in (True, False))
+    for rule, image_key, mask_key, with_rest in rules:
+        place = lambda file: (file.split, file.rest if with_rest else '')
+        tables = [grouped(files, lambda file: (*place(file), stem_key(file.stem.casefold())))
+                  for files, stem_key in ((images, image_key), (masks, mask_key))]
+        common = sorted(key for key in tables[0].keys() & tables[1].keys() if key[-1] is not None)
+        clashes = [table[key] for table in tables for key in common if len(table[key]) > 1]
+        pairs = [(tables[0][key][0], tables[1][key][0]) for key in common]
+        if best is None or len(pairs) - len(clashes) > len(best[0]) - len(best[2]):
+            best = pairs, rule, clashes
+        if len(pairs) == len(images) == len(masks) and not clashes:
+            break
+    pairs, rule, clashes = best
+    used = {id(file) for group in [*pairs, *clashes] for file in group}
+    images, masks = ([file for file in files if id(file) not in used] for files in (images, masks))
+    return pairs, rule, images, masks, clashes
 
 
 def unite_folders(images, masks):
     """One folder per image with one mask file per object (DSB-2018) -> pairs of image and folder, or None."""
-    by_rest = defaultdict(list)
-    for mask in masks:
-        by_rest[mask.place.split, mask.place.rest].append(mask)
-    single = Counter((image.place.split, image.place.rest) for image in images)
-    if len(by_rest) < len(masks) and all(count == 1 for count in single.values()) and single.keys() == by_rest.keys() \
-            and all(rest for _, rest in single):
-        return [(image, dataclasses.replace(group[0], path=os.path.dirname(group[0].path)))
-                for image in images for group in [by_rest[image.place.split, image.place.rest]]]
-    return None
+    place = lambda file: (file.split, file.rest)
+    groups = grouped(masks, place)
+    if not len(images) == len(groups) < len(masks) or groups.keys() != {place(image) for image in images} \
+            or not all(rest for _, rest in groups):
+        return None
+    folder = lambda mask: dataclasses.replace(mask, path=os.path.dirname(mask.path))
+    return [(image, folder(groups[place(image)][0])) for image in images]
 
 
 def read_list(path):
-    """A csv with the columns image, mask and perhaps split -> (pairs, rule). Paths are relative to the file."""
+    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to the file."""
     try:
         with open(path, newline='', encoding='utf-8-sig') as file:
             table = list(csv.DictReader(file))
@@ -1117,21 +1080,20 @@ def read_list(path):
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
-    pairs, problems = [], []
+    pairs, problems, splits = [], [], defaultdict(set)
     for number, row in enumerate(table, 2):
-        split = (row.get('split') or '').strip().lower()
+        where, split = f'{path}, line {number}', (row.get('split') or '').strip().lower()
         if split and split not in SPLIT_WORDS:
-            problems.append(f"{path}, line {number}: split={split!r}: choose from train, val, test")
+            problems.append(f'{where}: split={split!r}: choose from train, val, test')
         if not row['image'] or not row['mask']:
-            problems.append(f'{path}, line {number}: image and mask must both be given')
+            problems.append(f'{where}: image and mask must both be given')
             continue
-        place = Place(SPLIT_WORDS.get(split, ''), '', '', '')
-        files = [Found(os.path.join(path.parent, row[k].strip()), Path(row[k]).stem, place) for k in ('image', 'mask')]
-        problems += [f'{path}, line {number}: there is no {f.path}' for f in files if not os.path.exists(f.path)]
-        pairs.append(tuple(files))
-    splits = defaultdict(set)
+        image, mask = (Found(os.path.join(path.parent, row[key].strip()), Path(row[key]).stem,
+                             SPLIT_WORDS.get(split, '')) for key in ('image', 'mask'))
+        problems += [f'{where}: there is no {f.path}' for f in (image, mask) if not os.path.exists(f.path)]
+        pairs.append((image, mask))
     for image, _ in pairs if not problems else []:
-        splits[os.path.realpath(image.path)].add(image.place.split)
+        splits[os.path.realpath(image.path)].add(image.split)
     problems += [f'{path}: {image} is listed in several splits: {", ".join(sorted(said))}'
                  for image, said in splits.items() if len(said) > 1]
     if problems:
@@ -1146,7 +1108,7 @@ def shorten(lines, most=10):
 
 
 def find_pairs(config):
-    """All pairs of a data set, split into train, val and test. Raises DataError naming every file that has none."""
+    """All pairs of a data set, split into train, val and test. DataError names every file that has none."""
     root = Path(config['data']).expanduser()
     notes = []
     if root.suffix.lower() == '.csv' and root.is_file():
@@ -1155,69 +1117,71 @@ def find_pairs(config):
         images, masks, notes = collect(config, existing_folder(root))
         if not images or not masks:
             there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
-            raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
-                             *notes, 'expected folders such as images/ and masks/, or type images=... masks=...',
-                             "or mask_pattern='{stem}_mask.png', or data=list.csv with the columns image,mask"])
+            raise DataError([
+                f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}', *notes,
+                'expected folders such as images/ and masks/, or type images=... masks=...',
+                "or mask_pattern='{stem}_mask.png', or data=list.csv with the columns image,mask"])
         one_kind(images, masks, root)
-        pairs = unite_folders(images, masks)
-        rule = 'one folder per image, its masks united'
+        pairs, rule = unite_folders(images, masks), 'one folder per image, its masks united'
         if pairs is None:
             pairs, rule, *left = match_pairs(images, masks)
             notes += refuse_unpaired(pairs, *left, config)
     if not pairs:
-        raise DataError(f"{root}: no image has a mask; mask_pattern='{{stem}}_mask.png' or a list file tells how")
-    splits = np.array([SPLITS.index(image.place.split) if image.place.split else -1 for image, _ in pairs], np.int8)
-    splits = split_rest(splits, [image.stem for image, _ in pairs], config)
-    paths = [np.array([os.fsencode(pair[side].path) for pair in pairs]) for side in (0, 1)]
-    return Pairs(*paths, splits, rule, notes)
+        raise DataError(f'{root}: no image has a mask; '
+                        "mask_pattern='{stem}_mask.png' or a list file tells how")
+    paths = [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
+    return Pairs(*paths, choose_splits([image for image, _ in pairs], config), rule, notes)
 
 
 def refuse_unpaired(pairs, images, masks, clashes, config):
     """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
-    problems = [f'several files share one stem: {", ".join(sorted(f.path for f in group))}' for group in clashes]
-    lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
-    folders = sorted({f.place.rest for f in [*images, *(pair[0] for pair in pairs)] if not f.place.kind})
+    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}'
+                for files in clashes]
+    lonely = [f'image without a mask: {f.path}' for f in images]
+    lonely += [f'mask without an image: {f.path}' for f in masks]
+    if not problems and not lonely:
+        return []
+    folders = sorted({f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind})
     two_kinds = bool(images) and 1 < len(folders) <= 8 and '' not in folders       # such as S1/ and S2/
     if config['skip_unpaired'] and not problems and not two_kinds:
-        return [f'skipped {len(lonely)} files without a partner'] if lonely else []
-    if problems or lonely:
-        skip = '' if problems or two_kinds else ' skip_unpaired=True leaves the others out;'
-        hints = [f'{len(pairs)} pairs were found.{skip}',
-                 "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
-        if two_kinds:
-            mask = (masks or [pairs[0][1]] if pairs else masks)[0].place.kind
-            hints = [f'if only one of these folders holds the images type images="{folder}" masks="{mask}"'
-                     for folder in folders] + hints
-        raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
-    return []
+        return [f'skipped {len(lonely)} files without a partner']
+    skip = '' if problems or two_kinds else ' skip_unpaired=True leaves the others out;'
+    hints = [f'{len(pairs)} pairs were found.{skip}',
+             "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
+    if two_kinds:
+        kind = [*masks, *(mask for _, mask in pairs)][0].kind
+        hints = [f'if only one of these folders holds the images type images="{folder}" masks="{kind}"'
+                 for folder in folders] + hints
+    raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
 
 
-def split_rest(splits, stems, config):
-    """Pairs whose folder names no split, or a data set without validation, are split by a seeded draw of groups."""
-    if np.any(splits == SPLITS.index('val')) and not np.any(splits < 0):
+def choose_splits(images, config):
+    """Index into SPLITS of each image (N,). Those whose folder names none, or the training images of a set
+    without validation, are split by a seeded draw of groups."""
+    train, val = SPLITS.index('train'), SPLITS.index('val')
+    splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
+    if val in splits and -1 not in splits:
         return splits
-    pool = np.flatnonzero(splits < 0) if np.any(splits < 0) else np.flatnonzero(splits == 0)
-    pattern = config['group_pattern']
-    groups = {}
-    for row in pool:
-        match = re.search(pattern, stems[row]) if pattern else None
-        groups.setdefault(match.group(match.lastindex or 0) if match else stems[row] if pattern else row, []).append(row)
-    names = list(groups)
     if config['val_fraction'] == 0:
-        return np.where(splits < 0, SPLITS.index('train'), splits)
-    if len(names) < 2:
-        raise DataError([f'{len(pool)} image(s) in {len(names)} group(s) cannot be split into train and val; '
-                         f'at least 2 are needed', 'val_fraction=0 validates on the training images'])
-    order = np.random.default_rng(config['seed']).permutation(len(names))
+        return np.where(splits < 0, train, splits)
+    pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
+    pattern = config['group_pattern']
+
+    def group_of(row):
+        match = re.search(pattern, images[row].stem) if pattern else None
+        return match.group(match.lastindex or 0) if match else images[row].stem if pattern else row
+
+    groups = list(grouped(pool, group_of).values())
+    if len(groups) < 2:
+        told = f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val; '
+        raise DataError([told + 'at least 2 are needed', 'val_fraction=0 validates on the training images'])
     held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
-    for position in order[:-1]:
-        if len(held) >= wanted:
-            break
-        held += groups[names[position]]
-    splits = splits.copy()
-    splits[pool] = SPLITS.index('train')
-    if not np.any(splits == SPLITS.index('val')):
-        splits[held] = SPLITS.index('val')
+    for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:
+        if len(held) < wanted:
+            held += groups[position]
+    splits[pool] = train
+    if val not in splits:
+        splits[held] = val
     return splits
 
 
@@ -1225,9 +1189,10 @@ def split_rest(splits, stems, config):
 # data: reading
 # ======================================================================================
 
-UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, SyntaxError, EOFError,
-              AssertionError, MemoryError, RuntimeError, PIL.Image.DecompressionBombError, zipfile.BadZipFile, zlib.error,
-              struct.error, tokenize.TokenError)      # what decoders have been seen to raise on damaged files
+UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, SyntaxError,
+              EOFError, AssertionError, MemoryError, RuntimeError, PIL.Image.DecompressionBombError,
+              zipfile.BadZipFile, zlib.error, struct.error,
+              tokenize.TokenError)                    # what decoders have been seen to raise on damaged files
 
 
 def check_pixels(path, height, width, most):
@@ -1239,15 +1204,14 @@ def check_pixels(path, height, width, most):
 
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
-    most = config['max_image_pixels']
-    PIL.Image.MAX_IMAGE_PIXELS = None                                  # the next lines refuse, at a limit one can set
+    PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has one that can be set
     picture = PIL.Image.open(path)
-    check_pixels(path, picture.height, picture.width, most)
+    check_pixels(path, picture.height, picture.width, config['max_image_pixels'])
     return picture
 
 
 def read_pillow(path, config, as_mask):
-    """Decode with Pillow: a mask keeps its indices and refuses a rotation, an image becomes grey, RGB or 16 bits."""
+    """Decode with Pillow: masks keep indices and refuse a rotation, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if as_mask:
             if picture.getexif().get(274, 1) != 1:
@@ -1261,23 +1225,18 @@ def read_pillow(path, config, as_mask):
             array = np.array(picture)
             narrow = picture.mode == 'I' and array.size and array.min() >= 0 and array.max() <= 65535
             return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
-        wanted = {1: 'L', 4: 'RGBA'}.get(config['in_channels'], 'RGB')
-        if wanted == 'RGBA' and picture.mode != 'RGBA':
-            wanted = 'RGB'
-        return np.array(picture.convert(wanted))
+        wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
+        return np.array(picture.convert(wanted.get(config['in_channels'], 'RGB')))
 
 
 def read_tiff(path, config, as_mask):
-    """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths that Pillow does not know."""
+    """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
     import tifffile                                                    # only TIFF needs it
-    try:
-        with open_pillow(path, config) as picture:
-            simple = picture.tag_v2.get(277, 1) == 1 or picture.mode in ('RGB', 'RGBA', 'CMYK', 'LA')
-            simple = simple and picture.n_frames == 1 and not (picture.mode == 'RGB' and max(picture.tag_v2.get(258, (8,))) > 8)
-    except PIL.UnidentifiedImageError:
-        simple = False
-    if simple:
-        return read_pillow(path, config, as_mask)
+    with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
+        simple = picture.tag_v2.get(277, 1) == 1 or picture.mode in ('RGB', 'RGBA', 'CMYK', 'LA')
+        if simple and picture.n_frames == 1 and \
+                (picture.mode != 'RGB' or max(picture.tag_v2.get(258, (8,))) <= 8):
+            return read_pillow(path, config, as_mask)
     with tifffile.TiffFile(path) as file:
         series = file.series[0]
         height, width = (series.shape[series.axes.index(axis)] for axis in 'YX')
@@ -1334,7 +1293,7 @@ def read_array(path, config, as_mask=False):
 
 
 def read_image(path, config):
-    """An image file -> (H, W, in_channels): uint8 stays uint8, uint16 is divided by 65535, all else is float32 as is.
+    """An image file -> (H, W, in_channels): uint8 stays, uint16 is divided by 65535, all else float32 as is.
 
     Raises DataError naming the file if it cannot be decoded, holds NaN, or has another number of channels.
     """
@@ -1344,17 +1303,16 @@ def read_image(path, config):
 def convert_pixels(array, path, config):
     """Pixels as stored, (H, W) or (H, W, C) -> the channels and the type that the network takes."""
     channels = config['in_channels']
-    if array.ndim == 2:
-        array = array[..., None]
-    if array.shape[2] == 1 < channels <= 4:
+    array = array[..., None] if array.ndim == 2 else array
+    found = array.shape[2]
+    if found == 1 < channels <= 4:
         array = np.repeat(array, channels, axis=2)
-    elif array.shape[2] == channels + 1 and channels in (1, 3):
+    elif found == channels + 1 and channels in (1, 3):
         array = array[..., :channels]                                  # alpha
-    elif array.shape[2] != channels and channels == 1 and array.shape[2] == 3:
+    elif (found, channels) == (3, 1):
         array = array.mean(axis=2, keepdims=True)
-    if array.shape[2] != channels:
-        raise DataError(f'{path}: has {array.shape[2]} channels, in_channels={channels}; '
-                        f'type in_channels={array.shape[2]}')
+    elif found != channels:
+        raise DataError(f'{path}: has {found} channels, in_channels={channels}; type in_channels={found}')
     if array.dtype == np.uint8:
         return array
     if array.dtype == bool:
@@ -1366,7 +1324,7 @@ def convert_pixels(array, path, config):
 
 
 class TiffRows:
-    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, and keeps no others.
+    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others.
 
     Raises ValueError in the beginning for a layout or a compression that must be read as a whole.
     """
@@ -1381,12 +1339,13 @@ class TiffRows:
             raise ValueError('not one plain page')
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
         self.step = page.tilelength if page.is_tiled else page.rowsperstrip
-        self.kept = {0: self.decode(0)}                                # number of a row of tiles -> its pixels
+        self.kept = {0: self.decode(0)}                                # number of a row of tiles: its pixels
 
     def __getitem__(self, rows):
         first, last = rows.start // self.step, (min(rows.stop, self.shape[0]) - 1) // self.step
         try:
-            self.kept = {n: self.kept[n] if n in self.kept else self.decode(n) for n in range(first, last + 1)}
+            self.kept = {n: self.kept[n] if n in self.kept else self.decode(n)
+                         for n in range(first, last + 1)}
         except UNREADABLE as error:
             raise DataError(f'{self.path}: cannot be read: {type(error).__name__}: {error}') from None
         begin = first * self.step
@@ -1422,7 +1381,7 @@ def open_image(path, config):
 
 
 def read_mask(path, config):
-    """A mask file -> (H, W) int32 codes: the values as stored, or COLOUR + 0xRRGGBB. A folder is united to 0 and 1."""
+    """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
     if os.path.isdir(path):
         parts = [read_mask(os.path.join(path, name), config) for name in sorted(os.listdir(path))
                  if os.path.splitext(name)[1].lower() in SUFFIXES]
@@ -1430,11 +1389,12 @@ def read_mask(path, config):
             raise DataError(f'{path}: its masks have different sizes')
         return np.any([(part != 0) & (part != COLOUR) for part in parts], axis=0).astype(np.int32)
     array = read_array(path, config, as_mask=True)
-    if array.ndim == 3 and array.shape[2] in (3, 4):
+    if array.ndim == 3:
+        if array.shape[2] not in (3, 4):
+            raise DataError(f'{path}: a mask of {array.shape[2]} channels; '
+                            'expected 1 (values) or 3 (colours)')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.ndim == 3:
-        raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours)')
     if array.dtype.kind == 'f' and not np.isfinite(array).all():
         raise DataError(f'{path}: holds NaN or infinity; a mask holds whole numbers or colours')
     if array.dtype.kind == 'f' and not np.array_equal(array, np.round(array)):
@@ -1456,7 +1416,7 @@ class Coding:
     words: str = ''                # for the user
 
     def encode(self, codes, path=''):
-        """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. Raises DataError on a code that has no meaning."""
+        """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
             return (np.where(codes >= COLOUR, brightest, codes) > self.threshold).astype(np.uint8)
@@ -1474,57 +1434,54 @@ def name_code(code):
     return repr(f'#{code - COLOUR:06x}') if code >= COLOUR else str(code)
 
 
+def as_grey(code):
+    """The grey value of a grey colour such as #0a0a0a; any other code as it is."""
+    return code & 0xff if code >= COLOUR and (code - COLOUR) % 0x010101 == 0 else code
+
+
 def find_coding(values, palette, config, counts_up=False):
-    """{code: (pixels, images)} of all masks -> Coding. Raises DataError with the line to type where masks are unclear.
+    """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
 
     `counts_up`: every mask holds exactly 0 to n, with many different n, as the ids of objects do.
     """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
-    grey_only = all(code < COLOUR or is_grey(code) for code in values)
-    folded = defaultdict(int)
-    for code, (pixels, _) in values.items():
-        folded[code & 0xff if grey_only and code >= COLOUR else code] += pixels
     if isinstance(wish, int):
         return Coding(None, wish, 2, f'values above {wish} are foreground')
-    if wish is not None:
-        if grey_only:
-            wish = {code & 0xff if code >= COLOUR and is_grey(code) else code: c for code, c in wish.items()}
-        coding = coding_from_table(wish, folded, ignore)
-    else:
+    grey_only = all(as_grey(code) < COLOUR for code in values)
+    folded = defaultdict(int)
+    for code, (pixels, _) in values.items():
+        folded[as_grey(code) if grey_only else code] += pixels
+    if wish is None:
         coding = guess_coding(folded, values, palette, ignore, config, counts_up)
+    else:
+        wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
+        coding = coding_from_table(wish, folded, ignore)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
-    if config['num_classes'] != 'auto':
-        if coding.num_classes > config['num_classes']:
-            raise DataError(f'the masks hold class {coding.num_classes - 1}, but num_classes={config["num_classes"]}: '
-                            f'type num_classes={coding.num_classes} or say in mask_values what the values mean')
-        coding.num_classes = config['num_classes']
+    wanted = config['num_classes']
+    if wanted != 'auto':
+        if coding.num_classes > wanted:
+            raise DataError(f'the masks hold class {coding.num_classes - 1}, but num_classes={wanted}: type '
+                            f'num_classes={coding.num_classes} or say in mask_values what the values mean')
+        coding.num_classes = wanted
     return coding
 
 
-def is_grey(code):
-    """True for #0a0a0a: a grey value stored as a colour."""
-    colour = code - COLOUR
-    return colour % 0x010101 == 0
-
-
 def coding_from_table(wish, values, ignore):
-    """The user's mask_values. Values it does not name are background, unless class 0 is named: then they are errors."""
-    if not set(wish) & set(values):
-        raise DataError([f'mask_values names {", ".join(name_code(c) for c in sorted(wish)[:12])}, none of which occurs; '
-                         f'the masks hold {", ".join(name_code(c) for c in sorted(values)[:24])}'])
-    table = dict(wish)
-    for code in (ignore, -1):
-        if code is not None:
-            table.setdefault(code, IGNORE)
-    unnamed = [code for code in values if code not in table]
+    """The user's mask_values. Values not named are background, or errors where class 0 is named."""
+    names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
+    if not wish.keys() & values.keys():
+        raise DataError(f'mask_values names {names(wish)}, none of which occurs; '
+                        f'the masks hold {names(values, 24)}')
+    table = dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
+    unnamed = values.keys() - table.keys()
     if unnamed and 0 in wish.values():
-        raise DataError([f'mask_values does not name {", ".join(name_code(c) for c in sorted(unnamed)[:12])}; '
-                         f'add them, for instance as ignored: mask_values={suggest(wish, unnamed, IGNORE)}'])
+        raise DataError(f'mask_values does not name {names(unnamed)}; add them, '
+                        f'for instance as ignored: mask_values={suggest(wish, unnamed, IGNORE)}')
     table |= dict.fromkeys(unnamed, 0)
-    named = [c for c in wish.values() if c != IGNORE]
-    return Coding(table, None, max(2, max(named, default=1) + 1), 'as mask_values says'
-                  + (f'; {", ".join(name_code(c) for c in sorted(unnamed)[:8])} -> 0' if unnamed else ''))
+    highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
+    words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
+    return Coding(table, None, max(2, highest + 1), words)
 
 
 def suggest(table, more=(), meaning=None):
@@ -1534,12 +1491,12 @@ def suggest(table, more=(), meaning=None):
 
 
 def guess_coding(values, raw, palette, ignore, config, counts_up):
-    """The codings that can be told without asking: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
-    special = {code for code in (ignore, -1) if code is not None and code in values}
-    plain = sorted(code for code in values if code not in special)
+    """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
+    special = values.keys() & {ignore, -1}
+    plain = sorted(values.keys() - special)
     total = sum(values.values())
     share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
-    ignored, given = {code: IGNORE for code in special}, config['num_classes'] != 'auto'
+    ignored, wanted = dict.fromkeys(special, IGNORE), config['num_classes']
     said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
     if set(values) <= {0, 255}:
         return Coding({0: 0, 255: 1}, None, 2, '0 is background, 255 foreground')
@@ -1547,36 +1504,41 @@ def guess_coding(values, raw, palette, ignore, config, counts_up):
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
-    if plain[:1] == [0] and highest < 255 and (highest < config['num_classes'] if given else
-                                               highest < 64 and (palette or dense and not counts_up)):
-        count = max(highest + 1, config['num_classes'] if given else 0)
-        return Coding({c: c for c in range(count)} | ignored, None, highest + 1, f'class indices 0 to {highest}{said}')
+    fits = highest < 64 and (palette or dense and not counts_up) if wanted == 'auto' else highest < wanted
+    if plain[:1] == [0] and highest < 255 and fits:
+        count = highest + 1 if wanted == 'auto' else wanted
+        table = {code: code for code in range(count)} | ignored
+        return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
     if plain[:1] == [0] and max(values) == 255 and len(values) > 16 and share(0, 32) + share(223, 255) > 0.9 \
             and share(223, 254) > 0:
-        return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between (JPEG noise or soft '
-                                    f'edges): above 127 is foreground')
+        return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
+                                    '(JPEG noise or soft edges): above 127 is foreground')
     raise DataError(explain_values(values, raw, plain, special, total), 'the mask values are not clear')
 
 
 def explain_values(values, raw, plain, special, total):
     """What was found, what it may be, and the line to type for each reading."""
-    colours = [code for code in plain if code >= COLOUR]
-    shown = ', '.join(f'{name_code(c)} ({values[c] / total:.2%}, {raw.get(c, raw.get(COLOUR + c * 0x010101, (0, 0)))[1]}'
-                      f' images)' for c in [*plain[:24], *sorted(special)])
-    shown += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
-    lines = [f'{len(values)} values (share of pixels, images): {shown}']
+    colours = plain[-1] >= COLOUR
+    images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
+    found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
+                      for code in [*plain[:24], *sorted(special)])
+    found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
+    lines = [f'{len(values)} values (share of pixels, images): {found}']
     if len(plain) > 64:
         lines.append('so many look like ids of objects (instance masks) or like noise')
     elif colours or len(plain) > 2:
         rare = {code for code in special if values[code] < 0.1 * total}    # a void label seldom covers more
-        table = {code: number for number, code in enumerate(sorted({*plain, *special} - rare))} | dict.fromkeys(rare, IGNORE)
+        classes = sorted(values.keys() - rare)
+        table = {code: number for number, code in enumerate(classes)} | dict.fromkeys(rare, IGNORE)
         what = 'colours' if colours else 'values'
         lines += [f'if these {what} are the classes type mask_values={suggest(table)}',
                   '(255 after a colon means ignored; reorder as you like)']
         if not colours and 0 <= plain[0] and plain[-1] < 255:
-            lines.append(f'if they are class numbers of which some do not occur type num_classes={plain[-1] + 1} or more')
+            lines.append('if they are class numbers of which some do not occur '
+                         f'type num_classes={plain[-1] + 1} or more')
     if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
-        lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
+        lines.append('if they are ids of objects, so that all but 0 (black) is foreground, '
+                     'type mask_values=nonzero')
     if not colours and max(values) <= 255 and max(values) > 127:
         lines.append("if bright is foreground type mask_values='>127'")
     if len(plain) <= 64:
@@ -1603,51 +1565,54 @@ class Data:
 
 
 def scan_pair(image, mask, config):
-    """Header of the image, every pixel of the mask -> a record that fits into JSON; 'problem' if one is unusable."""
+    """Header of the image, every pixel of the mask -> a record for JSON; 'problem' if one is unusable."""
     try:
         if READERS.get(os.path.splitext(image)[1].lower(), read_pillow) is read_pillow:
             with open_pillow(image, config) as picture:
-                size, mode = [picture.height, picture.width], picture.mode
-                known = picture.format != 'PNG' or 'exif' in picture.info     # a PNG would be decoded for the answer
+                height, width, mode = picture.height, picture.width, picture.mode
+                known = picture.format != 'PNG' or 'exif' in picture.info    # else a PNG would be decoded
                 if known and picture.getexif().get(274, 1) >= 5:
-                    size.reverse()
+                    height, width = width, height
         else:
             array = read_array(image, config)
-            size, mode = list(array.shape[:2]), f'{array.dtype} x {array.shape[2] if array.ndim == 3 else 1}'
+            height, width, channels = (*array.shape, 1)[:3]
+            mode = f'{array.dtype} x {channels}'
         codes = read_mask(mask, config)
     except DataError as error:
         return {'problem': error.problems[0]}
     except UNREADABLE as error:
-        return {'problem': f'{image}: cannot be read: {type(error).__name__}: {str(error).replace(str(image), "it")}'}
-    if list(codes.shape) != size:
-        return {'problem': f'{image}: is {size[1]} x {size[0]} pixels, its mask {mask} {codes.shape[1]} x {codes.shape[0]}'}
-    if codes.min() >= 0 and codes.max() < COLOUR:
+        text = str(error).replace(str(image), 'it')
+        return {'problem': f'{image}: cannot be read: {type(error).__name__}: {text}'}
+    if codes.shape != (height, width):
+        return {'problem': f'{image}: is {width} x {height} pixels, '
+                           f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}'}
+    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
         counts = np.bincount(codes.ravel())
         found = np.flatnonzero(counts)
         counts = counts[found]
     else:
         found, counts = np.unique(codes, return_counts=True)
-    kind = mask_mode(mask)
-    return {'size': size, 'mode': mode, 'mask': kind, 'codes': dict(zip(found.tolist(), counts.tolist()))}
+    return {'size': [height, width], 'mode': mode, 'mask': mask_mode(mask),
+            'codes': dict(zip(found.tolist(), counts.tolist()))}
 
 
 def mask_mode(path):
     """'P', 'L', 'RGB', ... of a Pillow mask, else its suffix."""
-    if os.path.isdir(path) or os.path.splitext(path)[1].lower() not in PILLOW_SUFFIXES:
-        return os.path.splitext(path)[1].lower() or 'folder'
-    with contextlib.suppress(*UNREADABLE):
-        with PIL.Image.open(path) as picture:
-            return picture.mode
+    suffix = os.path.splitext(path)[1].lower()
+    if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
+        return suffix or 'folder'
+    with contextlib.suppress(*UNREADABLE), PIL.Image.open(path) as picture:
+        return picture.mode
     return 'TIFF'
 
 
 def fingerprint(path):
-    """Size and time of a file: what tells that a cached record is still true."""
-    if os.path.isdir(path):                                            # overwriting a file does not touch its folder
-        marks = [fingerprint(entry.path) for entry in os.scandir(path) if entry.is_file()]
-        return [sum(size for size, _ in marks), max((changed for _, changed in marks), default=0)]
-    status = os.stat(path)
-    return [status.st_size, status.st_mtime_ns]
+    """Size and time of a file, or of those in a folder: what tells that a cached record is still true."""
+    files = [path]
+    if os.path.isdir(path):                                # overwriting a file does not touch its folder
+        files = [entry.path for entry in os.scandir(path) if entry.is_file()]
+    states = [os.stat(file) for file in files]
+    return [sum(state.st_size for state in states), max((state.st_mtime_ns for state in states), default=0)]
 
 
 def cache_file(config):
@@ -1659,7 +1624,7 @@ def cache_file(config):
 
 
 def scan(pairs, config):
-    """Records of all pairs, in order: read in parallel, cached by size and time. Raises DataError naming every bad file."""
+    """Records of all pairs, in order: read in parallel, cached by size and time. DataError names bad ones."""
     path, cache = cache_file(config), {}
     with contextlib.suppress(OSError, ValueError):
         cache = json.loads(path.read_text(encoding='utf-8'))
@@ -1667,26 +1632,27 @@ def scan(pairs, config):
 
     def record(row):
         image, mask = os.fsdecode(pairs.images[row]), os.fsdecode(pairs.masks[row])
+        key = f'{image}\n{mask}'
         try:
             mark = fingerprint(image) + fingerprint(mask)
         except OSError as error:
-            return image, None, {'problem': f'{error.filename}: cannot be read: {error.strerror}'}
-        old = cache.get(f'{image}\n{mask}')
-        if old and old[0] == mark:
-            return f'{image}\n{mask}', mark, old[1]
-        return f'{image}\n{mask}', mark, scan_pair(image, mask, config)
+            return key, None, {'problem': f'{error.filename}: cannot be read: {error.strerror}'}
+        old = cache.get(key)
+        return key, mark, old[1] if old and old[0] == mark else scan_pair(image, mask, config)
 
+    rows = range(len(pairs.images))
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        found = list(progress(pool.map(record, range(len(pairs.images))), len(pairs.images), 'Looking at the data'))
-    problems = [record['problem'] for _, _, record in found if 'problem' in record]
+        found = list(progress(pool.map(record, rows), len(rows), 'Looking at the data'))
+    records = [record for _, _, record in found]
+    problems = [record['problem'] for record in records if 'problem' in record]
     fresh = {key: [mark, record] for key, mark, record in found if 'problem' not in record}
     with contextlib.suppress(OSError):
-        if fresh.keys() - cache.keys() or any(cache[k][0] != v[0] for k, v in fresh.items()):
+        if any(cache.get(key) != entry for key, entry in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
     if problems and not (config['skip_broken'] and len(problems) < len(found)):
         raise DataError([*shorten(problems), 'skip_broken=True leaves them out'],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
-    return [record for _, _, record in found]
+    return records
 
 
 def inspect_data(config):
@@ -1695,18 +1661,19 @@ def inspect_data(config):
     records = scan(pairs, config)
     sound = np.array(['problem' not in record for record in records])
     left_out = [f'left out: {record["problem"]}' for record in records if 'problem' in record]
-    pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule, pairs.notes + shorten(left_out))
+    pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule,
+                  pairs.notes + shorten(left_out))
     records = [record for record in records if 'problem' not in record]
     if not len(pairs.rows('train')) or not len(pairs.rows('val')):
         raise DataError([f'{config["data"]}: there are no training images left', *pairs.notes][:12])
-    values, in_train = defaultdict(lambda: [0, 0]), Counter()
+    values, in_train, tops = defaultdict(lambda: [0, 0]), Counter(), []
     for split, record in zip(pairs.splits, records):
-        for code, pixels in record['codes'].items():
-            values[int(code)][0] += pixels
-            values[int(code)][1] += 1
-            in_train[int(code)] += pixels * (split == 0)
-    tops = [len(record['codes']) - 1 if {int(c) for c in record['codes']} == set(range(len(record['codes']))) else -1
-            for record in records]
+        codes = {int(code): pixels for code, pixels in record['codes'].items()}    # in JSON keys are text
+        tops.append(len(codes) - 1 if codes.keys() == set(range(len(codes))) else -1)
+        for code, pixels in codes.items():
+            values[code][0] += pixels
+            values[code][1] += 1
+            in_train[code] += pixels * (split == 0)
     counts_up = min(tops) >= 0 and len(set(tops)) > 3 and max(tops) > 3
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
     shares = np.zeros(256)
@@ -1716,7 +1683,7 @@ def inspect_data(config):
     notes = list(pairs.notes)
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
-    if len(values) and shares[1:].sum() == 0:
+    if shares[1:].sum() == 0:
         notes.append('no training mask holds any foreground: there is nothing to learn')
     if coding.num_classes == 2 and shares[1] > 0.9:
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
@@ -1742,7 +1709,8 @@ def describe_data(data, config):
             name = 'ignored' if class_id == IGNORE else f'{class_id} {names[class_id]}'
             lines.append(f'{name_code(code):>8} -> {name:<18} {pixels / total:>10.3%} {images:>8}')
     else:
-        lines += [f'{"<=>"[i * 2]:>6}{data.coding.threshold} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}' for i in (0, 1)]
+        lines += [f'{sign:>6}{data.coding.threshold} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}'
+                  for i, sign in enumerate('<>')]
     return lines + data.notes
 
 
@@ -1759,7 +1727,7 @@ def class_names(config, num_classes):
 
 
 def draw_demo(number, size=160):
-    """One demo picture: pebbles of many sizes on gravel, noisy and unevenly lit -> (image (H, W, 3), mask (H, W)) uint8.
+    """Pebbles of many sizes on noisy, unevenly lit gravel -> (image (H, W, 3), mask (H, W)), both uint8.
 
     Pebbles are as often darker as lighter than the ground, so that no threshold on a colour finds them.
     """
@@ -1771,7 +1739,7 @@ def draw_demo(number, size=160):
         return cv2.resize(small, (size, size), interpolation=cv2.INTER_CUBIC)[..., None]
 
     ground = draw.uniform(70, 160) + draw.uniform(-18, 18, 3)
-    image = ground + 70 * (cloud(32) - 0.5) + 60 * (cloud(4) - 0.5) + 45 * (cloud(2) - 0.5) * np.ones(3)
+    image = ground + 70 * (cloud(32) - 0.5) + 60 * (cloud(4) - 0.5) + 45 * (cloud(2) - 0.5)
     mask = np.zeros((size, size), np.uint8)
     for _ in range(draw.integers(5, 16)):
         radius = draw.choice([7, 12, 20, 30]) * draw.uniform(0.8, 1.2) * size / 160
@@ -1781,14 +1749,14 @@ def draw_demo(number, size=160):
         v = ((y - cy) * np.cos(angle) - (x - cx) * np.sin(angle)) / radius / flat
         bump = 1 + draw.uniform(0, 0.12) * np.sin(3 * np.arctan2(v, u) + draw.uniform(0, 6))
         distance = np.sqrt(u * u + v * v) / bump
-        shadow = np.clip(1.25 - np.hypot((x - cx - radius * 0.25) / radius, (y - cy - radius * 0.25) / radius), 0, 0.4)
-        image *= 1 - shadow[..., None]
+        away = np.hypot((x - cx - radius * 0.25) / radius, (y - cy - radius * 0.25) / radius)
+        image *= 1 - np.clip(1.25 - away, 0, 0.4)[..., None]           # the shadow
         inside = distance < 1
         light = 30 * (-u * np.cos(angle) - (y - cy) / radius)          # lit from above
         colour = ground + draw.choice([-1, 1]) * draw.uniform(0, 55) + draw.uniform(-14, 14, 3)
         body = colour + (light * (1 - 0.3 * distance))[..., None] + 12 * (cloud(6) - 0.5)
         image[inside], mask[inside] = body[inside], 255
-    image *= 0.75 + 0.5 * (x * draw.uniform(-1, 1) + y * draw.uniform(-1, 1))[..., None] / size + 0.0
+    image *= 0.75 + 0.5 * (x * draw.uniform(-1, 1) + y * draw.uniform(-1, 1))[..., None] / size
     image += draw.normal(0, 7, image.shape)
     return np.clip(image, 0, 255).astype(np.uint8), mask
 
@@ -1798,10 +1766,10 @@ DEMO_FOLDER = Path('runs') / 'demo_data'
 
 def write_demo(folder, seed=0, num_train=240, num_val=60):
     """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
-    done = folder / '.complete'
+    done, count = folder / '.complete', num_train + num_val
     if done.exists():
         return folder
-    for number in progress(range(num_train + num_val), num_train + num_val, 'Drawing the demo set'):
+    for number in progress(range(count), count, 'Drawing the demo set'):
         split = 'train' if number < num_train else 'val'
         for kind, array in zip(('images', 'masks'), draw_demo(seed * 100_003 + number)):
             path = folder / kind / split / f'pebbles_{number:03d}.png'
@@ -1923,7 +1891,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
                    A.RandomCrop(self.height, self.width)]
             self.augmentation = A.Compose(cut + (list(self.augmentation.transforms) if self.augmentation else []))
-        self.cache = None
+        self.cache, self.kept = None, {}                               # kept: validation samples, as they are read
         shape = (self.height, self.width, config['in_channels'])
         if is_training and self.is_resized and config['cache_images'] is True:
             self.cache = SharedCache(len(self.rows), shape, np.uint8 if self.is_uint8 else np.float32)
@@ -1970,6 +1938,15 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
+        if index not in self.kept:
+            sample = self.build_sample(epoch, index)
+            if self.is_training or self.config['cache_images'] is not True:
+                return sample
+            self.kept[index] = sample
+        return dict(self.kept[index])
+
+    def build_sample(self, epoch, index):
+        """The sample of an index, augmented for this epoch."""
         sample = {'index': index, 'broken': False}
         try:
             if self.is_training:
@@ -2145,6 +2122,7 @@ def settle(config, hardware, data, is_demo):
     decide('num_workers', 0 if on_cpu else min(8, max(1, (os.cpu_count() or 2) - 1)),
            'the CPU is busy training' if on_cpu else 'one per core, at most 8')
     size = SharedCache.size(count, (*config['image_size'], config['in_channels']), config['image_dtype'])
+    size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
     fits = config['size_policy'] == 'resize' and size < free_memory() / 4
     forks = sys.platform == 'linux' or config['num_workers'] == 0
     decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free_memory() / 2**30:.1f} GiB free')
