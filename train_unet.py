@@ -60,6 +60,7 @@ import pickle
 import pprint
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -234,6 +235,12 @@ def did_you_mean(word, candidates):
     known = {plain(c): c for c in candidates}
     close = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.6)
     return f": did you mean '{known[close[0]]}'?" if close else ''
+
+
+def as_typed(key, value, quoted=False):
+    """key=value as a shell takes it, whatever characters the value holds; quoted if they are not plain."""
+    escaped = re.sub(r'([$`"\\])', r'\\\1', str(value))
+    return f'{key}="{escaped}"' if quoted or re.search(r'[^\w./,+-]', escaped) else f'{key}={escaped}'
 
 
 def shown(value):
@@ -422,6 +429,8 @@ def check_meanings(config):
                 re.compile(config['group_pattern'])
         except (re.error, RecursionError, OverflowError) as error:
             tell('group_pattern', f'not a regular expression: {error}')
+    if isinstance(config['encoder'], str) and not re.fullmatch(r'[\w.-]+', config['encoder']):
+        tell('encoder', 'must be the plain name of an encoder, such as resnet34 or tu-convnext_tiny')
     if isinstance(config['device'], str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', config['device']):
         tell('device', 'choose from auto, cuda, cuda:0, mps, cpu')
     try:
@@ -492,7 +501,7 @@ def parse_command(argv):
     for word in [] if needed else paths:
         hint = did_you_mean(word, COMMANDS)
         if os.path.exists(word):
-            hint = f'; to train on that folder type data={word}'
+            hint = f'; to train on that folder type {as_typed("data", word)}'
         problems.append(f'{word!r} is no command and no key=value{hint}')
     settings = {key: value for key, value in overrides.items() if key not in OWN_WORDS.get(verb, ())}
     resolve_config(preset, settings, found=problems)
@@ -1002,7 +1011,7 @@ def one_kind(images, masks, root):
             plain = (*words, *re.findall(r'\d+', file.kind))
             folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
     if any(len(folders) > 1 for folders in choices.values()):
-        lines = [f'    {key}="{folder}"' for key in choices for folder in sorted(choices[key].values())]
+        lines = ['    ' + as_typed(key, folder, True) for key in choices for folder in sorted(choices[key].values())]
         raise DataError(['several folders could hold the images or the masks; '
                          'type which, as in images="A" masks="B":', *lines])
 
@@ -1150,7 +1159,8 @@ def refuse_unpaired(pairs, images, masks, clashes, config):
              "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
     if two_kinds:
         kind = [*masks, *(mask for _, mask in pairs)][0].kind
-        hints = [f'if only one of these folders holds the images type images="{folder}" masks="{kind}"'
+        hints = [f'if only one of these folders holds the images type {as_typed("images", folder, True)} '
+                 f'{as_typed("masks", kind, True)}'
                  for folder in folders] + hints
     raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
 
@@ -1195,18 +1205,25 @@ UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, Attr
               tokenize.TokenError)                    # what decoders have been seen to raise on damaged files
 
 
-def check_pixels(path, height, width, most):
-    """Refuse an image that would explode in memory."""
-    if height * width > most:
-        raise DataError(f'{path}: {width} x {height} pixels is above max_image_pixels={most}; '
-                        f'if it is no bomb, type max_image_pixels={height * width}')
+# What Pillow may open: no formats that are programs (PostScript would be run by Ghostscript).
+PILLOW_FORMATS = ('PNG', 'JPEG', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
+
+
+def check_pixels(path, shape, config):
+    """Refuse an image of shape (H, W[, bands]) that would explode in memory."""
+    (height, width, *bands), most = shape, config['max_image_pixels']
+    pixels = math.ceil(math.prod(shape) / max(4, config['in_channels']) if bands else height * width)
+    if max(pixels, height * width) > most:
+        size = ' x '.join(map(str, [width, height, *bands]))
+        raise DataError(f'{path}: {size} pixels is above max_image_pixels={most}; '
+                        f'if it is no bomb, type max_image_pixels={max(pixels, height * width)}')
 
 
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
     PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has one that can be set
-    picture = PIL.Image.open(path)
-    check_pixels(path, picture.height, picture.width, config['max_image_pixels'])
+    picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
+    check_pixels(path, (picture.height, picture.width), config)
     return picture
 
 
@@ -1239,8 +1256,8 @@ def read_tiff(path, config, as_mask):
             return read_pillow(path, config, as_mask)
     with tifffile.TiffFile(path) as file:
         series = file.series[0]
-        height, width = (series.shape[series.axes.index(axis)] for axis in 'YX')
-        check_pixels(path, height, width, config['max_image_pixels'])
+        size = [series.shape[series.axes.index(axis)] for axis in 'YX']
+        check_pixels(path, (*size, math.prod(series.shape) // max(1, math.prod(size))), config)
         array = series.asarray()
         bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
     if len(bands) > 1:
@@ -1255,13 +1272,33 @@ def read_npy(path, config, as_mask):
         raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
         array = np.moveaxis(array, 0, -1)                              # (C, H, W) was saved
-    check_pixels(path, *array.shape[:2], config['max_image_pixels'])
+    check_pixels(path, array.shape, config)
     return np.array(array)
+
+
+def check_compressed(path, most):
+    """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them.
+
+    128 bytes of header, then elements: type (15 is zlib), size, content (MAT-File Format, level 5).
+    """
+    total = 0
+    with open(path, 'rb') as file:
+        file.seek(128)
+        while len(tag := file.read(8)) == 8:
+            kind, size = struct.unpack('<II', tag)
+            stream, rest = zlib.decompressobj(), file.read(size)
+            while kind == 15 and rest and not stream.eof:
+                total += len(stream.decompress(rest, 2**20))
+                rest = stream.unconsumed_tail
+                if total > most:
+                    raise DataError(f'{path}: unpacks to more than {most} bytes; '
+                                    f'if it is no bomb, raise max_image_pixels')
 
 
 def read_mat(path, config, as_mask):
     """The only matrix of a MATLAB file."""
     import scipy.io                                                    # only .mat needs it
+    check_compressed(path, 8 * config['max_image_pixels'])             # doubles
     try:
         content = scipy.io.loadmat(path)
     except scipy.io.matlab.MatReadError as error:
@@ -1333,7 +1370,7 @@ class TiffRows:
         import tifffile                                                # only TIFF needs it
         self.path, self.config = path, config
         self.page = page = tifffile.TiffFile(path).pages[0]
-        check_pixels(path, page.imagelength, page.imagewidth, config['max_image_pixels'])
+        check_pixels(path, (page.imagelength, page.imagewidth, page.samplesperpixel), config)
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         if not plain or page.imagedepth > 1 or len(page.parent.pages) > 1 or page.tags.valueof(274, 1) != 1:
             raise ValueError('not one plain page')
@@ -1601,7 +1638,7 @@ def mask_mode(path):
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
         return suffix or 'folder'
-    with contextlib.suppress(*UNREADABLE), PIL.Image.open(path) as picture:
+    with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
         return picture.mode
     return 'TIFF'
 
@@ -1717,7 +1754,7 @@ def describe_data(data, config):
 def class_names(config, num_classes):
     """The user's names, or stand-ins."""
     if config['class_names'] and len(config['class_names']) == num_classes:
-        return [str(name) for name in config['class_names']]
+        return [clean(name) for name in config['class_names']]
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
 
@@ -2764,7 +2801,6 @@ class StepResult:
     norm: torch.Tensor             # of the unscaled gradient, before clipping
     bad_loss: torch.Tensor         # bool
     bad: torch.Tensor              # bool: loss or gradient norm not finite
-    worker_died: bool = False      # a data worker was killed meanwhile
 
 
 def under_autocast(model, dtype):
@@ -2910,14 +2946,13 @@ def guarded_step(state, window, loss_fn, config):
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
     random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
     """
-    before, worker_died = Snapshot(state.model), False
+    before = Snapshot(state.model)
     while True:
         try:
             result = train_step(state, window, loss_fn, config)
             break
         except RuntimeError as error:
-            out_of_memory = is_out_of_memory(error)
-            if not out_of_memory and not is_worker_death(error):
+            if not is_out_of_memory(error):
                 raise
         except ValueError as error:
             if 'more than 1 value per channel' not in str(error) or state.batch_size == config['batch_size']:
@@ -2926,9 +2961,6 @@ def guarded_step(state, window, loss_fn, config):
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
-        if not out_of_memory:                                          # this window is here, only its loader has died
-            worker_died = True
-            continue
         if state.scaler.is_enabled():                                  # it may have unscaled already: start it afresh
             scale = state.scaler.state_dict()
             state.scaler = build_scaler(state.dtype, config, state.device)
@@ -2937,21 +2969,36 @@ def guarded_step(state, window, loss_fn, config):
     try:
         commit(state, result, before, config)
     except RuntimeError as error:
-        if not is_out_of_memory(error) and not is_worker_death(error):
+        if not is_out_of_memory(error):
             raise
-        if is_out_of_memory(error) and state.batch_size == 1:
+        if state.batch_size == 1:
             raise UserError(TOO_LARGE, 'out of memory') from None
-        smaller = {'batch_size': max(1, state.batch_size // 2)} if is_out_of_memory(error) else {}
-        raise Rewind(('out of memory' if smaller else 'a data worker died') + ' inside the optimizer step', **smaller) from None
-    result.worker_died = worker_died
+        raise Rewind('out of memory inside the optimizer step', batch_size=state.batch_size // 2) from None
     return result
 
 
 class WorkerDied(RuntimeError):
-    """A data worker was killed while a step was at work; the step was finished."""
+    """A data worker was killed during a step or while files were written; that was finished."""
 
     def __init__(self):
         super().__init__('a DataLoader worker was killed')
+
+
+@contextlib.contextmanager
+def heard_later():
+    """torch raises that a worker has died wherever the main process is; in here that is WorkerDied, at the end."""
+    heard = []
+    usual = signal.getsignal(signal.SIGCHLD) if hasattr(signal, 'SIGCHLD') else None
+    if usual in (None, signal.SIG_DFL) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, lambda *_: heard.append(1))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+    if heard:
+        raise WorkerDied
 
 
 def is_worker_death(error):
@@ -3083,10 +3130,12 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
     """
     model.eval()
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == 'cuda' else []):
-        torch.manual_seed(0)
-        return evaluate_all(model, loader, loss_fn, dtype, device, description, stop)
+    before = random_states()
+    seed_everything(0)
+    try:
+        return evaluate_all(model, loader, loss_fn, dtype, next(model.parameters()).device, description, stop)
+    finally:
+        set_random_states(before)
 
 
 def evaluate_all(model, loader, loss_fn, dtype, device, description, stop):
@@ -3273,23 +3322,22 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     bar = progress(windows(loader, sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
     for window in bar:
-        set_learning_rate(state.optimizer, lr_at_step(state.step, total_steps, config))
-        result = guarded_step(state, window, loss_fn, config)
-        names = functools.partial(name_in_window, sampler, name_of)
-        for name in broken_files(window, names):
-            state.left_out[name] = state.left_out.get(name, 0) + 1
-        state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
-        if state.window % look_every == 0 or state.window == sampler.num_windows:
-            look(state, window, loss_fn, config, hardware, names, run.folder)
-            if not bar.disable:
-                bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-        stop, save = run.agree(config)
-        if stop:
-            return False
-        if save:
-            run.save(state, config)
-        if result.worker_died:
-            raise WorkerDied
+        with heard_later():
+            set_learning_rate(state.optimizer, lr_at_step(state.step, total_steps, config))
+            result = guarded_step(state, window, loss_fn, config)
+            names = functools.partial(name_in_window, sampler, name_of)
+            for name in broken_files(window, names):
+                state.left_out[name] = state.left_out.get(name, 0) + 1
+            state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
+            if state.window % look_every == 0 or state.window == sampler.num_windows:
+                look(state, window, loss_fn, config, hardware, names, run.folder)
+                if not bar.disable:
+                    bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
+            stop, save = run.agree(config)
+            if stop:
+                return False
+            if save:
+                run.save(state, config)
     state.totals['seconds'] = torch.tensor((time.monotonic() - begun) / world()[1])     # totals are added up
     state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
     return True
@@ -3731,15 +3779,19 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         if state.epoch - 1 - state.best_epoch >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
-        metrics = None
         try:
+            metrics = None                                             # of a stop, perhaps in mid-validation
             if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
                 share_buffers(state)
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
                                    lambda: bool(run.stopped_by) and world()[1] == 1)
+            if metrics is None:
+                break
+            with heard_later():
+                close_epoch(state, metrics, config, run)
+                show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
             rewind_state(state, rewind, config, run)
-            continue
         except RuntimeError as error:
             deaths += 1
             if not is_worker_death(error) or deaths > 3:
@@ -3747,11 +3799,6 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             loader._iterator = val_loader._iterator = None             # the order goes on where it broke
             if not run.stopped_by:                                     # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], deaths)
-            continue
-        if metrics is None:                                            # stopped, perhaps in mid-validation
-            break
-        close_epoch(state, metrics, config, run)
-        show_epoch(run, state, val_loader.dataset)
     if run.stopped_by:
         run.save(state, config)
 
@@ -3851,9 +3898,10 @@ def finish(state, val_data, loss_fn, config, run):
         log.warning('left out %d times, because it could not be read: %s', times, name)
     log.info('Everything is in %s: best.pt, last.pt, config.py, history.csv, curves.png, samples.png, log.txt', run.folder)
     if run.stopped_by:
-        log.info('Stopped by %s. Continue with:  %s resume=%s', signal.Signals(run.stopped_by).name, command, run.folder)
+        log.info('Stopped by %s. Continue with:  %s %s', signal.Signals(run.stopped_by).name, command,
+                 as_typed('resume', run.folder))
     else:
-        log.info('Next:  %s evaluate %s', command, run.folder)
+        log.info('Next:  %s evaluate %s', command, shlex.quote(str(run.folder)))
     return Result(state.history, best, model, run.folder, run.stopped_by)
 
 
@@ -3970,12 +4018,18 @@ def load(path, device='auto'):
         saved = load_checkpoint(path)
     except OSError as error:
         raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
-    config = {**CONFIG, **saved['config'], 'encoder_weights': None}
-    if 'network.' not in next(iter(saved['weights'])) and 'mean' not in saved['weights']:
+    if isinstance(saved['weights'], dict) and saved['weights'] and not {'mean', 'std'} <= saved['weights'].keys():
         raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
-    model = build_model(config)
-    model.load_state_dict(saved['weights'])
-    model.threshold = saved['threshold']
+    try:
+        config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
+        if problems := validate_config(config):
+            raise UserError([f'{path}: {problem}' for problem in problems], trouble)
+        model = build_model(config)
+        model.load_state_dict(saved['weights'])
+        model.threshold = min(max(float(saved['threshold']), 1e-6), 1 - 1e-6)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        words = ' '.join(str(error).split())[:200]
+        raise UserError(f'{path}: makes no model: {type(error).__name__}: {words}', trouble) from None
     return model.to(choose_device(device)).eval()
 
 
@@ -4081,16 +4135,20 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
 def list_inputs(inputs, output):
     """Files, folders and globs -> [(path, PNG to write below output)]. Raises UserError.
 
-    Folders inside a folder are kept; a.jpg and a.tif keep their suffixes, or one would overwrite the other.
+    Folders inside a folder are kept. None overwrites another: files of one name keep the folders in which they
+    differ, a.jpg and a.tif their suffixes.
     """
     import glob
-    files = []
+    files, single = [], [item for item in inputs if os.path.isfile(item)]
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in single]) if single else ''
+    if len({os.path.basename(item) for item in single}) == len(single):
+        common = ''
     for item in inputs:
         if os.path.isdir(item):
             found = [(os.path.join(item, *entry), os.path.join(*entry)) for entry in list_files(Path(item))]
         else:
             paths = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
-            found = [(path, os.path.basename(path)) for path in paths]
+            found = [(path, os.path.relpath(path, common) if common else os.path.basename(path)) for path in paths]
         if not found:
             raise UserError(f'{item}: there is no such file or folder', 'nothing to predict')
         files += [(path, *os.path.splitext(name)) for path, name in found]
@@ -4225,7 +4283,7 @@ def report(folder, model, dataset, split, counts, per_image, other_data):
     draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
     print(f'Written to {folder}: metrics.json, worst.png, confusion.png')
-    print(f'Next:  python train_unet.py predict {folder} YOUR_IMAGES -o masks')
+    print(f'Next:  python train_unet.py predict {shlex.quote(str(folder))} YOUR_IMAGES -o masks')
     return 0
 
 
@@ -4486,7 +4544,7 @@ def check(preset, overrides):
               colour_mask(sample['mask'].numpy(), config['num_classes'])]) for sample in samples]
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
-    words = [f'{k}="{v}"' if ' ' in str(v) else f'{k}={v}' for k, v in overrides.items()]
+    words = [as_typed(key, value) for key, value in overrides.items()]
     print(f'what the network will see: {path}\nready: python train_unet.py '
           + ' '.join([f'--preset {preset}'] * bool(preset) + words))
     return 0

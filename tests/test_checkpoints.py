@@ -208,7 +208,6 @@ def stop_at(call, loss=noisy_squares, number=signal.SIGTERM, times=1):
     return loss_fn
 
 
-@pytest.mark.xfail(strict=True, reason='not mended yet: the workers die of it, and the run with them')
 def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():
     """SLURM and systemd signal every process of a job; not from within it, which torch tells."""
     def loss_fn(model, batch):
@@ -272,7 +271,6 @@ def test_random_numbers_go_on_where_they_were(call, step):
     assert_same(final(), final('undisturbed'))
 
 
-@pytest.mark.xfail(strict=True, reason='not mended yet: evaluate restores the numbers of torch only')
 def test_validation_draws_nothing_that_training_would_miss():
     """Stopped in mid-validation: what it drew from Python and NumPy was drawn in vain."""
     def loss_fn(model, batch):

@@ -779,7 +779,6 @@ def test_workers_that_always_die_end_the_run(two_minutes):
     assert (tu.Path('run') / 'log.txt').read_text().count('starting the workers again') == 3
 
 
-@pytest.mark.xfail(strict=True, reason='not mended yet: it hangs for 300 s, or ends with a traceback')
 @pytest.mark.parametrize('name', ['best.pt', 'last.pt', 'history.csv'])
 def test_a_worker_that_is_killed_while_an_epoch_is_saved_costs_nothing(name, two_minutes, monkeypatch):
     calm, real, killed = train(None, Samples(12), run_dir='calm'), os.replace, []
