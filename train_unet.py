@@ -1991,8 +1991,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
             else:
                 image, full_mask = self.read(index)
                 sample['full_mask'] = torch.from_numpy(full_mask)
-                image, mask = (resize(image, self.height, self.width), resize(full_mask, self.height, self.width, True)) \
-                    if self.is_resized else (image, full_mask)
+                mask = full_mask
+                if self.is_resized:
+                    image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
         except DataError as error:
             if not (self.config['skip_broken'] and self.is_training):
                 raise
@@ -2094,11 +2095,12 @@ def build_loader(dataset, config, device, **how):
     workers = config['num_workers']
     context = 'fork' if workers and 'fork' in torch.multiprocessing.get_all_start_methods() and sys.platform == 'linux' \
         else None
+    own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'prefetch_factor': 4,
              'multiprocessing_context': context, 'timeout': 300} if workers else {}
     collate_fn = collate if isinstance(dataset, SegmentationDataset) else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
-                                       collate_fn=collate_fn, generator=torch.Generator().manual_seed(config['seed']), **extra, **how)
+                                       collate_fn=collate_fn, generator=own, **extra, **how)
 
 
 def image_statistics(dataset, config, most=100):
@@ -2109,7 +2111,8 @@ def image_statistics(dataset, config, most=100):
         image = dataset.read(int(index))[0].astype(np.float64)
         moments += [image.mean((0, 1)), (image ** 2).mean((0, 1))]
     mean, square = moments / len(chosen)
-    return [float(f'{m:.6g}') for m in mean], [float(f'{max(s, 1e-6):.6g}') for s in np.sqrt(np.maximum(square - mean ** 2, 0))]
+    spread = np.sqrt(np.maximum(square - mean ** 2, 1e-12))
+    return [[float(f'{value:.6g}') for value in values] for values in (mean, spread)]
 
 
 # ======================================================================================
@@ -3164,8 +3167,8 @@ def evaluate_batch(loss_fn, forward, batch):
     except RuntimeError as error:
         if not is_out_of_memory(error) or batch_length(batch) == 1:
             raise
-    halves = [evaluate_batch(loss_fn, forward, half) for half in cut_batch(batch, np.array_split(np.arange(batch_length(batch)), 2))]
-    losses, counts = zip(*halves)
+    halves = cut_batch(batch, np.array_split(np.arange(batch_length(batch)), 2))
+    losses, counts = zip(*(evaluate_batch(loss_fn, forward, half) for half in halves))
     return torch.cat(losses), None if counts[0] is None else sum(counts)
 
 
@@ -3541,7 +3544,8 @@ def warn(notes):
 def prepare(config, sources, device, decode=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
 
-    `sources` tells which keys the user typed; `decode` looks at every pixel of every image. The one way that train, check and tune come to their settings.
+    `sources` tells which keys the user typed; `decode` looks at every pixel of every image. The one way that train,
+    check and tune come to their settings.
     """
     hardware = detect_hardware(device)
     typed = {key for key, origin in sources.items() if origin == 'you'}
@@ -3796,11 +3800,20 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             deaths += 1
             if not is_worker_death(error) or deaths > 3:
                 raise
-            loader._iterator = val_loader._iterator = None             # the order goes on where it broke
+            for broken in (loader, val_loader):                        # the order goes on where it broke
+                stop_workers(broken)
             if not run.stopped_by:                                     # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], deaths)
     if run.stopped_by:
         run.save(state, config)
+
+
+def stop_workers(loader):
+    """End the workers that live on between epochs, also those whose fellows were killed; new ones start when needed."""
+    with contextlib.suppress(WorkerDied), heard_later():
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()
+    loader._iterator = None
 
 
 def rewind_state(state, rewind, config, run):
@@ -3840,8 +3853,9 @@ def resume_state(state, run, config, precision, hardware, device):
 
 def config_text(config):
     """The resolved config in the form of a preset."""
-    return f'"""The settings of one run. Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
-           f'config = {pprint.pformat({k: v for k, v in config.items() if k not in ("run_dir", "resume")}, sort_dicts=False, width=110)}\n'
+    settings = {key: value for key, value in config.items() if key not in ('run_dir', 'resume')}
+    return '"""The settings of one run. Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
+           f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
 
 def tell_data(data, config, why):
@@ -3860,7 +3874,8 @@ def tell_precision(precision, hardware, config):
     scaled = ', with gradient scaler' if precision.needs_scaler else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
-    config |= {'use_amp': precision.dtype != 'float32', 'amp_dtype': 'auto' if precision.dtype == 'float32' else precision.dtype}
+    mixed = precision.dtype != 'float32'
+    config |= {'use_amp': mixed, 'amp_dtype': precision.dtype if mixed else 'auto'}
     warn(precision.warnings)
 
 
@@ -3891,8 +3906,9 @@ def finish(state, val_data, loss_fn, config, run):
     if best:
         score = f'validation IoU {best["iou"]:.4f}, Dice {best["dice"]:.4f}' if 'iou' in best else f'loss {best["loss"]:.4f}'
         log.info('Best: epoch %d, %s', best['epoch'], score)
-        if len(best.get('iou_per_class', [])) > 2:
-            for name, iou, dice in zip(class_names(config, len(best['iou_per_class'])), best['iou_per_class'], best['dice_per_class']):
+        per_class = best.get('iou_per_class', [])
+        if len(per_class) > 2:
+            for name, iou, dice in zip(class_names(config, len(per_class)), per_class, best['dice_per_class']):
                 log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it could not be read: %s', times, name)
@@ -4097,8 +4113,9 @@ def decide_stream(model, images, dtype=None, flips=False):
 def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
-    save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (two classes only). A file that cannot be read costs no other. A
-    TIFF of more than 34 million pixels is read by rows where it can be; its mask is a TIFF, written by rows.
+    save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (two classes only). A file that
+    cannot be read costs no other. A TIFF of more than 34 million pixels is read by rows where it can be; its mask
+    is a TIFF, written by rows.
     """
     model = load(run, overrides.get('device', 'auto'))
     model.config |= overrides
@@ -4182,7 +4199,7 @@ def write_prediction(target, image, bands, model, save):
         import tifffile
         shape = (*image.shape[:2], 3) if save == 'overlay' else image.shape[:2]
         kind = {'overlay': 'rgb', 'palette': 'palette'}.get(save, 'minisblack')
-        colours = (palette.T * 257).astype(np.uint16) if save == 'palette' else None
+        colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
             file, cut_tiles(rows(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
             photometric=kind, colormap=colours))

@@ -208,9 +208,8 @@ def kill_and_resume(places, seed, num_epochs):
         for number, place in enumerate(places):
             moment = (f'{place} {draw.randint(1, 3)} {draw.randrange(MOMENTS[place])}'
                       if place in MOMENTS else 'nowhere 0 0')
-            command = draw.choice([{**settings, 'run_dir': 'killed'}, {'resume': 'killed'}])
-            if not os.path.exists('killed/last.pt'):
-                command = {**settings, 'run_dir': 'killed'}
+            fresh = number % 2 or not os.path.exists('killed/last.pt')  # the same words as at first
+            command = {**settings, 'run_dir': 'killed'} if fresh else {'resume': 'killed'}
             lives.append(Life(number, moment, **command))
             lives[-1].until('stands' if place in MOMENTS else 'begins')
             time.sleep(0 if place in MOMENTS else draw.uniform(0, 0.5))
