@@ -13,7 +13,7 @@
     python train_unet.py check data=PATH                look at the data, settings and hardware; train nothing
     python train_unet.py tune data=PATH                 measure which precision and batch size this machine wants
     python train_unet.py evaluate runs/x [data=PATH]    score the best weights, draw the worst images
-    python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks (save=overlay, save=probability, tta=True)
+    python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks (save=palette, overlay or probability)
     python train_unet.py export runs/x [format=onnx]        for other programs: onnx, pt2, smp (half=True)
 
 Every setting is a key of CONFIG below: edit it there, put it into a preset, or type key=value.
@@ -2711,8 +2711,13 @@ def write_file(path, content):
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path):
+    """fsync of a folder, after which a rename in it survives a power cut."""
     if hasattr(os, 'O_DIRECTORY'):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:
@@ -2729,6 +2734,7 @@ def save_checkpoint(path, content):
     if path.exists() and path.name == 'last.pt':
         os.replace(path, path.with_name('previous.pt'))
     os.replace(fresh, path)
+    sync_folder(path.parent)
 
 
 def verify_checkpoint(path):
@@ -2758,7 +2764,7 @@ def load_checkpoint(path):
                       + ''.join(str(error).splitlines()[:1])) from None
 
 
-CHECKPOINTS = ('last.pt', 'previous.pt', 'last.new')          # the newest first, but for a crash between two renames
+CHECKPOINTS = ('last.pt', 'last.new', 'previous.pt')          # last.new: a crash between two renames
 
 
 def load_last(folder):
@@ -3006,7 +3012,7 @@ def heard_later():
 
 def is_worker_death(error):
     """torch reports a killed data worker by raising in whatever the main process is doing."""
-    return 'DataLoader worker' in str(error) or 'DataLoader timed out' in str(error)
+    return isinstance(error, EOFError) or 'DataLoader worker' in str(error) or 'DataLoader timed out' in str(error)
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
@@ -3502,7 +3508,8 @@ def find_resume(config):
         folders = [p.parent for p in folders if load_preset(p).get('data') == data]
     for folder in folders[:1]:
         if any((folder / name).exists() for name in CHECKPOINTS) and (folder / 'config.py').is_file():
-            if load_last(folder)[0]['epoch'] < load_preset(folder / 'config.py')['num_epochs']:
+            epoch = load_last(folder)[0].get('epoch')                  # what is no number is told later
+            if not isinstance(epoch, int) or epoch < load_preset(folder / 'config.py')['num_epochs']:
                 return folder
     return None
 
@@ -3796,14 +3803,14 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
             rewind_state(state, rewind, config, run)
-        except RuntimeError as error:
+        except (RuntimeError, EOFError) as error:
             deaths += 1
             if not is_worker_death(error) or deaths > 3:
                 raise
             for broken in (loader, val_loader):                        # the order goes on where it broke
                 stop_workers(broken)
             if not run.stopped_by:                                     # SLURM's signals reach the workers too
-                log.warning('%s; starting the workers again (%d of 3)', str(error).splitlines()[0], deaths)
+                log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
     if run.stopped_by:
         run.save(state, config)
 
@@ -3831,8 +3838,22 @@ def rewind_state(state, rewind, config, run):
 
 
 def resume_state(state, run, config, precision, hardware, device):
-    """Continue from last.pt: the rung of precision and the micro-batch that healing arrived at come with it."""
+    """Continue from last.pt. Raises UserError for one that belongs to another run."""
     saved, path = load_last(run.folder)
+    try:
+        take_up(state, saved, config, precision, hardware, device)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        words = ' '.join(str(error).split())[:200]
+        raise UserError(f'{path}: does not belong to this run: {type(error).__name__}: {words}',
+                        'cannot resume') from None
+    log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+
+
+def take_up(state, saved, config, precision, hardware, device):
+    """Restore a state; the rung of precision and the micro-batch that healing arrived at come with it."""
+    for name in TrainState.PLAIN:
+        if type(saved[name]) is not type(getattr(state, name)):
+            raise TypeError(f'{name}={shown(saved[name])}')
     if saved['dtype'] != precision.dtype and (saved['dtype'] in hardware.units or saved['dtype'] == 'float32'):
         state.scaler = build_scaler(saved['dtype'], config, device)
     threads = torch.get_num_threads()
@@ -3848,7 +3869,6 @@ def resume_state(state, run, config, precision, hardware, device):
     if saved['dtype'] not in hardware.units and saved['dtype'] != 'float32' and device.type != 'cpu':
         state.dtype = dtype
     state.batch_size = min(state.batch_size, config['batch_size'])
-    log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
 def config_text(config):

@@ -821,3 +821,25 @@ def test_the_smoke_test_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(tu, 'smoke_test', lambda state, *args: args[-1].save(state, args[-2]))
     train_own(network(dropout=0.5), noisy_squares, run_dir='without')
     assert_same(final(), final('without'))
+
+
+@pytest.mark.parametrize('change', [
+    {'model': {}}, {'model': 5}, {'dtype': 5}, {'random': None}, {'optimizer': {}}, {'optimizer': 'x'},
+    {'epoch': 'x'}, {'threads': None}, {'history': None, 'totals': 3}])
+def test_a_last_file_of_something_else_is_refused_in_one_line(change):
+    train_own()
+    saved = torch.load('run/last.pt', weights_only=True) | change
+    torch.save(saved, 'run/last.pt')
+    for name in ('previous.pt', 'last.new'):
+        tu.Path('run', name).unlink(missing_ok=True)
+    with pytest.raises(tu.UserError, match='run/last.pt'):
+        train_own(resume='run', run_dir='auto', num_epochs=9)
+
+
+def test_a_crash_between_two_renames_costs_nothing():
+    """last.pt has become previous.pt, the newer one is still called last.new."""
+    train_own()
+    newer = torch.load('run/last.pt', weights_only=True)
+    os.replace('run/last.pt', 'run/last.new')
+    torch.save(newer | {'epoch': 1}, 'run/previous.pt')
+    assert tu.load_last('run')[0]['epoch'] == newer['epoch'] > 1
