@@ -70,6 +70,7 @@ import threading
 import time
 import tokenize
 import warnings
+import weakref
 import zipfile
 import zlib
 from collections import Counter, defaultdict
@@ -1363,18 +1364,21 @@ def convert_pixels(array, path, config):
 class TiffRows:
     """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others.
 
-    Raises ValueError in the beginning for a layout or a compression that must be read as a whole.
+    Raises ValueError in the beginning for a size, a layout or a compression that is to be read as a whole.
     """
 
     def __init__(self, path, config):
         import tifffile                                                # only TIFF needs it
         self.path, self.config = path, config
         self.page = page = tifffile.TiffFile(path).pages[0]
-        check_pixels(path, (page.imagelength, page.imagewidth, page.samplesperpixel), config)
+        weakref.finalize(self, page.parent.close)
+        self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
+        check_pixels(path, self.shape, config)
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         if not plain or page.imagedepth > 1 or len(page.parent.pages) > 1 or page.tags.valueof(274, 1) != 1:
             raise ValueError('not one plain page')
-        self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
+        if self.shape[0] * self.shape[1] <= WINDOWED_ABOVE:
+            raise ValueError('small enough to be read as a whole')
         self.step = page.tilelength if page.is_tiled else page.rowsperstrip
         self.kept = {0: self.decode(0)}                                # number of a row of tiles: its pixels
 
@@ -1411,9 +1415,7 @@ def open_image(path, config):
     """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
     if os.path.splitext(path)[1].lower() in ('.tif', '.tiff'):
         with contextlib.suppress(*UNREADABLE):
-            image = TiffRows(path, config)
-            if image.shape[0] * image.shape[1] > WINDOWED_ABOVE:
-                return image
+            return TiffRows(path, config)
     return read_image(path, config)
 
 

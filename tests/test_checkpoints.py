@@ -524,16 +524,7 @@ def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monk
     """What was written is not what was given, and no call says so: it is read back before it counts."""
     real = builtins.open
 
-    class Lying:
-        def __init__(self, file):
-            self.file = file
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
+    class Lying(HalfWritten):
         def __getattr__(self, name):
             return getattr(self.file, name)
 

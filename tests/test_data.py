@@ -950,3 +950,15 @@ def test_real_convention(tmp_path, name, twice, dialogue, num_classes, shares):
     assert data.coding.num_classes == num_classes
     total = sum(pixels for pixels, _ in data.values.values())
     assert {v: 100 * data.values[v][0] / total for v in shares} == pytest.approx(shares, abs=0.01)
+
+
+def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkeypatch):
+    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32, 'cache_images': True})
+    config, _, _, data, _ = train_unet.prepare(config, sources, torch.device('cpu'))
+    kept, fresh = (train_unet.SegmentationDataset(data, 'val', {**config, 'cache_images': cached}, is_training=False)
+                   for cached in (True, False))
+    first = kept[0]
+    monkeypatch.setattr(train_unet, 'read_image', lambda *_: pytest.fail('read again'))
+    assert all(torch.equal(torch.as_tensor(kept[0][key]), torch.as_tensor(first[key])) for key in first)
+    with pytest.raises(pytest.fail.Exception):
+        fresh[0]

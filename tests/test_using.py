@@ -223,3 +223,15 @@ def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, mon
     data = draw_set(tmp_path / 'set', count=8)
     with pytest.raises(train_unet.UserError, match='pip install tensorboard'):
         train_unet.train(**TINY, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
+
+
+def test_small_tiffs_leave_no_file_open(tmp_path):
+    image = np.zeros((40, 40, 3), np.uint8)
+    config = train_unet.resolve_config()[0]
+    opened = []
+    for number in range(5):
+        tifffile.imwrite(tmp_path / f'{number}.tif', image, photometric='rgb')
+        opened.append(train_unet.open_image(str(tmp_path / f'{number}.tif'), config))
+    assert all(isinstance(image, np.ndarray) for image in opened)
+    assert not [name for name in os.listdir('/proc/self/fd')
+                if str(tmp_path) in os.path.realpath(f'/proc/self/fd/{name}')]
