@@ -64,6 +64,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -925,8 +926,10 @@ def list_files(root):
             for entry in os.scandir(root / folder):
                 if entry.name.startswith('.'):
                     continue
-                name = os.path.join(folder, entry.name)
-                pending.append(name) if os.path.isdir(entry.path) else found.append((folder, entry.name))
+                if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
+                    pending.append(os.path.join(folder, entry.name))
+                else:
+                    found.append((folder, entry.name))
         except OSError as error:
             raise DataError(f'{root / folder}: cannot be read: {error.strerror}') from None
     return sorted(found)
@@ -952,7 +955,7 @@ def collect(config, root):
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: between(*pattern.split('{stem}')) for role, pattern in patterns.items()}
     files, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
-    listed = [(source, base, *file) for source, base in sources.items()
+    listed = [(source, str(root / base), *file) for source, base in sources.items()
               for file in list_files(existing_folder(root / base))]
     for source, base, folder, name in listed:
         stem, suffix = os.path.splitext(name)
@@ -966,7 +969,7 @@ def collect(config, root):
         if role in stems and not stems[role]:
             ignored[f'not like {patterns[role]}'].append(name)
             continue
-        path = os.path.join(root, base, folder, name)
+        path = os.path.join(base, folder, name)
         files[role].append(Found(path, stems.get(role, stem), split, kind, rest))
     images, masks, loose = files.values()
     if not images:                                                     # their folders have no telling names
@@ -1007,9 +1010,9 @@ def one_kind(images, masks, root):
     """Refuse several folders of the same role: they are different tasks, and only the user knows which."""
     choices = {'images': {}, 'masks': {}}
     for folders, files in zip(choices.values(), (images, masks)):
-        for file in files:
-            words = [w for w in folder_words(file.kind)[:-1] if w not in SPLIT_WORDS]
-            plain = (*words, *re.findall(r'\d+', file.kind))
+        for kind, file in {file.kind: file for file in reversed(files)}.items():
+            words = [w for w in folder_words(kind)[:-1] if w not in SPLIT_WORDS]
+            plain = (*words, *re.findall(r'\d+', kind))
             folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
     if any(len(folders) > 1 for folders in choices.values()):
         lines = ['    ' + as_typed(key, folder, True) for key in choices for folder in sorted(choices[key].values())]
@@ -1647,10 +1650,9 @@ def mask_mode(path):
 
 def fingerprint(path):
     """Size and time of a file, or of those in a folder: what tells that a cached record is still true."""
-    files = [path]
-    if os.path.isdir(path):                                # overwriting a file does not touch its folder
-        files = [entry.path for entry in os.scandir(path) if entry.is_file()]
-    states = [os.stat(file) for file in files]
+    states = [os.stat(path)]
+    if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
+        states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
     return [sum(state.st_size for state in states), max((state.st_mtime_ns for state in states), default=0)]
 
 
@@ -1679,9 +1681,11 @@ def scan(pairs, config):
         old = cache.get(key)
         return key, mark, old[1] if old and old[0] == mark else scan_pair(image, mask, config)
 
-    rows = range(len(pairs.images))
+    count = len(pairs.images)
+    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over each row would cost more than it
     with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        found = list(progress(pool.map(record, rows), len(rows), 'Looking at the data'))
+        parts = pool.map(lambda rows: [record(row) for row in rows], chunks)
+        found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
     records = [record for _, _, record in found]
     problems = [record['problem'] for record in records if 'problem' in record]
     fresh = {key: [mark, record] for key, mark, record in found if 'problem' not in record}
@@ -3981,21 +3985,28 @@ def colour_errors(mask, truth, num_classes):
     return picture
 
 
+def fitted(picture, side, filtering):
+    """An array (H, W[, 3]) as a Pillow image whose longer side is `side`."""
+    tile = PIL.Image.fromarray(picture)
+    return tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], filtering)
+
+
 def sheet(rows, titles, path, side=224, margin=6, heading=26):
     """Rows of (caption, [pictures]) as one PNG; every picture is fitted into side x side."""
-    width = margin + len(titles) * (side + margin)
-    page = PIL.Image.new('RGB', (width, heading + len(rows) * (side + heading)), 'white')
-    draw = PIL.ImageDraw.Draw(page)
-    for column, title in enumerate(titles):
-        draw.text((margin + column * (side + margin), 7), title, 'black', font_size=13)
-    for number, (caption, pictures) in enumerate(rows):
-        top = heading + number * (side + heading)
-        for column, picture in enumerate(pictures):
-            tile = PIL.Image.fromarray(picture)
-            size = [max(1, round(n * side / max(tile.size))) for n in tile.size]
-            filtering = PIL.Image.Resampling.NEAREST if column else PIL.Image.Resampling.BICUBIC
-            page.paste(tile.resize(size, filtering), (margin + column * (side + margin), top))
-        draw.text((margin, top + side + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+    smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
+    rows = [(caption, [fitted(picture, side, exact if column else smooth) for column, picture in enumerate(pictures)])
+            for caption, pictures in rows]
+    heights = [max(tile.height for tile in tiles) for _, tiles in rows]
+    lefts = [margin + column * (side + margin) for column in range(len(titles) + 1)]
+    page = PIL.Image.new('RGB', (lefts[-1], heading + sum(heights) + len(rows) * heading), 'white')
+    draw, top = PIL.ImageDraw.Draw(page), heading
+    for left, title in zip(lefts, titles):
+        draw.text((left, 7), title, 'black', font_size=13)
+    for (caption, tiles), height in zip(rows, heights):
+        for left, tile in zip(lefts, tiles):
+            page.paste(tile, (left, top))
+        draw.text((margin, top + height + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+        top += height + heading
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
 
