@@ -1,6 +1,7 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["torch>=2.6", "segmentation-models-pytorch>=0.5", "albumentations>=2.0.8", "tqdm", "matplotlib", "scipy", "tifffile", "pytest"]
+# dependencies = ["torch>=2.6", "segmentation-models-pytorch>=0.5", "albumentations>=2.0.8", "tqdm",
+#                 "matplotlib", "scipy", "tifffile", "pytest"]
 # ///
 """train_unet: train a segmentation network with mixed precision, on whatever machine you have.
 
@@ -105,13 +106,13 @@ CONFIG = {
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': of the training images,
     'std': 'auto',                # or ImageNet's under ImageNet weights
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
-    'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (if under a quarter of what is free)
+    'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (if a quarter of it will do)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, else up to 8
     'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
     'skip_broken': False,         # True: a file that breaks during training is left out and counted
 
     # --- network ---
-    'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, UnetPlusPlus, FPN, DeepLabV3Plus, Segformer...
+    'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, FPN, DeepLabV3Plus, Segformer...
     'encoder': 'auto',            # 'resnet34' on a GPU, 'resnet18' on a CPU; any smp or 'tu-...' timm name
     'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
     'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
@@ -128,7 +129,7 @@ CONFIG = {
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'ce+dice',            # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'; always one value per image
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'ema_decay': 'auto',          # moving average of the weights, used for validation; None: off; 'auto': 5 % of the run
+    'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run
     'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
     'seed': 0,                    # of weights, split, order and augmentation
 
@@ -577,6 +578,7 @@ try:
     import torch.nn.functional as F
     import torch.utils.checkpoint
     from torch import nn
+    from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
 except ModuleNotFoundError as error:
     if __name__ != '__main__':
@@ -1863,9 +1865,11 @@ def load_augmentation(path):
             return A.from_dict(yaml.safe_load(text))
         return A.from_dict(json.loads(text))
     except FileNotFoundError:
-        raise ConfigError(f"augment={path!r}: choose from none, default, strong, or the path of a saved pipeline") from None
+        raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
+                          'or the path of a saved pipeline') from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: {type(error).__name__}: {error}') from None
+        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: '
+                          f'{type(error).__name__}: {error}') from None
     except yaml.YAMLError as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: {error}') from None
 
@@ -1906,8 +1910,9 @@ class SharedCache:
     @staticmethod
     def block(count, shape, dtype):
         """An array of zeros in anonymous shared memory, which no limit of /dev/shm applies to."""
-        size = int(count * np.prod(shape, dtype=np.int64) * np.dtype(dtype).itemsize)
-        return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype, size // np.dtype(dtype).itemsize).reshape(count, *shape)
+        shape = count, *shape
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype, math.prod(shape)).reshape(shape)
 
     @staticmethod
     def size(count, image_shape, dtype):
@@ -2005,7 +2010,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 raise
             log.warning('left out: %s', error.problems[0])
             sample['broken'] = True                                    # an image of ignored pixels has no loss
-            image = np.zeros((self.height, self.width, self.config['in_channels']), np.uint8 if self.is_uint8 else np.float32)
+            shape = self.height, self.width, self.config['in_channels']
+            image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
         if self.augmentation is not None:
             seed = sample_seed(self.config['seed'], epoch, index)      # set_random_seed would give every transform
@@ -2099,8 +2105,7 @@ def start_worker(_):
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
-    context = 'fork' if workers and 'fork' in torch.multiprocessing.get_all_start_methods() and sys.platform == 'linux' \
-        else None
+    context = 'fork' if workers and sys.platform == 'linux' else None
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'prefetch_factor': 4,
              'multiprocessing_context': context, 'timeout': 300} if workers else {}
@@ -2127,7 +2132,7 @@ def image_statistics(dataset, config, most=100):
 
 
 def settle(config, hardware, data, is_demo):
-    """Replace each 'auto' that depends on the data or the machine -> (config, {key: reason}). The user's values stay."""
+    """Replace each 'auto' that depends on the data or the machine -> (config, {key: reason}). What was typed stays."""
     config, why = dict(config), {}
     on_cpu = hardware.kind == 'cpu'
 
@@ -2150,8 +2155,8 @@ def settle(config, hardware, data, is_demo):
     if isinstance(config['image_size'], int):
         config['image_size'] = [config['image_size']] * 2
     if longest and any(max(s[a] for s in data.sizes) > config['image_size'][a] for a in (0, 1)):
-        raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest image; "
-                          f"type image_size={usual[0]}x{usual[1]} or size_policy=crop")
+        raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
+                          f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
     decide('encoder', 'resnet18' if on_cpu else 'resnet34', 'small enough for a CPU' if on_cpu else 'the usual choice')
     decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
            'half the usual width, for a CPU' if on_cpu else 'the usual width')
@@ -2215,7 +2220,7 @@ class SegmentationModel(nn.Module):
         return self.network(images)[..., :height, :width]
 
     def predict(self, image, flips=False):
-        """A mask (H, W) uint8 of class ids for one image: a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
+        """A mask (H, W) uint8 of class ids for a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
 
         Raises DataError for an image that cannot be read or has another number of channels.
         """
@@ -2254,8 +2259,9 @@ def build_network(config):
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         why = f'{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ""}'
         if config['encoder_weights']:
-            raise ConfigError(f"encoder_weights={config['encoder_weights']!r} of encoder={config['encoder']!r} could not "
-                              f"be loaded or downloaded ({why}); encoder_weights=None starts from scratch") from None
+            raise ConfigError(f"encoder_weights={config['encoder_weights']!r} of encoder={config['encoder']!r} could "
+                              f"not be loaded or downloaded ({why}); encoder_weights=None starts from scratch"
+                              ) from None
         raise ConfigError(f"architecture={name!r} with encoder={config['encoder']!r}: {why}") from None
 
 
@@ -2279,14 +2285,16 @@ def try_size(model):
     dtype = getattr(torch, config['image_dtype'])
     was_training = model.training
     try:
-        model.eval()(torch.zeros((1, config['in_channels'], *config['image_size']), dtype=dtype, device=parameter.device))
+        shape = 1, config['in_channels'], *config['image_size']
+        model.eval()(torch.zeros(shape, dtype=dtype, device=parameter.device))
     except (RuntimeError, AssertionError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         height, width = config['image_size']
-        raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take images '
-                          f'of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): type another image_size, '
-                          f'such as {width * 2}x{height * 2} or the one in the name of the encoder') from None
+        raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
+                          f'images of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): '
+                          f'type another image_size, such as {width * 2}x{height * 2} or the one in the name of '
+                          'the encoder') from None
     finally:
         model.train(was_training)
 
@@ -2311,7 +2319,7 @@ class Float32:
 
     def forward(self, *inputs):
         inputs = to_float32(inputs)
-        with torch.autocast(torch.utils._pytree.tree_leaves(inputs)[0].device.type, enabled=False):
+        with torch.autocast(pytree.tree_leaves(inputs)[0].device.type, enabled=False):
             return super().forward(*inputs)
 
 
@@ -2321,8 +2329,9 @@ class Checkpointed:
     def forward(self, *inputs, **named):
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*inputs, **named)
-        return torch.utils.checkpoint.checkpoint(super().forward, *inputs, use_reentrant=False,
-                                                 context_fn=lambda: (contextlib.nullcontext(), frozen_norms(self)), **named)
+        contexts = lambda: (contextlib.nullcontext(), frozen_norms(self))
+        return torch.utils.checkpoint.checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=contexts,
+                                                 **named)
 
 
 @contextlib.contextmanager
@@ -2423,7 +2432,7 @@ class SegmentationLoss:
 
 
 def build_class_weights(config, shares):
-    """The config's factors as a (K,) tensor; 'auto': 1 / sqrt(share), at most 20, scaled so that the mean pixel has 1."""
+    """The config's factors as a (K,) tensor; 'auto': 1 / sqrt(share), at most 20, scaled to 1 for the mean pixel."""
     wish = config['class_weights']
     if wish is None:
         return None
@@ -2561,9 +2570,9 @@ def compute_metrics(counts):
 
 def build_optimizer(model, config, device):
     """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
-    names = {name.lower(): name for name, value in vars(torch.optim).items()
-             if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in ('Optimizer', 'LBFGS',
-                                                                                                      'SparseAdam', 'Muon')}
+    special = ('Optimizer', 'LBFGS', 'SparseAdam', 'Muon')            # they need closures, sparse or 2-D gradients
+    names = {name.lower(): name for name, value in vars(torch.optim).items() if name not in special
+             and isinstance(value, type) and issubclass(value, torch.optim.Optimizer)}
     name = names.get(config['optimizer'].lower())
     if not name:
         raise ConfigError(f"optimizer={config['optimizer']!r}: choose from {', '.join(sorted(names.values()))}"
@@ -2830,19 +2839,19 @@ def under_autocast(model, dtype):
 
 def to_float32(values):
     """Every floating-point tensor in a tensor, list, tuple or dict as float32."""
-    return torch.utils._pytree.tree_map(
+    return pytree.tree_map(
         lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, values)
 
 
 def to_device(batch, device):
     """Every tensor of a batch (dict, list, tuple or tensor), without waiting."""
-    return torch.utils._pytree.tree_map(
+    return pytree.tree_map(
         lambda x: x.to(device, non_blocking=True) if torch.is_tensor(x) else x, batch)
 
 
 def batch_length(batch):
     """Images in a batch: the length of its first tensor."""
-    return next(len(x) for x in torch.utils._pytree.tree_leaves(batch) if torch.is_tensor(x))
+    return next(len(x) for x in pytree.tree_leaves(batch) if torch.is_tensor(x))
 
 
 def split_batch(batch, most):
@@ -2857,7 +2866,7 @@ def cut_batch(batch, pieces):
     cut = lambda x, piece: x[piece[0]:piece[-1] + 1]
     if lists:
         return [{k: cut(v, piece) for k, v in batch.items()} for piece in pieces]
-    return [torch.utils._pytree.tree_map(lambda x: cut(x, piece) if torch.is_tensor(x) else x, batch) for piece in pieces]
+    return [pytree.tree_map(lambda x: cut(x, piece) if torch.is_tensor(x) else x, batch) for piece in pieces]
 
 
 def run_loss(loss_fn, model, batch):
@@ -3028,8 +3037,8 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
 def shrink(state, at_work):
     """Halve the micro-batch, or give up with advice. One of several processes cannot retry alone: the others wait."""
     if world()[1] > 1:
-        raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and twice '
-                        f'the accumulation_steps, which changes nothing about the result', 'out of memory')
+        raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and '
+                        'twice the accumulation_steps, which changes nothing about the result', 'out of memory')
     if min(state.batch_size, at_work) <= 1:
         raise UserError(TOO_LARGE, 'out of memory')
     old, state.batch_size = state.batch_size, max(1, min(state.batch_size, at_work) // 2)
@@ -3045,7 +3054,7 @@ def record(state, event):
 
 
 def look(state, window, loss_fn, config, hardware, names, folder):
-    """Read the counters of unsound steps. Enough of them in a row raise Rewind to a safer precision, or TrainingDiverged.
+    """Read the counters of unsound steps. Enough in a row raise Rewind to a safer precision, or TrainingDiverged.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
     """
@@ -3056,12 +3065,13 @@ def look(state, window, loss_fn, config, hardware, names, folder):
     if in_a_row < config['max_bad_steps']:
         return
     for number, batch in enumerate(window):
-        for value in torch.utils._pytree.tree_leaves(batch):
+        for value in pytree.tree_leaves(batch):
             if not is_finite(value):
                 broken = next(i for i in range(len(value)) if not is_finite(value[i]))
                 raise DataError(f'{names(number, broken)}: holds values that are not finite; no precision helps '
                                 f'against that')
-    lower = {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(state.dtype)
+    below_float16 = 'bfloat16' if 'bfloat16' in hardware.units else 'float32'
+    lower = {'float16': below_float16, 'bfloat16': 'float32'}.get(state.dtype)
     layer = first_nonfinite(state, window, loss_fn)
     if lower:
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
@@ -3072,10 +3082,11 @@ def look(state, window, loss_fn, config, hardware, names, folder):
         path = folder / f'bad_batch{world()[0] or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
         saved = f"the batch and the weights are saved; run it again: import train_unet; train_unet.replay('{path}')"
-    raise TrainingDiverged([f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
-                            *shorten([f'in the batch: {name}' for name in files]), saved,
-                            f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
-                           'training diverged')
+    raise TrainingDiverged([
+        f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
+        *shorten([f'in the batch: {name}' for name in files]), saved,
+        f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
+        'training diverged')
 
 
 def first_nonfinite(state, window, loss_fn):
@@ -3084,9 +3095,8 @@ def first_nonfinite(state, window, loss_fn):
 
     def watch(name):
         def hook(module, inputs, output):
-            for value in torch.utils._pytree.tree_leaves(output):
-                if torch.is_tensor(value) and value.is_floating_point() and not found and not torch.isfinite(value).all():
-                    found.append(f'{name} ({type(module).__name__})')
+            if not found and not all(map(is_finite, pytree.tree_leaves(output))):
+                found.append(f'{name} ({type(module).__name__})')
         return hook
 
     hooks = [module.register_forward_hook(watch(name or 'the model')) for name, module in state.model.named_modules()]
@@ -3098,7 +3108,9 @@ def first_nonfinite(state, window, loss_fn):
         for hook in hooks:
             hook.remove()
         before.put_back()
-    return f'first not finite: the output of {found[0]}' if found else 'all layers are finite forward, so it is the gradient'
+    if found:
+        return f'first not finite: the output of {found[0]}'
+    return 'all layers are finite forward, so it is the gradient'
 
 
 def replay(path, model=None, loss_fn=None):
@@ -3190,6 +3202,7 @@ class Run:
     def __init__(self, folder):
         self.folder, self.stopped_by, self.last_save = Path(folder), 0, time.monotonic()
         self.lock, self.handlers, self.trouble, self.unsaved = None, [], '', None
+        self.launcher = os.getppid()
         self.board = None                                              # TensorBoard's writer
 
     def __enter__(self):
@@ -3205,10 +3218,12 @@ class Run:
         except Timeout:
             with contextlib.suppress(OSError):
                 holder = (self.folder / '.holder').read_text()
-                raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir', 'cannot start') from None
+                raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir',
+                                'cannot start') from None
             raise UserError(f'{self.folder}: is in use; choose another run_dir', 'cannot start') from None
         except OSError as error:
-            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}', 'cannot start') from None
+            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}',
+                            'cannot start') from None
         file = SafeFileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
         log.addHandler(file)
@@ -3239,7 +3254,8 @@ class Run:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
             self.stopped_by = number
-            tqdm.write(f'{signal.Signals(number).name}: finishing this step, then saving (again: leave at once)', sys.stderr)
+            name = signal.Signals(number).name
+            tqdm.write(f'{name}: finishing this step, then saving (again: leave at once)', sys.stderr)
         for name in ('SIGTERM', 'SIGINT', 'SIGUSR1'):
             if hasattr(signal, name):
                 number = getattr(signal, name)
@@ -3300,7 +3316,9 @@ class Run:
 
 
     def agree(self, config):
-        """What all processes do after this step -> (stop, save): one asked to stop stops all, the first one's clock counts."""
+        """What all processes do after this step -> (stop, save): one stops all, the first one's clock counts."""
+        if world()[1] > 1 and os.getppid() != self.launcher:           # torchrun was killed, so nobody would end us
+            self.stopped_by = signal.SIGTERM
         wish = [self.stopped_by, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']]
         wishes = from_all(wish)
         self.stopped_by = max(stopped_by for stopped_by, _ in wishes)
@@ -3396,7 +3414,8 @@ def close_epoch(state, metrics, config, run):
     row |= {f'val_{key}': metrics[key] for key in ('iou', 'dice', 'mean_iou') if key in metrics}
     row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
             'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
-            'images_per_second': round(float(state.totals['speed']), 2), 'seconds': round(float(state.totals['seconds']), 2)}
+            'images_per_second': round(float(state.totals['speed']), 2),
+            'seconds': round(float(state.totals['seconds']), 2)}
     if state.device.type == 'cuda':
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
@@ -3436,8 +3455,8 @@ def say_epoch(row, better, state, config):
     since = state.epoch - 1 - state.best_epoch
     patience = config['early_stopping_patience']
     stopping = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
-    log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s | %s', row['epoch'], config['num_epochs'], part('train'),
-             part('val'), row['lr'], row['images_per_second'], row['precision'],
+    log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s | %s', row['epoch'], config['num_epochs'],
+             part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'],
              'best so far, saved best.pt' if better else stopping)
 
 
@@ -3494,11 +3513,12 @@ def choose_run_dir(config):
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE', 'cannot start') from None
+            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE',
+                            'cannot start') from None
 
 
 def find_resume(config):
-    """The run folder to continue, or None. resume='auto' continues run_dir, or the newest run on this data, if unfinished."""
+    """The run folder to continue, or None. resume='auto': run_dir, or the newest run on this data, if unfinished."""
     wish = config['resume']
     if wish is None:
         return None
@@ -3521,16 +3541,17 @@ def find_resume(config):
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
-FREE_ON_RESUME = {'num_workers', 'cache_images', 'checkpoint_minutes', 'early_stopping_patience', 'resume', 'run_dir',
-                  'compile_model', 'channels_last', 'activation_checkpointing', 'skip_broken', 'class_names', 'tensorboard'}
-FIXED_ON_RESUME = {'architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes', 'optimizer', 'image_dtype',
-                   'mask_values', 'seed', 'val_fraction', 'group_pattern', 'ema_decay', 'mean', 'std'}
+FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes early_stopping_patience resume run_dir compile_model '
+                     'channels_last activation_checkpointing skip_broken class_names tensorboard'.split())
+FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
+                      'seed val_fraction group_pattern ema_decay mean std'.split())
 
 
 def resume_config(folder, overrides):
     """The config of a run with the overrides that make sense -> (config, notes). Raises ConfigError for the others."""
     saved = load_preset(folder / 'config.py')
-    config, _, notes = resolve_config(None, overrides, base={**CONFIG, **{k: v for k, v in saved.items() if k in CONFIG}})
+    base = {key: saved.get(key, value) for key, value in CONFIG.items()}
+    config, _, notes = resolve_config(None, overrides, base=base)
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and k in overrides_of(overrides)]
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
@@ -3770,7 +3791,7 @@ class Plain(torch.utils.data.Dataset):
 
     def __getitem__(self, key):
         sample = self.dataset[key[1]]
-        if key[1] not in self.named and not all(map(is_finite, torch.utils._pytree.tree_leaves(sample))):
+        if key[1] not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
             self.named.add(key[1])
             log.warning('%s holds values that are not finite; its steps are skipped', self.name_of(key[1]))
         return sample
@@ -3778,9 +3799,8 @@ class Plain(torch.utils.data.Dataset):
 
 def is_finite(value):
     """False for a floating-point tensor or array that holds NaN or infinity."""
-    if torch.is_tensor(value) and value.is_floating_point() or isinstance(value, np.ndarray) and value.dtype.kind == 'f':
-        return bool(torch.isfinite(torch.as_tensor(value)).all())
-    return True
+    value = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind == 'f' else value
+    return not (torch.is_tensor(value) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
 def settle_own(config):
@@ -3890,8 +3910,8 @@ def tell_data(data, config, why):
         log.info('%s', line)
     for key, reason in why.items():
         log.info('%s = %s  (%s)', key, config[key], reason)
-    effective = config['batch_size'] * config['accumulation_steps']
-    log.info('batch: %d images at once x %d = effective batch %d', config['batch_size'], config['accumulation_steps'], effective)
+    at_once, times = config['batch_size'], config['accumulation_steps']
+    log.info('batch: %d images at once x %d = effective batch %d', at_once, times, at_once * times)
 
 
 def tell_precision(precision, hardware, config):
@@ -3930,15 +3950,16 @@ def finish(state, val_data, loss_fn, config, run):
         run.complain('pictures', error)
     command = f'python {Path(__file__).name}'
     if best:
-        score = f'validation IoU {best["iou"]:.4f}, Dice {best["dice"]:.4f}' if 'iou' in best else f'loss {best["loss"]:.4f}'
-        log.info('Best: epoch %d, %s', best['epoch'], score)
+        scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
+        log.info('Best: epoch %d, %s', best['epoch'], ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
         per_class = best.get('iou_per_class', [])
         if len(per_class) > 2:
             for name, iou, dice in zip(class_names(config, len(per_class)), per_class, best['dice_per_class']):
                 log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it could not be read: %s', times, name)
-    log.info('Everything is in %s: best.pt, last.pt, config.py, history.csv, curves.png, samples.png, log.txt', run.folder)
+    log.info('Everything is in %s: best.pt, last.pt, config.py, history.csv, curves.png, samples.png, log.txt',
+             run.folder)
     if run.stopped_by:
         log.info('Stopped by %s. Continue with:  %s %s', signal.Signals(run.stopped_by).name, command,
                  as_typed('resume', run.folder))
@@ -3956,11 +3977,17 @@ PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart 
     (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)], np.uint8)
 
 
-def viewable(image):
-    """(H, W, C) of any dtype -> (H, W, 3) uint8 for looking at."""
+def contrast(image, most=64):
+    """(darkest, brightest) of an image (H, W, C) or TiffRows, but for a percent at each end; of `most` of its rows."""
+    rows = np.linspace(0, image.shape[0] - 1, min(most, image.shape[0])).astype(int)
+    return np.percentile(np.concatenate([image[row:row + 1] for row in rows.tolist()]), (1, 99))
+
+
+def viewable(image, limits=None):
+    """(H, W, C) of any dtype -> (H, W, 3) uint8 for looking at; limits: what becomes black and what white."""
     image = image[..., :3] if image.shape[2] >= 3 else np.repeat(image[..., :1], 3, axis=2)
     if image.dtype != np.uint8:
-        low, high = np.percentile(image, (1, 99))
+        low, high = np.percentile(image, (1, 99)) if limits is None else limits
         image = np.clip((image - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
     return image
 
@@ -4221,10 +4248,12 @@ def read_ahead(read, paths, depth=4):
 
 def write_prediction(target, image, bands, model, save):
     """One picture of predict, whole or crashed away: PNG, or for TiffRows a TIFF written strip by strip."""
+    limits = contrast(image) if save == 'overlay' else None
+
     def rows():
         top = 0
         for band in bands:
-            yield from render(band, image[top:top + band.shape[1]], model, save)
+            yield from render(band, image[top:top + band.shape[1]], model, save, limits)
             top += band.shape[1]
 
     palette = colour_mask(np.arange(256), model.config['num_classes'])
@@ -4250,14 +4279,15 @@ def cut_tiles(rows, side):
         yield from (strip[:, left:left + side] for left in range(0, strip.shape[1], side))
 
 
-def render(logits, image, model, save):
+def render(logits, image, model, save, limits=None):
     """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, foreground probability."""
     if save == 'probability':
         return (logits[0].sigmoid() * 255).round().to(torch.uint8).cpu().numpy()
     mask = classify(logits, model.threshold).cpu().numpy()
     if save == 'overlay':
         colours = colour_mask(mask, max(3, model.config['num_classes']))
-        return np.where((mask > 0)[..., None], viewable(image) // 2 + colours // 2, viewable(image))
+        below = viewable(image, limits)
+        return np.where((mask > 0)[..., None], below // 2 + colours // 2, below)
     return mask * 255 if model.config['num_classes'] == 2 and save == 'mask' else mask
 
 

@@ -494,7 +494,7 @@ def test_short_and_foreign_names_do_not_hide_a_key():
 
 def test_script_header_and_requirements_name_the_same_packages():
     header = re.search(r'(?m)^# /// script$(.*?)^# ///$', SOURCE, re.DOTALL)[1]
-    in_script = ast.literal_eval(re.search(r'# dependencies = (\[.*?\])', header)[1])
+    in_script = ast.literal_eval(re.search(r'dependencies = (\[.*?\])', header.replace('\n#', ''), re.DOTALL)[1])
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
     required = [line.split('#')[0].strip() for line in lines]
     assert sorted(in_script) == sorted(filter(None, required))

@@ -1,7 +1,9 @@
 """Several processes (gloo): the same result as one.  python -m pytest tests/test_processes.py"""
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import train_unet
 from conftest import ROOT
 
 SCRIPT = '''
-import os, sys
+import os, signal, sys
 sys.path.insert(0, {root!r})
 import torch, train_unet
 from torch import nn
@@ -26,6 +28,9 @@ class Means(torch.utils.data.Dataset):
 def loss_fn(model, batch):
     if {ask} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) == 30:
         os.kill(os.getpid(), 15)
+    if {hang} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) == 100:
+        open('stopped', 'w').close()
+        os.kill(os.getpid(), signal.SIGSTOP)
     if {die} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) > 30:
         os.kill(os.getpid(), 9)
     return (model(batch['x']) - batch['y']).square().mean((1, 2, 3))
@@ -44,14 +49,49 @@ print(f'process {{os.environ["RANK"]}} stopped by {{result.stopped_by}}')
 '''
 
 
-def run(count, die=False, ask=False, epochs=1, timeout=120):
-    """The script under torchrun with `count` processes."""
+def write_script(count, die=False, ask=False, hang=False, epochs=1):
+    """The script, in this folder -> its name."""
     script = f'script{count}.py'
     with open(script, 'w') as file:
-        file.write(SCRIPT.format(root=str(ROOT), count=count, die=die, ask=ask, epochs=epochs))
-    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={count}', script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout,
-                          env={**os.environ, 'OMP_NUM_THREADS': '1'})
+        file.write(SCRIPT.format(root=str(ROOT), count=count, die=die, ask=ask, hang=hang, epochs=epochs))
+    return script
+
+
+def torchrun(*words):
+    """Arguments of subprocess: the command, and one thread for each process."""
+    return {'args': [sys.executable, '-m', 'torch.distributed.run', *words], 'text': True,
+            'env': {**os.environ, 'OMP_NUM_THREADS': '1'}}
+
+
+def start(*words):
+    """torchrun in the background."""
+    return subprocess.Popen(**torchrun(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def run(count, timeout=120, **how):
+    """The script under torchrun with `count` processes, to its end."""
+    command = torchrun('--standalone', f'--nproc_per_node={count}', write_script(count, **how))
+    return subprocess.run(**command, capture_output=True, timeout=timeout)
+
+
+def wait_for(condition, seconds=60):
+    """Until it holds; fails after too long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, 'waited in vain'
+        time.sleep(0.1)
+
+
+def processes(word):
+    """Process ids whose command line holds a word, zombies left out."""
+    found = []
+    for number in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            with open(f'/proc/{number}/cmdline', 'rb') as file:
+                found += [int(number)] * (word.encode() in file.read())
+        except OSError:
+            continue
+    return found
 
 
 def test_one_two_and_four_processes_give_the_same_weights():
@@ -88,3 +128,45 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step():
     assert 'process 0 stopped by 15' in done.stdout and 'process 1 stopped by 15' in done.stdout
     last, path = train_unet.load_last('run2')
     assert path.name == 'last.pt' and 2 < last['step'] < 50 and last['window'] > 0
+
+
+def test_two_machines_give_the_weights_of_one():
+    """Two launchers meet at one address, as on two machines (--nnodes=2), with one process each."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    script = write_script(2)
+    meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}']
+    jobs = [start(*meeting, script) for _ in range(2)]
+    for job in jobs:
+        _, errors = job.communicate(timeout=120)
+        assert job.returncode == 0, errors[-2000:]
+    together = train_unet.load_checkpoint('run2/last.pt')
+    assert run(1).returncode == 0
+    for name, value in train_unet.load_checkpoint('run1/last.pt')['model'].items():
+        torch.testing.assert_close(together['model'][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
+def test_a_killed_launcher_stops_its_processes_with_a_checkpoint():
+    script = os.path.abspath(write_script(2, epochs=1000))
+    launcher = start('--standalone', '--nproc_per_node=2', script)
+    wait_for(lambda: os.path.exists('run2/history.csv'))
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: not processes(script), 30)
+    last, path = train_unet.load_last('run2')
+    assert path.name == 'last.pt' and 1 <= last['epoch'] < 1000
+
+
+@pytest.mark.kills
+@pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
+def test_a_signal_in_a_blocked_collective_leaves_the_last_checkpoint():
+    """Process 1 freezes, so process 0 waits for it in a collective: SIGTERM cannot save, but costs no checkpoint."""
+    script = os.path.abspath(write_script(2, hang=True, epochs=1000))
+    launcher = start('--standalone', '--nproc_per_node=2', script)
+    wait_for(lambda: os.path.exists('stopped'))
+    launcher.terminate()
+    launcher.wait(timeout=60)                                          # torchrun allows its processes 30 s
+    wait_for(lambda: not processes(script), 10)
+    assert train_unet.load_last('run2')[0]['epoch'] >= 1

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
@@ -171,6 +172,16 @@ def test_a_large_tiff_is_read_and_written_by_rows(trained, tmp_path, monkeypatch
         written = tifffile.imread(tmp_path / 'rows' / 'big.tif')
         assert np.array_equal(written, np.array(PIL.Image.open(tmp_path / 'whole' / 'big.png')))
         assert asked and (policy == 'resize' or max(asked) <= 64)
+
+
+def test_an_overlay_has_one_contrast_however_many_bands_it_comes_in(tmp_path):
+    """A ramp of 16-bit values stays a ramp where two bands meet."""
+    image = np.linspace(0.2, 0.4, 100, dtype=np.float32)[:, None, None].repeat(40, 1).repeat(3, 2)
+    bands = torch.full((2, 1, 50, 40), -5.0)                           # background everywhere
+    model = SimpleNamespace(config={'num_classes': 2}, threshold=0.5)
+    train_unet.write_prediction(tmp_path / 'ramp.png', image, bands, model, 'overlay')
+    column = np.array(PIL.Image.open(tmp_path / 'ramp.png'))[:, 0, 0].astype(int)
+    assert column[0] < 5 and column[-1] > 250 and 0 <= np.diff(column).min() and np.diff(column).max() < 8
 
 
 def test_a_large_tiff_that_breaks_further_down_costs_no_other(trained, tmp_path, monkeypatch, capsys):
