@@ -2102,13 +2102,16 @@ def start_worker(_):
     signal.signal(signal.SIGINT, signal.SIG_IGN)                       # the parent decides when to stop
 
 
+WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
+
+
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
     context = 'fork' if workers and sys.platform == 'linux' else None
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'prefetch_factor': 4,
-             'multiprocessing_context': context, 'timeout': 300} if workers else {}
+             'multiprocessing_context': context, 'timeout': WORKER_TIMEOUT} if workers else {}
     collate_fn = collate if isinstance(dataset, SegmentationDataset) else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
                                        collate_fn=collate_fn, generator=own, **extra, **how)
@@ -3843,10 +3846,12 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
 
 def stop_workers(loader):
     """End the workers that live on between epochs, also those whose fellows were killed; new ones start when needed."""
-    with contextlib.suppress(WorkerDied), heard_later():
-        if loader._iterator is not None:
-            loader._iterator._shutdown_workers()
-    loader._iterator = None
+    iterator, loader._iterator = loader._iterator, None
+    if iterator is not None:
+        with contextlib.suppress(WorkerDied), heard_later():
+            iterator._shutdown_workers()
+        for worker in iterator._workers:                               # torch only asks; who hangs in a read is deaf
+            worker.kill()
 
 
 def rewind_state(state, rewind, config, run):

@@ -719,12 +719,18 @@ def test_a_loss_of_the_wrong_shape_is_told_clearly(wrong):
 
 class Deadly(Samples):
     """Kills the worker that reads number 5, once."""
+    signal = signal.SIGKILL
 
     def __getitem__(self, index):
         if index == 5 and torch.utils.data.get_worker_info() and not os.path.exists('killed'):
             open('killed', 'w').close()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
         return super().__getitem__(index)
+
+
+class Frozen(Deadly):
+    """Freezes it, as a network drive that is gone does: it hears no request to end either."""
+    signal = signal.SIGSTOP
 
 
 def kill(which, training):
@@ -759,6 +765,14 @@ def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes):
     calm = train(None, Samples(12), run_dir='calm')
     result = train(None, data(12), loss_fn=loss_fn, num_workers=2)
     assert os.path.exists('killed')
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+
+
+def test_a_worker_that_hangs_is_replaced(two_minutes, monkeypatch):
+    monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 2)
+    calm = train(None, Samples(12), run_dir='calm')
+    result = train(None, Frozen(12), num_workers=2)
+    assert os.path.exists('killed') and not workers()
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
