@@ -858,7 +858,7 @@ SPLIT_WORDS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'va
                'dev': 'val', 'test': 'test', 'testing': 'test'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans'.split())
-MASK_WORDS = set('mask masks label labels annotation annotations annot annots anno gt segmentationclass '
+MASK_WORDS = set('mask masks label labels annotation annotations annot annots anno gt gts segmentationclass '
                  'segmentation segmentations groundtruth gtfine target targets truth seg pixels labelids '
                  'matte trimaps manual'.split())
 PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
@@ -1684,8 +1684,8 @@ def scan(pairs, config):
         return key, mark, old[1] if old and old[0] == mark else scan_pair(image, mask, config)
 
     count = len(pairs.images)
-    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over each row would cost more than it
-    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over each row would cost more than it does
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = pool.map(lambda rows: [record(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
     records = [record for _, _, record in found]
@@ -4209,6 +4209,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
             broken.append(error.problems[0])
     written = len(files) - len(broken)
     print(f'{written} masks in {output} ({written / max(1e-9, time.monotonic() - begun):.1f} images/s)')
+    print(f'Next:  python train_unet.py export {shlex.quote(str(run))} format=onnx')
     if broken:
         print(UserError(shorten(broken), f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
@@ -4644,7 +4645,7 @@ def decode_all(data, config):
             return error.problems[0]
 
     paths = data.pairs.images
-    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         problems = list(filter(None, progress(pool.map(broken, paths), len(paths), 'Decoding every image')))
     if problems:
         raise DataError(shorten(problems), f'{len(problems)} of {len(paths)} images cannot be used')

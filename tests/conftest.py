@@ -26,10 +26,10 @@ def draw_set(folder, count=12, size=40, seed=0, values=(0, 255)):
         cy, cx = draw.uniform(size * 0.3, size * 0.7, 2)
         disc = (y - cy) ** 2 + (x - cx) ** 2 < (size * 0.25) ** 2
         image = draw.integers(0, 90, (size, size, 3)) + disc[..., None] * np.array([120, 80, 40])
-        for kind, array in (('images', image.astype(np.uint8)), ('masks', np.where(disc, values[1], values[0]).astype(np.uint8))):
+        for kind, array in (('images', image), ('masks', np.where(disc, values[1], values[0]))):
             path = Path(folder) / kind / f'{number:03d}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
-            PIL.Image.fromarray(array).save(path)
+            PIL.Image.fromarray(array.astype(np.uint8)).save(path)
     return Path(folder)
 
 

@@ -953,7 +953,8 @@ def test_real_convention(tmp_path, name, twice, dialogue, num_classes, shares):
 
 
 def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkeypatch):
-    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32, 'cache_images': True})
+    settings = {'data': str(small_set), 'image_size': 32, 'cache_images': True}
+    config, sources, _ = train_unet.resolve_config(None, settings)
     config, _, _, data, _ = train_unet.prepare(config, sources, torch.device('cpu'))
     kept, fresh = (train_unet.SegmentationDataset(data, 'val', {**config, 'cache_images': cached}, is_training=False)
                    for cached in (True, False))

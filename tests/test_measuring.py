@@ -57,7 +57,8 @@ def test_float16_is_called_unsafe_with_the_layer(small_set):
     model[1].weight.data.fill_(1e5)
     model[2].weight.data.fill_(1e-6)
     window = [{'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}]
-    numbers = train_unet.examine_numbers(model, settings(), window, train_unet.SegmentationLoss(settings()), ['bfloat16'])
+    loss_fn = train_unet.SegmentationLoss(settings())
+    numbers = train_unet.examine_numbers(model, settings(), window, loss_fn, ['bfloat16'])
     assert 'float16 is unsafe here: 1 reaches' in train_unet.judge_float16(numbers)
     cosine, ratio = numbers['gradients']['bfloat16']
     assert 0.9 < cosine <= 1.0001 and 0.8 < ratio < 1.2

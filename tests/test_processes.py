@@ -39,9 +39,9 @@ model_calls = []
 torch.manual_seed(3)
 net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
 try:
-    result = train_unet.train(model=net, loss_fn=loss_fn, train_data=Means(), val_data=Means(), num_epochs={epochs}, optimizer='SGD',
-                     learning_rate=0.05, batch_size=2, accumulation_steps=4, use_amp=False, device='cpu', ema_decay=None,
-                     run_dir='run{count}')
+    result = train_unet.train(model=net, loss_fn=loss_fn, train_data=Means(), val_data=Means(), num_epochs={epochs},
+                              optimizer='SGD', learning_rate=0.05, batch_size=2, accumulation_steps=4, use_amp=False,
+                              device='cpu', ema_decay=None, run_dir='run{count}')
 except train_unet.UserError as error:
     print(error)
     sys.exit(2)

@@ -133,7 +133,8 @@ def test_a_picture_that_is_a_program_is_not_run(head, monkeypatch):
     monkeypatch.setenv('PATH', f'{os.getcwd()}/bin:{os.environ["PATH"]}')
     import PIL.EpsImagePlugin
     monkeypatch.setattr(PIL.EpsImagePlugin, 'gs_binary', None)         # look for it again
-    Path('a.png').write_bytes(head + b'%%BoundingBox: 0 0 16 12\n%%EndComments\n(%pipe%touch executed) (w) file\nshowpage\n')
+    program = b'%%BoundingBox: 0 0 16 12\n%%EndComments\n(%pipe%touch executed) (w) file\nshowpage\n'
+    Path('a.png').write_bytes(head + program)
     for read in (tu.read_image, tu.read_mask):
         with pytest.raises(tu.DataError, match='a.png'):
             read('a.png', CONFIG)

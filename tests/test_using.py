@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -105,16 +106,17 @@ def test_an_export_that_differs_is_refused(trained, tmp_path, monkeypatch):
 
 
 def test_the_four_commands_follow_from_each_other(tmp_path):
-    """Train, evaluate, predict, typed as a person does; each prints the next."""
+    """Train, evaluate, predict, export, typed as a person does: each time what the one before has printed."""
     draw_set(tmp_path / 'set', count=8)
-    settings = [f'{k}={v}' for k, v in (TINY | {'num_epochs': 1}).items()]
-    script = [sys.executable, str(ROOT / 'train_unet.py')]
-    first = subprocess.run([*script, 'data=set', *settings], capture_output=True, text=True)
-    assert first.returncode == 0 and 'Next:  python train_unet.py evaluate runs/set-1' in first.stdout
-    second = subprocess.run([*script, 'evaluate', 'runs/set-1'], capture_output=True, text=True)
-    assert second.returncode == 0 and 'predict runs/set-1' in second.stdout
-    third = subprocess.run([*script, 'predict', 'runs/set-1', 'set/images', '-o', 'out'], capture_output=True, text=True)
-    assert third.returncode == 0 and len(list((tmp_path / 'out').iterdir())) == 8
+    typed = ' '.join(['python train_unet.py data=set', *(f'{k}={v}' for k, v in (TINY | {'num_epochs': 1}).items())])
+    steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
+    for word, file in steps:
+        words = typed.replace('python train_unet.py', shlex.join([sys.executable, str(ROOT / 'train_unet.py')]))
+        done = subprocess.run(shlex.split(words), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / 'runs' / 'set-1' / file).exists()
+        typed = ''.join(re.findall('Next:  (.*)', done.stdout)).replace('YOUR_IMAGES -o masks', 'set/images')
+        assert f'{word} runs/set-1' in typed or not word
 
 
 NOTEBOOK = TINY | {'encoder': 'tu-test_efficientnet', 'num_epochs': 1, 'compile_model': False}
@@ -145,8 +147,10 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     interrupted = INTERRUPTED.format(tiny=tiny)
     cells = [setup, *lines, *lines[1:], 'print(mask.shape)', interrupted, "print('and on')"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources={'metadata': {'path': str(tmp_path)}}).execute()
-    shown = [output for cell in book.cells for output in cell.get('outputs', []) if 'text/html' in output.get('data', {})]
+    where = {'metadata': {'path': str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources=where).execute()
+    outputs = [output for cell in book.cells for output in cell.get('outputs', [])]
+    shown = [output for output in outputs if 'text/html' in output.get('data', {})]
     assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 2
     said = [''.join(output.get('text', '') for output in cell.outputs) for cell in book.cells[-3:]]
     assert '(40, 40)' in said[0] and 'stopped by 2 after' in said[1] and 'and on' in said[2]
