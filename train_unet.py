@@ -169,7 +169,8 @@ TYPES = {
     'grad_clip': 'float none', 'class_weights': 'list auto none', 'ema_decay': 'float auto none',
     'early_stopping_patience': 'int none', 'use_amp': 'bool auto', 'tf32_matmul_precision': 'str none',
     'keep_float32': 'str none', 'resume': 'str none',
-}
+} | dict.fromkeys('val_fraction weight_decay momentum warmup_fraction init_scale growth_factor backoff_factor '
+                  'checkpoint_minutes'.split(), 'float')
 # ... the words it may be ...
 CHOICES = {
     'size_policy': ('resize', 'crop', 'pad'),
@@ -858,9 +859,9 @@ SPLIT_WORDS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'va
                'dev': 'val', 'test': 'test', 'testing': 'test'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans'.split())
-MASK_WORDS = set('mask masks label labels annotation annotations annot annots anno gt gts segmentationclass '
-                 'segmentation segmentations groundtruth gtfine target targets truth seg pixels labelids '
-                 'matte trimaps manual'.split())
+MASK_WORDS = set('mask masks label labels labeled labelled lbl lbls annotation annotations annot annots anno '
+                 'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
+                 'targets truth seg pixels labelids matte trimaps manual'.split())
 PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
@@ -916,7 +917,7 @@ def between(before, after):
 
 
 def list_files(root):
-    """Every file below root as (folder, name), sorted; links are followed, loops and hidden files are not."""
+    """Every file below root as (folder, name), sorted; links are followed, loops and hidden folders are not."""
     found, seen, pending = [], set(), ['']
     while pending:
         folder = pending.pop()
@@ -926,10 +927,8 @@ def list_files(root):
                 continue
             seen.add(real)
             for entry in os.scandir(root / folder):
-                if entry.name.startswith('.'):
-                    continue
                 if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
-                    pending.append(os.path.join(folder, entry.name))
+                    pending += [os.path.join(folder, entry.name)] * (not entry.name.startswith('.'))
                 else:
                     found.append((folder, entry.name))
         except OSError as error:
@@ -961,7 +960,7 @@ def collect(config, root):
               for file in list_files(existing_folder(root / base))]
     for source, base, folder, name in listed:
         stem, suffix = os.path.splitext(name)
-        if suffix.lower() not in SUFFIXES:
+        if suffix.lower() not in SUFFIXES or name.startswith('.'):
             ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
         split, role, kind, rest = read_place(folder, source)
@@ -1001,8 +1000,11 @@ def tell_apart(files):
 
 def existing_folder(path):
     """The path, if it is a folder; else a DataError that names what is there instead."""
-    if path.is_dir():
-        return path
+    try:
+        if path.is_dir():
+            return path
+    except OSError as error:                                           # no permission, or a name of 300 letters
+        raise DataError(f'{path}: cannot be read: {error.strerror}') from None
     near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ''
     what = 'is a file; expected a folder of images and masks' if path.exists() else 'there is no such folder'
     raise DataError(f'{path}: {what}{near}')
@@ -1015,7 +1017,9 @@ def one_kind(images, masks, root):
         for kind, file in {file.kind: file for file in reversed(files)}.items():
             words = [w for w in folder_words(kind)[:-1] if w not in SPLIT_WORDS]
             plain = (*words, *re.findall(r'\d+', kind))
-            folders.setdefault(plain, os.path.relpath(os.path.dirname(file.path), root))
+            parts = Path(os.path.relpath(os.path.dirname(file.path), root)).parts
+            depth = max((n for n, part in enumerate(parts, 1) if part in kind.split('/')), default=len(parts))
+            folders.setdefault(plain, '/'.join(parts[:depth]))         # without the cities or patients below it
     if any(len(folders) > 1 for folders in choices.values()):
         lines = ['    ' + as_typed(key, folder, True) for key in choices for folder in sorted(choices[key].values())]
         raise DataError(['several folders could hold the images or the masks; '
@@ -1056,34 +1060,41 @@ def match_pairs(images, masks):
 
     -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)
     """
-    best = None
+    best, split_of = None, lambda file: file.split
+    if not any(map(split_of, images)) or not any(map(split_of, masks)):    # train/ and val/ on one side only
+        split_of = lambda file: ''
     rules = ((*rule, with_rest) for rule in affix_rules(images, masks) for with_rest in (True, False))
     for rule, image_key, mask_key, with_rest in rules:
-        place = lambda file: (file.split, file.rest if with_rest else '')
+        place = lambda file: (split_of(file), file.rest if with_rest else '')
         tables = [grouped(files, lambda file: (*place(file), stem_key(file.stem.casefold())))
                   for files, stem_key in ((images, image_key), (masks, mask_key))]
         common = sorted(key for key in tables[0].keys() & tables[1].keys() if key[-1] is not None)
         clashes = [table[key] for table in tables for key in common if len(table[key]) > 1]
         pairs = [(tables[0][key][0], tables[1][key][0]) for key in common]
+        pairs = [(image if image.split or not mask.split else dataclasses.replace(image, split=mask.split), mask)
+                 for image, mask in pairs]
         if best is None or len(pairs) - len(clashes) > len(best[0]) - len(best[2]):
             best = pairs, rule, clashes
         if len(pairs) == len(images) == len(masks) and not clashes:
             break
     pairs, rule, clashes = best
-    used = {id(file) for group in [*pairs, *clashes] for file in group}
-    images, masks = ([file for file in files if id(file) not in used] for files in (images, masks))
+    used = {file.path for group in [*pairs, *clashes] for file in group}
+    images, masks = ([file for file in files if file.path not in used] for files in (images, masks))
     return pairs, rule, images, masks, clashes
 
 
 def unite_folders(images, masks):
-    """One folder per image with one mask file per object (DSB-2018) -> pairs of image and folder, or None."""
-    place = lambda file: (file.split, file.rest)
-    groups = grouped(masks, place)
-    if not len(images) == len(groups) < len(masks) or groups.keys() != {place(image) for image in images} \
-            or not all(rest for _, rest in groups):
+    """One folder of mask files per image, one for each object (DSB-2018) -> (pairs of image and folder, images
+    without one), or None. The folder lies beside the image, or has the name of its stem."""
+    groups = grouped(masks, lambda mask: (mask.split, mask.rest))
+    places = {(image.split, image.rest or image.stem): image for image in images}
+    together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
+    if together or len(places) < len(images) or not groups.keys() <= places.keys() \
+            or not len(images) / 2 <= len(groups) < len(masks):
         return None
     folder = lambda mask: dataclasses.replace(mask, path=os.path.dirname(mask.path))
-    return [(image, folder(groups[place(image)][0])) for image in images]
+    return ([(places[place], folder(group[0])) for place, group in groups.items()],
+            [image for place, image in places.items() if place not in groups])
 
 
 def read_list(path):
@@ -1111,6 +1122,8 @@ def read_list(path):
         splits[os.path.realpath(image.path)].add(image.split)
     problems += [f'{path}: {image} is listed in several splits: {", ".join(sorted(said))}'
                  for image, said in splits.items() if len(said) > 1]
+    twice = Counter(os.path.realpath(image.path) for image, _ in pairs)
+    problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
     if problems:
         raise DataError(shorten(problems))
     return pairs, f'the list {path.name}'
@@ -1137,8 +1150,11 @@ def find_pairs(config):
                 'expected folders such as images/ and masks/, or type images=... masks=...',
                 "or mask_pattern='{stem}_mask.png', or data=list.csv with the columns image,mask"])
         one_kind(images, masks, root)
-        pairs, rule = unite_folders(images, masks), 'one folder per image, its masks united'
-        if pairs is None:
+        united = unite_folders(images, masks)
+        if united:
+            (pairs, lonely), rule = united, 'one folder per image, its masks united'
+            notes += refuse_unpaired(pairs, lonely, [], [], config)
+        else:
             pairs, rule, *left = match_pairs(images, masks)
             notes += refuse_unpaired(pairs, *left, config)
     if not pairs:
@@ -1163,12 +1179,33 @@ def refuse_unpaired(pairs, images, masks, clashes, config):
     skip = '' if problems or two_kinds else ' skip_unpaired=True leaves the others out;'
     hints = [f'{len(pairs)} pairs were found.{skip}',
              "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
+    families = mask_families(pairs, masks) if pairs and masks and not images and not problems else []
+    if len(families) > 1:
+        hints = ['there are several masks to an image; if one kind is meant type', *families, hints[1]]
+    if problems:
+        hints.append("if files of one suffix are meant type image_pattern='{stem}.jpg' or mask_pattern='{stem}.png'")
     if two_kinds:
         kind = [*masks, *(mask for _, mask in pairs)][0].kind
         hints = [f'if only one of these folders holds the images type {as_typed("images", folder, True)} '
                  f'{as_typed("masks", kind, True)}'
                  for folder in folders] + hints
     raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
+
+
+def mask_families(pairs, masks):
+    """Lines to type for each kind of mask, where several begin with the stem of an image."""
+    image, mask = pairs[0]
+    match = difflib.SequenceMatcher(None, image.stem, mask.stem, autojunk=False).find_longest_match()
+    head, tail = image.stem[:match.a], image.stem[match.a + match.size:]
+    keys = {stem[len(head):len(stem) - len(tail)] for stem in (image.stem for image, _ in pairs)}
+    kinds = Counter()
+    for file in [*masks, *(mask for _, mask in pairs)]:
+        length = next((n for n in range(len(file.stem), 0, -1) if file.stem[:n] in keys), 0)
+        kinds['{stem}' + file.stem[length:] + os.path.splitext(file.path)[1]] += length > 0
+    pattern = head + '{stem}' + tail + os.path.splitext(image.path)[1]
+    first = [as_typed('image_pattern', pattern, True)] if head + tail else []
+    return ['    ' + ' '.join([*first, as_typed('mask_pattern', kind, True)]) + f'   ({count} files)'
+            for kind, count in kinds.most_common(8) if count]
 
 
 def choose_splits(images, config):
@@ -1184,8 +1221,12 @@ def choose_splits(images, config):
     pattern = config['group_pattern']
 
     def group_of(row):
-        match = re.search(pattern, images[row].stem) if pattern else None
-        return match.group(match.lastindex or 0) if match else images[row].stem if pattern else row
+        image = images[row]
+        match = pattern and (re.search(pattern, image.stem) or re.search(pattern, f'{image.rest}/{image.stem}'))
+        if pattern and not match:
+            raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
+                            "as in group_pattern='^[^_]*' (what stands before the first _)")
+        return match.group(match.lastindex or 0) if pattern else row
 
     groups = list(grouped(pool, group_of).values())
     if len(groups) < 2:
@@ -1243,13 +1284,26 @@ def read_pillow(path, config, as_mask):
                 picture = picture.convert('RGB')
             array = np.array(picture)
             return array[..., 0] if picture.mode == 'LA' else array
-        picture = PIL.ImageOps.exif_transpose(picture)
-        if picture.mode.startswith(('I', 'F')):
-            array = np.array(picture)
-            narrow = picture.mode == 'I' and array.size and array.min() >= 0 and array.max() <= 65535
-            return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
-        wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
-        return np.array(picture.convert(wanted.get(config['in_channels'], 'RGB')))
+        if pillow_mode(picture).endswith('48'):
+            colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+            return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
+        return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'])
+
+
+def pillow_mode(picture):
+    """The mode of an opened image; 'RGB48' for a PNG of 16 bits per colour, which Pillow would cut to 8."""
+    raw = picture.tile[0][3] if picture.tile else ''
+    return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B') else picture.mode
+
+
+def pillow_pixels(picture, channels):
+    """A Pillow image -> (H, W) or (H, W, C): 16 bits and floats as stored, all else grey, RGB or RGBA of 8 bits."""
+    if picture.mode.startswith(('I', 'F')):
+        array = np.array(picture)
+        narrow = picture.mode == 'I' and array.size and array.min() >= 0 and array.max() <= 65535
+        return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
+    wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
+    return np.array(picture.convert(wanted.get(channels, 'RGB')))
 
 
 def read_tiff(path, config, as_mask):
@@ -1350,8 +1404,8 @@ def convert_pixels(array, path, config):
     found = array.shape[2]
     if found == 1 < channels <= 4:
         array = np.repeat(array, channels, axis=2)
-    elif found == channels + 1 and channels in (1, 3):
-        array = array[..., :channels]                                  # alpha
+    elif found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8:
+        array = array[..., :channels]                                  # alpha; in other types it may be infrared
     elif (found, channels) == (3, 1):
         array = array.mean(axis=2, keepdims=True)
     elif found != channels:
@@ -1366,6 +1420,13 @@ def convert_pixels(array, path, config):
     return array
 
 
+def refuse_depth(image, path, config):
+    """A network of 8-bit images would see 16-bit or float ones, scaled to 0..1, as black."""
+    if config['image_dtype'] == 'uint8' and image.dtype != np.uint8:
+        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; '
+                        'a network trained on 8-bit images needs 8-bit images')
+
+
 class TiffRows:
     """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others.
 
@@ -1378,6 +1439,7 @@ class TiffRows:
         self.page = page = tifffile.TiffFile(path).pages[0]
         weakref.finalize(self, page.parent.close)
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
+        self.dtype = np.dtype(np.uint8 if page.dtype == np.uint8 else np.float32)      # as convert_pixels gives it
         check_pixels(path, self.shape, config)
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         if not plain or page.imagedepth > 1 or len(page.parent.pages) > 1 or page.tags.valueof(274, 1) != 1:
@@ -1428,7 +1490,7 @@ def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
     if os.path.isdir(path):
         parts = [read_mask(os.path.join(path, name), config) for name in sorted(os.listdir(path))
-                 if os.path.splitext(name)[1].lower() in SUFFIXES]
+                 if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')]
         if len({part.shape for part in parts}) != 1:
             raise DataError(f'{path}: its masks have different sizes')
         return np.any([(part != 0) & (part != COLOUR) for part in parts], axis=0).astype(np.int32)
@@ -1569,7 +1631,7 @@ def explain_values(values, raw, plain, special, total):
     found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     lines = [f'{len(values)} values (share of pixels, images): {found}']
     if len(plain) > 64:
-        lines.append('so many look like ids of objects (instance masks) or like noise')
+        lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
     elif colours or len(plain) > 2:
         rare = {code for code in special if values[code] < 0.1 * total}    # a void label seldom covers more
         classes = sorted(values.keys() - rare)
@@ -1577,13 +1639,13 @@ def explain_values(values, raw, plain, special, total):
         what = 'colours' if colours else 'values'
         lines += [f'if these {what} are the classes type mask_values={suggest(table)}',
                   '(255 after a colon means ignored; reorder as you like)']
-        if not colours and 0 <= plain[0] and plain[-1] < 255:
-            lines.append('if they are class numbers of which some do not occur '
-                         f'type num_classes={plain[-1] + 1} or more')
     if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
         lines.append('if they are ids of objects, so that all but 0 (black) is foreground, '
                      'type mask_values=nonzero')
-    if not colours and max(values) <= 255 and max(values) > 127:
+    if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
+        lines.append('if they are class numbers, of which some may not occur, '
+                     f'type num_classes={plain[-1] + 1} or more')
+    if not colours and 127 < max(values) <= 255 or colours and len(plain) > 64:
         lines.append("if bright is foreground type mask_values='>127'")
     if len(plain) <= 64:
         last = 255 if 255 in values else plain[-1]
@@ -1613,7 +1675,7 @@ def scan_pair(image, mask, config):
     try:
         if READERS.get(os.path.splitext(image)[1].lower(), read_pillow) is read_pillow:
             with open_pillow(image, config) as picture:
-                height, width, mode = picture.height, picture.width, picture.mode
+                height, width, mode = picture.height, picture.width, pillow_mode(picture)
                 known = picture.format != 'PNG' or 'exif' in picture.info    # else a PNG would be decoded
                 if known and picture.getexif().get(274, 1) >= 5:
                     height, width = width, height
@@ -1628,8 +1690,9 @@ def scan_pair(image, mask, config):
         text = str(error).replace(str(image), 'it')
         return {'problem': f'{image}: cannot be read: {type(error).__name__}: {text}'}
     if codes.shape != (height, width):
+        turned = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
         return {'problem': f'{image}: is {width} x {height} pixels, '
-                           f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}'}
+                           f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{turned or ""}'}
     if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
         counts = np.bincount(codes.ravel())
         found = np.flatnonzero(counts)
@@ -1637,7 +1700,7 @@ def scan_pair(image, mask, config):
     else:
         found, counts = np.unique(codes, return_counts=True)
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode(mask),
-            'codes': dict(zip(found.tolist(), counts.tolist()))}
+            'codes': dict(zip(map(str, found.tolist()), counts.tolist()))}    # in JSON keys are text
 
 
 def mask_mode(path):
@@ -1684,7 +1747,7 @@ def scan(pairs, config):
         return key, mark, old[1] if old and old[0] == mark else scan_pair(image, mask, config)
 
     count = len(pairs.images)
-    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over each row would cost more than it does
+    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = pool.map(lambda rows: [record(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
@@ -1713,12 +1776,13 @@ def inspect_data(config):
         raise DataError([f'{config["data"]}: there are no training images left', *pairs.notes][:12])
     values, in_train, tops = defaultdict(lambda: [0, 0]), Counter(), []
     for split, record in zip(pairs.splits, records):
-        codes = {int(code): pixels for code, pixels in record['codes'].items()}    # in JSON keys are text
+        codes = {int(code): pixels for code, pixels in record['codes'].items()}
         tops.append(len(codes) - 1 if codes.keys() == set(range(len(codes))) else -1)
         for code, pixels in codes.items():
             values[code][0] += pixels
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
+    refuse_mixture([record['codes'].keys() for record in records], config)
     counts_up = min(tops) >= 0 and len(set(tops)) > 3 and max(tops) > 3
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
     shares = np.zeros(256)
@@ -1729,12 +1793,24 @@ def inspect_data(config):
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     if shares[1:].sum() == 0:
-        notes.append('no training mask holds any foreground: there is nothing to learn')
+        raise DataError(['no training mask holds any foreground: there is nothing to learn', *notes,
+                         f'all pixels are {", ".join(map(name_code, sorted(values)[:12]))}; '
+                         'mask_values="{1: 1}" would say that 1 is foreground'])
     if coding.num_classes == 2 and shares[1] > 0.9:
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
                      f'If so type mask_values={suggest({0: 1, 255: 0} if 255 in values else {0: 1, 1: 0})}')
     return Data(pairs, coding, dict(values), shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+
+
+def refuse_mixture(codes, config):
+    """Some masks of 0 and 1, others of 0 and 255: is 255 foreground there, or ignored? Only the user knows."""
+    ones, tops = (sum(word in keys for keys in codes) for word in ('1', '255'))
+    both, others = any({'1', '255'} <= keys for keys in codes), set().union(*codes) - {'0', '1', '255'}
+    if config['mask_values'] is None and ones and tops and not both and not others:
+        raise DataError([f'{ones} masks hold 0 and 1, {tops} others 0 and 255',
+                         'if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
+                         'if 255 means ignored type mask_values="{1: 1, 255: 255}"'], 'the mask values are not clear')
 
 
 def describe_data(data, config):
@@ -1749,13 +1825,13 @@ def describe_data(data, config):
     names = class_names(config, data.coding.num_classes)
     total = sum(pixels for pixels, _ in data.values.values())
     if data.coding.threshold is None:
-        for code, (pixels, images) in sorted(data.values.items())[:40]:
+        for code, (pixels, images) in sorted(data.values.items())[:256]:
             class_id = int(data.coding.encode(np.array([[code]]))[0, 0])
             name = 'ignored' if class_id == IGNORE else f'{class_id} {names[class_id]}'
             lines.append(f'{name_code(code):>8} -> {name:<18} {pixels / total:>10.3%} {images:>8}')
     else:
-        lines += [f'{sign:>6}{data.coding.threshold} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}'
-                  for i, sign in enumerate('<>')]
+        lines += [f'{f"{sign}{data.coding.threshold}":>8} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}'
+                  for i, sign in enumerate(['<=', '>'])]
     return lines + data.notes
 
 
@@ -1838,7 +1914,8 @@ def build_augmentation(config, is_uint8):
     if wish == 'none':
         return None
     if wish not in ('default', 'strong'):
-        return load_augmentation(wish)
+        shape = *config['image_size'], config['in_channels']
+        return load_augmentation(wish, shape, np.uint8 if is_uint8 else np.float32)
     border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
     height, width = config['image_size']
     strong = wish == 'strong'
@@ -1856,22 +1933,45 @@ def build_augmentation(config, is_uint8):
     return A.Compose(steps)
 
 
-def load_augmentation(path):
-    """A pipeline saved with A.to_dict as JSON or YAML. Only transforms of albumentations itself can be named."""
+IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
+
+
+def load_augmentation(path, shape, dtype):
+    """A pipeline saved with A.to_dict as JSON or YAML, tried on an image of this shape (H, W, C) and dtype.
+
+    Only transforms of albumentations itself can be named. Those of IN_THE_MODEL are left out, the mask is filled with
+    the ignored value. Raises ConfigError for what is no pipeline, or fails on such an image.
+    """
     import yaml                                                        # comes with albumentations
     try:
         text = Path(path).read_text(encoding='utf-8')
-        if str(path).endswith(('.yaml', '.yml')):
-            return A.from_dict(yaml.safe_load(text))
-        return A.from_dict(json.loads(text))
+        content = yaml.safe_load(text) if str(path).endswith(('.yaml', '.yml')) else json.loads(text)
+        pipeline = A.from_dict(content)
+        left_out = [step for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
+        pipeline = A.Compose([step for step in pipeline.transforms if step not in left_out])
+        for step in all_steps(pipeline):
+            if hasattr(step, 'fill_mask'):
+                step.fill_mask = IGNORE
+        made = pipeline(image=np.zeros(shape, dtype), mask=np.zeros(shape[:2], np.uint8))
+        if made['image'].shape[:2] != made['mask'].shape or made['image'].shape[2:] not in ((), shape[2:]):
+            raise ValueError(f'it makes {made["image"].shape} of an image of {shape}')
     except FileNotFoundError:
         raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
                           'or the path of a saved pipeline') from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: '
-                          f'{type(error).__name__}: {error}') from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict: {error}') from None
+    except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
+        raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
+                          f'{type(error).__name__}: {" ".join(str(error).split())[:300]}') from None
+    if left_out:
+        log.info('augment=%s: %s left out, the network does that itself', path,
+                 ', '.join(type(step).__name__ for step in left_out))
+    return pipeline
+
+
+def all_steps(step):
+    """A transform and, of one that holds others, all of those."""
+    yield step
+    for inner in getattr(step, 'transforms', ()):
+        yield from all_steps(inner)
 
 
 def resize(array, height, width, is_mask=False):
@@ -1968,8 +2068,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if image.shape[:2] != mask.shape:
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
-        if (image.dtype == np.uint8) != self.is_uint8:
-            image = image.astype(np.float32) / (255 if image.dtype == np.uint8 else 1)
+        refuse_depth(image, image_path, self.config)
+        if image.dtype == np.uint8 and not self.is_uint8:
+            image = image.astype(np.float32) / 255
         return image, mask
 
     def read_resized(self, index):
@@ -2083,8 +2184,9 @@ class WindowSampler(torch.utils.data.Sampler):
         return np.split(order, [self.effective_batch * i for i in range(1, self.num_windows)])
 
     def micro_batches(self, window):
-        """This rank's share of a window, as a list of index arrays."""
-        return split_evenly(np.array_split(window, self.world_size)[self.rank], self.batch_size)
+        """This rank's share of a window, as a list of index arrays: as many on every rank, for SyncBatchNorm."""
+        shares = np.array_split(window, self.world_size)
+        return np.array_split(shares[self.rank], max(1, len(split_evenly(shares[-1], self.batch_size))))
 
     def __iter__(self):
         for window in self.windows()[self.first_window:]:
@@ -2120,11 +2222,18 @@ def build_loader(dataset, config, device, **how):
 def image_statistics(dataset, config, most=100):
     """Mean and standard deviation per channel of up to `most` training images, each image weighing the same."""
     chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most]
-    moments = np.zeros((2, config['in_channels']))
+    moments = []
     for index in progress(chosen, len(chosen), 'Mean and spread of the images'):
-        image = dataset.read(int(index))[0].astype(np.float64)
-        moments += [image.mean((0, 1)), (image ** 2).mean((0, 1))]
-    mean, square = moments / len(chosen)
+        try:
+            image = dataset.read(int(index))[0].astype(np.float64)
+        except DataError:
+            if not config['skip_broken']:
+                raise
+        else:
+            moments.append([image.mean((0, 1)), (image ** 2).mean((0, 1))])
+    if not moments:
+        raise DataError(f'{config["data"]}: none of {len(chosen)} training images can be read')
+    mean, square = np.mean(moments, axis=0)
     spread = np.sqrt(np.maximum(square - mean ** 2, 1e-12))
     return [[float(f'{value:.6g}') for value in values] for values in (mean, spread)]
 
@@ -2144,6 +2253,9 @@ def settle(config, hardware, data, is_demo):
             config[key], why[key] = value, reason
 
     decide('num_classes', data.coding.num_classes, 'found in the masks')
+    names, wanted = config['class_names'], config['num_classes']
+    if names and len(names) != wanted:
+        raise ConfigError(f'class_names has {len(names)} names, the masks hold {wanted} classes with the background')
     pixels = np.median(np.array([size for size, n in data.sizes.items() for _ in range(n)]), axis=0)
     longest = max(data.sizes, key=max) if config['size_policy'] == 'pad' else None
     limit = 256 if on_cpu else 512
@@ -2167,7 +2279,7 @@ def settle(config, hardware, data, is_demo):
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(20, round(4000 * effective / count)))
     decide('num_epochs', epochs, 'enough for the demo' if is_demo else 'about 4,000 steps')
-    adaptive = config['optimizer'].lower().startswith(('adam', 'nadam', 'radam', 'adamax'))
+    adaptive = 'sgd' not in config['optimizer'].lower()                # ASGD too
     rate = 2e-3 * math.sqrt(effective / 8) if adaptive else 0.02 * effective / 8
     decide('learning_rate', float(f'{min(rate, 0.01 if adaptive else 0.1):.2g}'),
            ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}')
@@ -2183,12 +2295,10 @@ def settle(config, hardware, data, is_demo):
     return config, why
 
 
-def find_image_dtype(data, config):
-    """'uint8' if the training images are 8-bit, else 'float32'; a look at up to five of them."""
-    rows = data.pairs.rows('train')
-    kinds = {str(read_image(os.fsdecode(data.pairs.images[row]), config).dtype)
-             for row in rows[np.linspace(0, len(rows) - 1, min(5, len(rows))).astype(int)]}
-    return 'uint8' if kinds == {'uint8'} else 'float32'
+def find_image_dtype(data):
+    """'uint8' if all images are 8-bit, else 'float32'."""
+    eight_bits = {'1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'HSV', 'LAB', 'uint8', 'bool'}
+    return 'uint8' if {words.split()[0] for words in data.modes} <= eight_bits else 'float32'
 
 
 # ======================================================================================
@@ -2320,10 +2430,10 @@ def change_forward(module, mixin):
 class Float32:
     """Mixin: runs outside autocast, on float32 inputs."""
 
-    def forward(self, *inputs):
-        inputs = to_float32(inputs)
-        with torch.autocast(pytree.tree_leaves(inputs)[0].device.type, enabled=False):
-            return super().forward(*inputs)
+    def forward(self, *inputs, **named):
+        inputs, named = to_float32((inputs, named))
+        with torch.autocast(pytree.tree_leaves((inputs, named))[0].device.type, enabled=False):
+            return super().forward(*inputs, **named)
 
 
 class Checkpointed:
@@ -2467,7 +2577,7 @@ def tiled_bands(model, rows, size, tile, overlap=0.25, batch_size=1):
     total = weight = 0
     for top, following in zip(tops, [*tops[1:], size[0]]):
         strip = rows(top, min(top + tile[0], size[0]))
-        logits, ramps = blend_tiles(model, strip, lefts, tile[1], overlap, batch_size)
+        logits, ramps = blend_tiles(model, strip, lefts, tile_weights(tile, overlap), batch_size)
         if top:                                                        # what the tiles above said of these rows
             logits[:, :total.shape[1]] += total
             ramps[:len(weight)] += weight
@@ -2476,31 +2586,45 @@ def tiled_bands(model, rows, size, tile, overlap=0.25, batch_size=1):
         total, weight = logits[:, done:], ramps[done:]
 
 
-def blend_tiles(model, strip, lefts, side, overlap, batch_size):
+def blend_tiles(model, strip, lefts, ramp, batch_size):
     """One row of tiles: (1, C, h, W) -> summed (K, h, W) logits times weights, and the summed (h, W) weights."""
-    tiles = torch.cat([strip[..., left:left + side] for left in lefts])
-    outputs = torch.cat([model(part) for part in tiles.split(batch_size)])
-    ramp = tile_weights(tiles.shape[-2:], overlap).to(outputs.device)
-    logits = outputs.new_zeros(outputs.shape[1], *strip.shape[-2:])
-    weights = outputs.new_zeros(strip.shape[-2:])
-    for left, output in zip(lefts, outputs):
-        logits[..., left:left + side] += output * ramp
-        weights[..., left:left + side] += ramp
-    return logits, weights
+    *others, last = (strip[..., left:left + ramp.shape[1]] for left in lefts)      # the last may be narrower
+    groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
+    total = weights = None
+    for left, output in zip(lefts, (output for group in groups for output in model(group))):
+        if total is None:
+            ramp = ramp[:output.shape[1]].to(output.device)
+            total, weights = output.new_zeros(len(output), *strip.shape[-2:]), output.new_zeros(strip.shape[-2:])
+        right = left + output.shape[-1]
+        total[..., left:right] += output * ramp[:, :right - left]
+        weights[..., left:right] += ramp[:, :right - left]
+    return total, weights
 
 
 def tile_offsets(length, side, overlap, stride=32):
-    """Where tiles that cover a length begin: multiples of the stride, but for the last."""
+    """Where tiles that cover a length begin: multiples of the stride, so on the network's grid; the last may stick out.
+
+    Tiles whose overlap leaves less than a stride between them cannot keep to it.
+    """
     step = max(1, int(side * (1 - overlap)))
-    step = step // stride * stride or step
-    return [*range(0, max(length - side, 0), step), max(length - side, 0)]
+    step, unit = (step // stride * stride, stride) if step >= stride else (step, 1)
+    rest = max(length - side, 0)
+    return [*range(0, rest, step), -(-rest // unit) * unit]
 
 
 def tile_weights(size, overlap):
-    """(h, w) weights: 1 in the middle, falling linearly to nearly 0 over the overlap at each edge."""
-    ramps = [torch.minimum(torch.arange(1, n + 1), torch.arange(n, 0, -1)).float().div(max(1, overlap * n)).clamp(max=1)
-             for n in size]
-    return ramps[0][:, None] * ramps[1]
+    """(h, w) weights: 1 in the middle, next to nothing in the outer third of the overlap, linear between.
+
+    Near its rim a tile has not seen what surrounds a pixel; so a network that looks no further than a third of the
+    overlap gives the same in tiles as on the whole image.
+    """
+    def ramp(length):
+        wide = max(1, int(overlap * length))
+        rim = wide // 3
+        distance = torch.minimum(torch.arange(1, length + 1), torch.arange(length, 0, -1))
+        return ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1)
+
+    return ramp(size[0])[:, None] * ramp(size[1])
 
 
 def enlarged_bands(logits, size):
@@ -2550,20 +2674,21 @@ def confusion_matrix(predicted, target, num_classes):
 
 
 def compute_metrics(counts):
-    """(K, K) counts of a whole data set -> IoU and Dice per class and as one score.
+    """(K, K) counts of a data set or of one image -> IoU, Dice, precision and recall, per class and as one score.
 
-    Dataset-level (all pixels of all images together), not a mean of batches. A class that occurs neither in truth
-    nor in prediction is NaN and left out of the mean. For two classes the score is the foreground's.
+    All pixels of all images together, not a mean of batches. What cannot occur, 0 / 0, is NaN (a class neither in
+    truth nor in prediction) and left out of the mean. For two classes the score is the foreground's.
     """
     counts = counts.double().cpu()
     hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
-    iou = (hit / (truth + predicted - hit)).tolist()                   # 0 / 0 is NaN: the class never occurs
-    dice = (2 * hit / (truth + predicted)).tolist()
-    mean = lambda values: float(np.mean([v for v in values if not math.isnan(v)] or [math.nan]))
-    one = (lambda values: values[1]) if len(counts) == 2 else mean
-    return {'iou': one(iou), 'dice': one(dice), 'mean_iou': mean(iou), 'iou_per_class': iou, 'dice_per_class': dice,
-            'precision_per_class': (hit / predicted).tolist(), 'recall_per_class': (hit / truth).tolist(),
-            'accuracy': float(hit.sum() / counts.sum())}
+    scores = {'iou': hit / (truth + predicted - hit), 'dice': 2 * hit / (truth + predicted),
+              'precision': hit / predicted, 'recall': hit / truth}
+    scores = {key: values.tolist() for key, values in scores.items()}
+    mean = lambda values: float(np.mean([value for value in values if not math.isnan(value)] or [math.nan]))
+    means = {key: mean(values) for key, values in scores.items()}
+    one = lambda key: scores[key][1] if len(counts) == 2 else means[key]
+    return {'iou': one('iou'), 'dice': one('dice'), 'accuracy': float(hit.sum() / counts.sum())} | {
+        f'mean_{key}': mean for key, mean in means.items()} | {f'{key}_per_class': scores[key] for key in scores}
 
 
 # ======================================================================================
@@ -2958,7 +3083,8 @@ def commit(state, result, before, config):
     state.totals['images'] = state.totals.get('images', 0) + good * result.images
     for key, bad in (('run', result.bad), ('loss_run', result.bad_loss)):
         state.bad[key] = (state.bad.get(key, 0) + bad.long()) * bad
-    state.bad['total'] = state.bad.get('total', 0) + result.bad.long()
+    for key, bad in (('total', result.bad), ('loss_total', result.bad_loss)):
+        state.bad[key] = state.bad.get(key, 0) + bad.long()
 
 
 def is_out_of_memory(error):
@@ -2998,9 +3124,8 @@ def guarded_step(state, window, loss_fn, config):
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        if state.batch_size == 1:
-            raise UserError(TOO_LARGE, 'out of memory') from None
-        raise Rewind('out of memory inside the optimizer step', batch_size=state.batch_size // 2) from None
+        shrink(state, state.batch_size)
+        raise Rewind('out of memory inside the optimizer step', batch_size=state.batch_size) from None
     return result
 
 
@@ -3063,8 +3188,12 @@ def look(state, window, loss_fn, config, hardware, names, folder):
     """
     searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
     in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
-    if in_a_row == 1 and int(state.bad['run']) == 1:
-        record(state, f'skipped a step: {"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
+    counted = state.bad[counter(state.dtype)]
+    fresh = int(counted) - int(state.bad.get('told', 0))
+    if fresh:
+        state.bad['told'] = counted.clone()
+        record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: '
+                      f'{"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
     if in_a_row < config['max_bad_steps']:
         return
     for number, batch in enumerate(window):
@@ -3092,9 +3221,14 @@ def look(state, window, loss_fn, config, hardware, names, folder):
         'training diverged')
 
 
+def counter(dtype):
+    """Which of state.bad counts what is worth telling: under float16 gradients overflow while the scale is searched."""
+    return 'loss_total' if dtype == 'float16' else 'total'
+
+
 def first_nonfinite(state, window, loss_fn):
     """In words: the first layer whose output is not finite on this window."""
-    found, before = [], Snapshot(state.model)
+    found, before, is_lost = [], Snapshot(state.model), False
 
     def watch(name):
         def hook(module, inputs, output):
@@ -3104,16 +3238,17 @@ def first_nonfinite(state, window, loss_fn):
 
     hooks = [module.register_forward_hook(watch(name or 'the model')) for name, module in state.model.named_modules()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance('force_eager'):    # compiled code would not call the hooks
             for batch in window:
-                run_loss(loss_fn, under_autocast(state.model, state.dtype), to_device(batch, state.device))
+                losses, _ = run_loss(loss_fn, under_autocast(state.model, state.dtype), to_device(batch, state.device))
+                is_lost |= not is_finite(losses)
     finally:
         for hook in hooks:
             hook.remove()
         before.put_back()
     if found:
         return f'first not finite: the output of {found[0]}'
-    return 'all layers are finite forward, so it is the gradient'
+    return f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
 
 
 def replay(path, model=None, loss_fn=None):
@@ -3203,7 +3338,8 @@ class Run:
     """A run folder: its lock, its log, when it last saved, and whether someone asked it to stop."""
 
     def __init__(self, folder):
-        self.folder, self.stopped_by, self.last_save = Path(folder), 0, time.monotonic()
+        self.folder, self.last_save = Path(folder), time.monotonic()
+        self.asked, self.stopped_by = 0, 0                             # signals: of this process, of any of them
         self.lock, self.handlers, self.trouble, self.unsaved = None, [], '', None
         self.launcher = os.getppid()
         self.board = None                                              # TensorBoard's writer
@@ -3253,10 +3389,10 @@ class Run:
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
-            if self.stopped_by:
+            if self.asked:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
-            self.stopped_by = number
+            self.asked = number
             name = signal.Signals(number).name
             tqdm.write(f'{name}: finishing this step, then saving (again: leave at once)', sys.stderr)
         for name in ('SIGTERM', 'SIGINT', 'SIGUSR1'):
@@ -3287,7 +3423,7 @@ class Run:
         self.last_save = time.monotonic()
         totals = add_totals(state)                                     # of all processes: all of them come here
         saved = self.save_content('last.pt', state_dict(state) | {'totals': totals}
-                                  | describe_model(state.evaluated, config))
+                                  | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
         return saved
@@ -3319,12 +3455,12 @@ class Run:
 
 
     def agree(self, config):
-        """What all processes do after this step -> (stop, save): one stops all, the first one's clock counts."""
+        """What all processes do now -> (stop, save): a signal to one stops all, the first one's clock counts."""
         if world()[1] > 1 and os.getppid() != self.launcher:           # torchrun was killed, so nobody would end us
-            self.stopped_by = signal.SIGTERM
-        wish = [self.stopped_by, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']]
+            self.asked = signal.SIGTERM
+        wish = [self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']]
         wishes = from_all(wish)
-        self.stopped_by = max(stopped_by for stopped_by, _ in wishes)
+        self.stopped_by = max(asked for asked, _ in wishes)
         return bool(self.stopped_by), wishes[0][1]
 
 
@@ -3426,10 +3562,11 @@ def close_epoch(state, metrics, config, run):
     better = score > state.best_score or state.best_epoch < 0          # a NaN is better than nothing
     if better:
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
-        content = describe_model(state.evaluated, config) | {'metrics': metrics, 'epoch': state.epoch + 1}
-        run.save_content('best.pt', content)
+        content = describe_model(state.evaluated, config | amp_settings(state.dtype))
+        content |= {'metrics': metrics, 'epoch': state.epoch + 1}
+        saved = run.save_content('best.pt', content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
-    say_epoch(row, better, state, config)
+    say_epoch(row, better and ('best so far, saved best.pt' if saved else 'best so far, NOT saved'), state, config)
     run.save(state, config)
     run.write('history.csv', history_csv(state.history))
 
@@ -3451,16 +3588,17 @@ def show_epoch(run, state, val_data):
         run.complain('tensorboard', error)
 
 
-def say_epoch(row, better, state, config):
-    """One line a person reads."""
+def say_epoch(row, best, state, config):
+    """One line a person reads; `best` says what was done with the best weights so far, if these are."""
     part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
         (f' IoU {row[side + "_iou"]:.3f}' if f'{side}_iou' in row else '')
     since = state.epoch - 1 - state.best_epoch
     patience = config['early_stopping_patience']
     stopping = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
-    log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s | %s', row['epoch'], config['num_epochs'],
-             part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'],
-             'best so far, saved best.pt' if better else stopping)
+    memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
+    log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
+             part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'], memory,
+             best or stopping)
 
 
 def history_csv(history):
@@ -3503,11 +3641,11 @@ class Result:
             ''.join(f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
 
 
-def choose_run_dir(config):
-    """A new folder runs/<data>-<number>, or the one that the config names."""
+def choose_run_dir(config, name):
+    """A new folder runs/<name>-<number>, or the one that the config names."""
     if config['run_dir'] != 'auto':
         return Path(config['run_dir'])
-    name = re.sub(r'[^A-Za-z0-9_-]+', '_', Path(config['data']).expanduser().resolve().stem)[:60] or 'run'
+    name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
         folder = Path('runs') / f'{name}-{number}'
         try:
@@ -3532,9 +3670,8 @@ def find_resume(config):
     if config['run_dir'] != 'auto':
         folders = [Path(config['run_dir'])]
     else:
-        data = str(DEMO_FOLDER) if config['data'] == 'demo' else config['data']
         folders = sorted(Path('runs').glob('*-*/config.py'), key=os.path.getmtime, reverse=True)
-        folders = [p.parent for p in folders if load_preset(p).get('data') == data]
+        folders = [p.parent for p in folders if load_preset(p).get('data') == config['data']]
     for folder in folders[:1]:
         if any((folder / name).exists() for name in CHECKPOINTS) and (folder / 'config.py').is_file():
             epoch = load_last(folder)[0].get('epoch')                  # what is no number is told later
@@ -3585,7 +3722,7 @@ def prepare(config, sources, device, decode=False):
     check and tune come to their settings.
     """
     hardware = detect_hardware(device)
-    typed = {key for key, origin in sources.items() if origin == 'you'}
+    typed = {key for key, origin in sources.items() if origin != 'default'}
     precision = resolve_precision(config, hardware, typed)
     is_demo = config['data'] == 'demo'
     if is_demo:
@@ -3594,7 +3731,7 @@ def prepare(config, sources, device, decode=False):
     if decode:
         decode_all(data, config)
     if config['image_dtype'] == 'auto':
-        config = {**config, 'image_dtype': find_image_dtype(data, config)}
+        config = {**config, 'image_dtype': find_image_dtype(data)}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
 
@@ -3628,7 +3765,8 @@ def build_state(model, config, precision, device):
         average.requires_grad_(False)
     engine = None
     if world()[1] > 1:
-        if device.type == 'cuda' and config['batch_size'] < 4:
+        images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world()[1])
+        if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         engine = nn.parallel.DistributedDataParallel(model, [device] if device.type == 'cuda' else None,
                                                      broadcast_buffers=False, gradient_as_bucket_view=True)
@@ -3673,7 +3811,7 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
             evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
             passed = True
         events += state.history[known:]
-        restore(state, load_last(run.folder)[0])
+        restore(state, from_first(lambda: load_last(run.folder))[0])
         state.batch_size = changes.get('batch_size', state.batch_size)
     state.history += [row for row in events if 'skipped a step' not in row['event']]
 
@@ -3715,7 +3853,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if folder:
             config, notes = resume_config(folder, {**(load_preset(preset) if preset else {}), **overrides})
         config['resume'] = str(folder) if folder else None
-        folder = folder or from_first(lambda: choose_run_dir(config))
+        name = 'run' if train_data is not None else Path(config['data']).expanduser().resolve().stem
+        folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
             try:
                 return run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
@@ -3739,7 +3878,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
                         f'afresh', 'cannot start')
     if own_data:
         hardware = detect_hardware(device)
-        precision = resolve_precision(config, hardware, {k for k, v in sources.items() if v == 'you'})
+        precision = resolve_precision(config, hardware, {key for key, origin in sources.items() if origin != 'default'})
         config, data = settle_own(config), None
     else:
         config, hardware, precision, data, why = prepare(config, sources, device)
@@ -3751,7 +3890,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     seed_everything(config['seed'])
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
@@ -3762,7 +3901,10 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     tell_precision(precision, hardware, config)
     warn(notes)
     seed_everything(config['seed'])
-    model = model if model is not None else build_model(config)
+    if model is None:
+        model = build_model(config)
+    elif config['keep_float32']:
+        change_forward(find_module(model, config['keep_float32']), Float32)
     if precision.needs_scaler:
         size = sum(p.numel() for p in model.parameters())
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
@@ -3815,7 +3957,7 @@ def settle_own(config):
 def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
     patience, deaths = config['early_stopping_patience'] or math.inf, 0
-    while state.epoch < config['num_epochs'] and not run.stopped_by:
+    while state.epoch < config['num_epochs'] and not run.agree(config)[0]:
         if state.epoch - 1 - state.best_epoch >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
@@ -3824,7 +3966,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
                 share_buffers(state)
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                                   lambda: bool(run.stopped_by) and world()[1] == 1)
+                                   lambda: bool(run.asked) and world()[1] == 1)
             if metrics is None:
                 break
             with heard_later():
@@ -3832,15 +3974,19 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
             rewind_state(state, rewind, config, run)
+        except TrainingDiverged:
+            run.write('history.csv', history_csv(state.history))
+            raise
         except (RuntimeError, EOFError) as error:
             deaths += 1
-            if not is_worker_death(error) or deaths > 3:
+            alone = world()[1] == 1 or state.window < sampler.num_windows    # else the others wait in a collective
+            if not is_worker_death(error) or deaths > 3 or not alone:
                 raise
             for broken in (loader, val_loader):                        # the order goes on where it broke
                 stop_workers(broken)
-            if not run.stopped_by:                                     # SLURM's signals reach the workers too
+            if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
-    if run.stopped_by:
+    if run.agree(config)[0]:
         run.save(state, config)
 
 
@@ -3857,20 +4003,23 @@ def stop_workers(loader):
 def rewind_state(state, rewind, config, run):
     """Back to the last checkpoint, with what healing changed."""
     history = state.history
-    saved, _ = load_last(run.folder)
+    saved, _ = from_first(lambda: load_last(run.folder))
     state.scaler = build_scaler(rewind.changes.get('dtype', state.dtype), config, state.device)
     restore(state, saved)
     state.history = state.history + [row for row in history[len(state.history):] if row['event']]
     for key, value in rewind.changes.items():
         setattr(state, key, value)
-    state.bad = {key: value * (key == 'total') for key, value in state.bad.items()}
+    state.bad = {key: value * (key not in ('run', 'loss_run')) for key, value in state.bad.items()}
+    if state.bad:
+        state.bad['told'] = state.bad[counter(state.dtype)].clone()
     record(state, rewind.event)
     run.save(state, config)
+    run.write('history.csv', history_csv(state.history))
 
 
 def resume_state(state, run, config, precision, hardware, device):
     """Continue from last.pt. Raises UserError for one that belongs to another run."""
-    saved, path = load_last(run.folder)
+    saved, path = from_first(lambda: load_last(run.folder))
     try:
         take_up(state, saved, config, precision, hardware, device)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -3905,6 +4054,7 @@ def take_up(state, saved, config, precision, hardware, device):
 def config_text(config):
     """The resolved config in the form of a preset."""
     settings = {key: value for key, value in config.items() if key not in ('run_dir', 'resume')}
+    settings['data'] = 'demo' if settings['data'] == str(DEMO_FOLDER) else settings['data']
     return '"""The settings of one run. Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
            f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
@@ -3925,9 +4075,16 @@ def tell_precision(precision, hardware, config):
     scaled = ', with gradient scaler' if precision.needs_scaler else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
-    mixed = precision.dtype != 'float32'
-    config |= {'use_amp': mixed, 'amp_dtype': precision.dtype if mixed else 'auto'}
+    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
+             '' if 'tf32' in hardware.units else ' (no effect: no TF32 here)')
+    config |= amp_settings(precision.dtype)
     warn(precision.warnings)
+
+
+def amp_settings(dtype):
+    """The settings that ask for a dtype."""
+    mixed = dtype != 'float32'
+    return {'use_amp': mixed, 'amp_dtype': dtype if mixed else 'auto'}
 
 
 def finish(state, val_data, loss_fn, config, run):
@@ -3963,12 +4120,12 @@ def finish(state, val_data, loss_fn, config, run):
                 log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it could not be read: %s', times, name)
-    log.info('Everything is in %s: best.pt, last.pt, config.py, history.csv, curves.png, samples.png, log.txt',
-             run.folder)
+    files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
+    log.info('Everything is in %s: %s', run.folder, ', '.join(name for name in files if (run.folder / name).exists()))
     if run.stopped_by:
         log.info('Stopped by %s. Continue with:  %s %s', signal.Signals(run.stopped_by).name, command,
                  as_typed('resume', run.folder))
-    else:
+    elif isinstance(model, SegmentationModel):
         log.info('Next:  %s evaluate %s', command, shlex.quote(str(run.folder)))
     return Result(state.history, best, model, run.folder, run.stopped_by)
 
@@ -4051,10 +4208,11 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     if captions is None:
         chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
         captions = dict.fromkeys(chosen.tolist(), '')
-    count, rows = model.config['num_classes'], []
+    count, rows, root = model.config['num_classes'], [], Path(dataset.config['data'])
+    root = root.parent if root.is_file() else root
     images = (dataset.read(index)[::-1] for index in captions)         # (truth, image)
     for index, (truth, image, mask) in zip(captions, decide_stream(model, images, dtype)):
-        rows.append((Path(dataset.name(index)).name + captions[index],
+        rows.append((os.path.relpath(dataset.name(index), root) + captions[index],
                      [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
                       colour_errors(mask, truth, count)]))
     errors = 'errors: red missed, yellow invented' if count == 2 else 'errors in red'
@@ -4087,6 +4245,14 @@ def draw_curves(history, path):
 # ======================================================================================
 
 
+def resolve_overrides(overrides):
+    """Settings for the use of a trained model, as keys of CONFIG, validated; 'auto' leaves what the run has."""
+    config, _, _ = resolve_config(None, overrides)
+    if isinstance(config['image_size'], int):
+        config['image_size'] = [config['image_size']] * 2
+    return {key: config[key] for key in overrides_of(overrides) if config[key] != 'auto' or key == 'device'}
+
+
 def best_file(run):
     """A run folder -> its best.pt; a file -> itself."""
     return Path(run) / 'best.pt' if Path(run).is_dir() else Path(run)
@@ -4116,22 +4282,22 @@ def load(path, device='auto'):
 
 def as_image(image, config):
     """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network wants it."""
-    channels = config['in_channels']
+    name = 'the image'
     if isinstance(image, (str, os.PathLike)):
-        return read_image(os.fspath(image), config)
-    if isinstance(image, PIL.Image.Image):
-        image = PIL.ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
-    if torch.is_tensor(image):
-        image = image.detach().cpu().numpy()
-        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
-    image = np.asarray(image)
-    image = image[..., None] if image.ndim == 2 else image
-    if image.shape[-1] == 1 and channels == 3:
-        image = np.repeat(image, 3, axis=2)
-    if image.ndim != 3 or image.shape[2] != channels:
-        raise DataError(f'an image of shape {image.shape}: expected height x width x {channels}')
-    if config['image_dtype'] == 'uint8' and image.dtype != np.uint8:
-        raise DataError(f'an image of {image.dtype}: the network was trained on uint8 (0 to 255)')
+        name = os.fspath(image)
+        image = read_image(name, config)
+    else:
+        if isinstance(image, PIL.Image.Image):
+            image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'])
+        if torch.is_tensor(image):
+            image = image.detach().cpu().numpy()
+            image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+        image = np.asarray(image)
+        if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf':
+            raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
+                            f'expected height x width x {config["in_channels"]} numbers')
+        image = convert_pixels(image, name, config)
+    refuse_depth(image, name, config)
     return image
 
 
@@ -4178,66 +4344,79 @@ def decide_stream(model, images, dtype=None, flips=False):
 def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
-    save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (two classes only). A file that
-    cannot be read costs no other. A TIFF of more than 34 million pixels is read by rows where it can be; its mask
-    is a TIFF, written by rows.
+    save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (0 to 255; with more than two
+    classes a TIFF with a band for each). A file that cannot be read costs no other. A TIFF of more than 34 million
+    pixels is read by rows where it can be; its mask is a TIFF, written by rows.
     """
+    overrides = resolve_overrides(overrides)
     model = load(run, overrides.get('device', 'auto'))
     model.config |= overrides
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
-    if save == 'probability' and model.config['num_classes'] != 2:
-        raise UserError('save=probability: only for two classes', 'nothing to predict')
     output = Path(output or best_file(run).parent / 'predictions')
     files = list_inputs(inputs, output)
+    dtype = tell_model_precision(model)
     broken, begun = [], time.monotonic()
 
     def images():
         opened = read_ahead(lambda path: open_image(path, model.config), [path for path, _ in files])
-        for (_, target), future in progress(zip(files, opened), len(files), 'Predicting'):
+        for (path, target), future in progress(zip(files, opened), len(files), 'Predicting'):
             try:
                 image = future.result()
+                refuse_depth(image, path, model.config)
             except DataError as error:
                 broken.append(error.problems[0])
             else:
                 yield target, image
 
-    for target, image, bands in predict_stream(model, images(), flips=tta):
+    for target, image, bands in predict_stream(model, images(), dtype, flips=tta):
         try:
             write_prediction(target, image, bands, model, save)
         except DataError as error:                                     # a large image breaks further down
             broken.append(error.problems[0])
-    written = len(files) - len(broken)
-    print(f'{written} masks in {output} ({written / max(1e-9, time.monotonic() - begun):.1f} images/s)')
+    written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
+    print(f'{written} masks in {output} ({written / seconds:.1f} images/s in {dtype})')
     print(f'Next:  python train_unet.py export {shlex.quote(str(run))} format=onnx')
     if broken:
         print(UserError(shorten(broken), f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
 
 
+def tell_model_precision(model):
+    """Settle in which precision a model runs here, with the warnings of it and TF32 set -> the dtype."""
+    precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
+    apply_tf32(precision.tf32)
+    for warning in precision.warnings:
+        print(f'Note: {warning}')
+    return precision.dtype
+
+
 def list_inputs(inputs, output):
     """Files, folders and globs -> [(path, PNG to write below output)]. Raises UserError.
 
-    Folders inside a folder are kept. None overwrites another: files of one name keep the folders in which they
-    differ, a.jpg and a.tif their suffixes.
+    Folders inside a folder are kept. None overwrites another: where two names would be the same, all keep the
+    folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     import glob
-    files, single = [], [item for item in inputs if os.path.isfile(item)]
-    common = os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in single]) if single else ''
-    if len({os.path.basename(item) for item in single}) == len(single):
-        common = ''
+    files = {}                                                         # path: name below output
     for item in inputs:
         if os.path.isdir(item):
-            found = [(os.path.join(item, *entry), os.path.join(*entry)) for entry in list_files(Path(item))]
+            found = {os.path.join(item, *entry): os.path.join(*entry) for entry in list_files(Path(item))}
         else:
-            paths = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
-            found = [(path, os.path.relpath(path, common) if common else os.path.basename(path)) for path in paths]
+            paths = [item] if os.path.exists(item) else glob.glob(item, recursive=True)
+            found = {path: os.path.basename(path) for path in sorted(paths) if os.path.isfile(path)}
+        if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
+            found = {path: name for path, name in found.items() if os.path.splitext(path)[1].lower() in SUFFIXES
+                     and not os.path.basename(path).startswith('.')}
         if not found:
-            raise UserError(f'{item}: there is no such file or folder', 'nothing to predict')
-        files += [(path, *os.path.splitext(name)) for path, name in found]
-    files = [(path, stem, suffix) for path, stem, suffix in files if suffix.lower() in SUFFIXES]
-    stems = Counter(stem for _, stem, _ in files)
-    return [(path, output / f'{stem}{suffix * (stems[stem] > 1)}.png') for path, stem, suffix in files]
+            raise UserError(f'{item}: there is no such file, or no image in it', 'nothing to predict')
+        files |= found
+    if len(set(files.values())) < len(files):
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
+        files = {path: os.path.relpath(path, common) for path in files}
+    parts = [(path, *os.path.splitext(name)) for path, name in files.items()]
+    stems = Counter(stem for _, stem, _ in parts)
+    return [(path, output / f'{stem}{suffix * (stems[stem] > 1)}.png') for path, stem, suffix in parts]
 
 
 def read_ahead(read, paths, depth=4):
@@ -4262,15 +4441,16 @@ def write_prediction(target, image, bands, model, save):
             yield from render(band, image[top:top + band.shape[1]], model, save, limits)
             top += band.shape[1]
 
-    palette = colour_mask(np.arange(256), model.config['num_classes'])
-    if isinstance(image, TiffRows):
+    count = model.config['num_classes']
+    palette, many = colour_mask(np.arange(256), count), save == 'probability' and count > 2
+    if isinstance(image, TiffRows) or many:
         import tifffile
-        shape = (*image.shape[:2], 3) if save == 'overlay' else image.shape[:2]
+        shape = *image.shape[:2], *([3] if save == 'overlay' else [count] if many else [])
         kind = {'overlay': 'rgb', 'palette': 'palette'}.get(save, 'minisblack')
         colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
             file, cut_tiles(rows(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
-            photometric=kind, colormap=colours))
+            photometric=kind, colormap=colours, planarconfig='contig' if len(shape) > 2 else None))
     else:
         picture = PIL.Image.fromarray(np.stack(list(rows())))
         if save == 'palette':
@@ -4286,9 +4466,10 @@ def cut_tiles(rows, side):
 
 
 def render(logits, image, model, save, limits=None):
-    """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, foreground probability."""
+    """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, or probabilities (0 to 255)."""
     if save == 'probability':
-        return (logits[0].sigmoid() * 255).round().to(torch.uint8).cpu().numpy()
+        chances = logits[0].sigmoid() if len(logits) == 1 else logits.softmax(0).permute(1, 2, 0)
+        return (chances * 255).round().to(torch.uint8).cpu().numpy()
     mask = classify(logits, model.threshold).cpu().numpy()
     if save == 'overlay':
         colours = colour_mask(mask, max(3, model.config['num_classes']))
@@ -4304,23 +4485,25 @@ def evaluate_run(folder, overrides):
     are wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and
     stored; on other data the stored one is used, because tuning it there would flatter the score.
     """
-    model = load(folder, overrides.get('device', 'auto'))
-    model.config |= overrides
+    overrides = resolve_overrides(overrides)
+    model, other = load(folder, overrides.get('device', 'auto')), 'data' in overrides
+    model.config |= {'val_fraction': 0} | overrides if other else overrides        # all of other data is scored
     data = inspect_data(model.config)
-    split = 'val' if len(data.pairs.rows('val')) else 'test'
+    names = ['val', 'test', 'train'] if other else ['val']
+    split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     images = (dataset.read(i)[::-1] for i in progress(range(len(dataset)), len(dataset), 'Evaluating'))
     scores = [count_at_levels(bands, truth, levels, num_classes)
-              for truth, _, bands in predict_stream(model, images)]
+              for truth, _, bands in predict_stream(model, images, tell_model_precision(model))]
     counts = {level: sum(score[level] for score in scores) for level in levels}
-    if num_classes == 2 and not overrides:
+    if num_classes == 2 and not other:
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
         store_threshold(folder, model.threshold)
     per_image = [compute_metrics(score[model.threshold]) for score in scores]
-    return report(folder, model, dataset, split, counts, per_image, bool(overrides))
+    return report(folder, model, dataset, split, counts, per_image, other)
 
 
 def count_at_levels(bands, truth, levels, num_classes):
@@ -4339,16 +4522,21 @@ def store_threshold(folder, level):
     save_checkpoint(path, load_checkpoint(path) | {'threshold': level})
 
 
-def report(folder, model, dataset, split, counts, per_image, other_data):
+EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image without any too; in one alone it is 0'
+
+
+def report(run, model, dataset, split, counts, per_image, other_data):
     """Print and write what evaluate_run found: `counts` at each threshold, `per_image` at the model's."""
-    folder, level = best_file(folder).parent, model.threshold
+    run, level = best_file(run).parent, model.threshold
+    folder = run / f'evaluation_{Path(model.config["data"]).stem}' if other_data else run
     metrics, tuned = compute_metrics(counts[0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
     print(f'{len(dataset)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     columns = [metrics[f'{key}_per_class'] for key in ('iou', 'dice', 'precision', 'recall')]
-    for name, iou, dice, precision, recall in zip(names, *columns):
+    means = [metrics[f'mean_{key}'] for key in ('iou', 'dice', 'precision', 'recall')]
+    for name, iou, dice, precision, recall in [*zip(names, *columns), ('mean', *means)]:
         print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if len(names) == 2:
         how = 'best on these images, tuned on them; stored, and used by predict'
@@ -4358,18 +4546,20 @@ def report(folder, model, dataset, split, counts, per_image, other_data):
     values = [row['iou'] for row in images if not math.isnan(row['iou'])]
     if values:
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-        print(f'IoU per image: {shares}; {len(images) - len(values)} images without foreground in truth and '
-              f'prediction are not counted')
+        print(f'IoU per image: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
+    print(f'Empty masks: {EMPTY_RULE}')
     content = {'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
-               'confusion': counts[level].tolist(), 'classes': names, 'images': images}
+               'confusion': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE, 'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
     agreement = lambda row: 1 - np.nan_to_num(row['wrong_pixels']) if math.isnan(row['iou']) else row['iou']
     worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
     draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
-    print(f'Written to {folder}: metrics.json, worst.png, confusion.png')
-    print(f'Next:  python train_unet.py predict {shlex.quote(str(folder))} YOUR_IMAGES -o masks')
+    with contextlib.suppress(UserError):                               # without last.pt they are as they were
+        draw_curves(load_last(run)[0]['history'], run / 'curves.png')
+    print(f'Written to {folder}: metrics.json, worst.png, confusion.png; to {run}: curves.png')
+    print(f'Next:  python train_unet.py predict {shlex.quote(str(run))} YOUR_IMAGES -o masks')
     return 0
 
 
@@ -4401,11 +4591,13 @@ def export(run, form='onnx', output=None, half=False):
 
     onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and size;
     preprocessing is inside. smp: a folder for smp.from_pretrained, with mean and std as its preprocessing
-    parameters. half stores the weights as float16.
+    parameters. half stores the weights as float16 (onnx, smp).
     """
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
     if form not in writers:
         raise UserError(f'format={form!r}: choose from {", ".join(writers)}', 'cannot export')
+    if half and form == 'pt2':
+        raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu')
     write, suffix = writers[form]
     path = Path(output or best_file(run).parent / f'model{suffix}')
@@ -4413,44 +4605,67 @@ def export(run, form='onnx', output=None, half=False):
     if half:
         for parameter in model.network.parameters():                   # rounded to float16, but still float32
             parameter.data = parameter.data.half().float()
-    again = write(model, path, half)
     try:
-        worst, agree = compare_exported(model, again)
-    except (RuntimeError, AssertionError) as error:
+        again = write(model, path, half)
+        worst, agree, limit, how_many = compare_exported(model, again, 1e-3 if half else 1e-5)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        discard(path)
         words = ' '.join(str(error).split())[:300]
-        raise UserError(f'{path} does not run on the images of this run: {words}', 'cannot export') from None
-    print(f'{path}: largest difference of a logit {worst:.2e}, {agree:.4%} of the labels equal')
-    if worst > (1e-2 if half else 1e-3):
+        raise UserError(f'{path} cannot be written, or does not run on the images of this run: {words}',
+                        'cannot export') from None
+    if not worst <= limit:                                             # nor NaN
+        discard(path)
         raise UserError(f'{path} does not agree with the model it was made from: '
                         f'logits differ by {worst:.2e}', 'cannot export')
+    print(f'{path}: on {how_many} validation images and 4 drawn ones the largest difference of a logit is '
+          f'{worst:.2e}, and {agree:.4%} of the labels are equal')
     return 0
 
 
+def discard(path):
+    """Remove a file or folder that is not what it should be."""
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def example_images(config, most=20):
-    """Up to 20 validation images at network size, then odd, small, large ones and a batch of 3: tensors."""
-    tensors = []
-    with contextlib.suppress(UserError):
+    """Up to 20 validation images at network size, as tensors; [] if the data is no longer there."""
+    try:
         data = inspect_data(config)
-        for row in data.pairs.rows('val')[:most]:
+    except UserError as error:
+        print(f'checked on drawn images only: {error.problems[0]}')
+        return []
+    tensors = []
+    for row in data.pairs.rows('val')[:most]:
+        with contextlib.suppress(DataError):
             image = read_image(os.fsdecode(data.pairs.images[row]), config)
             tensors.append(as_tensor(resize(image, *config['image_size']), config))
-    kind, draw = getattr(torch, config['image_dtype']), torch.Generator().manual_seed(0)
-    for count, height, width in [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]:
-        drawn = torch.randint(0, 256, (count, config['in_channels'], height, width), generator=draw).to(kind)
-        tensors.append(drawn if kind == torch.uint8 else drawn / 255)
     return tensors
 
 
+def drawn_images(config):
+    """Noise of odd, small and large sizes and a batch of 3, as tensors."""
+    kind, draw = getattr(torch, config['image_dtype']), torch.Generator().manual_seed(0)
+    for count, height, width in [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]:
+        drawn = torch.randint(0, 256, (count, config['in_channels'], height, width), generator=draw).to(kind)
+        yield drawn if kind == torch.uint8 else drawn / 255
+
+
 @torch.no_grad()
-def compare_exported(model, again):
-    """(largest difference of a logit, share of equal labels) between a model and its exported self."""
-    worst, equal, pixels = 0.0, 0, 0
-    for images in example_images(model.config):
+def compare_exported(model, again, tolerance):
+    """A model against its exported self -> (largest difference of a logit, share of equal labels, largest
+    difference allowed, number of validation images).
+
+    Allowed is `tolerance` times the largest logit, at least 10: two sums of a float32 network in another order.
+    """
+    real = example_images(model.config)
+    differences, sizes, same = [], [torch.tensor(10.0)], []
+    for images in [*real, *drawn_images(model.config)]:
         wanted, got = model(images), torch.as_tensor(again(images))
-        worst = max(worst, float((wanted - got).abs().max()))
-        same = classify(wanted[0], model.threshold) == classify(got[0], model.threshold)
-        equal, pixels = equal + int(same.sum()), pixels + same.numel()
-    return worst, equal / pixels
+        differences.append((wanted - got).abs().max())
+        sizes.append(wanted.abs().max())
+        same += [(classify(a, model.threshold) == classify(b, model.threshold)).flatten() for a, b in zip(wanted, got)]
+    largest = torch.stack(differences).max()                           # NaN if there is one
+    return float(largest), float(torch.cat(same).double().mean()), tolerance * float(max(sizes)), len(real)
 
 
 def trace_example(model):
@@ -4501,7 +4716,9 @@ def export_facts(model):
     return {'threshold': str(model.threshold),
             'classes': json.dumps(class_names(config, config['num_classes'])),
             'image_size': json.dumps(config['image_size']), 'size_policy': config['size_policy'],
-            'note': 'images as stored; logits: above log(t / (1 - t)) is foreground if there is one, '
+            'input': 'uint8, as stored' if config['image_dtype'] == 'uint8' else
+                     'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored',
+            'note': 'logits: above log(t / (1 - t)) is foreground if there is one, '
                     'else the largest'}
 
 
@@ -4575,13 +4792,18 @@ def estimate_memory(config, dtype):
             'workspace': 2 * largest}
 
 
-def measure_memory(state, batch, loss_fn, peak=0):
-    """Bytes by part of a step that has been run, from real tensors; workspace is what `peak` holds beyond."""
+def resident_memory(state):
+    """Bytes by part of what stays between two steps, from real tensors."""
     size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t))
     parameters = list(state.model.parameters())
-    parts = {'weights': size(parameters), 'gradients': size(p.grad for p in parameters),
-             'optimizer states': size(t for kept in state.optimizer.state.values() for t in kept.values()),
-             'averaged weights': size(state.average.parameters()) if state.average is not None else 0}
+    return {'weights': size(parameters), 'gradients': size(p.grad for p in parameters),
+            'optimizer states': size(t for kept in state.optimizer.state.values() for t in kept.values()),
+            'averaged weights': size(state.average.parameters()) if state.average is not None else 0}
+
+
+def measure_memory(state, batch, loss_fn, peak=0):
+    """Bytes by part of a step that has been run; workspace is what `peak` holds beyond."""
+    parts = resident_memory(state)
     batch = to_device(batch, state.device)
     activations, _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
     parts['activations'] = activations
@@ -4610,7 +4832,9 @@ def check(preset, overrides):
     for note in [*notes, *precision.warnings]:
         print('Note:', note)
     build_class_weights(config, data.shares)
-    try_size(build_model({**config, 'encoder_weights': None}))
+    model = build_model({**config, 'encoder_weights': None})
+    try_size(model)
+    build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))
     loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
     begun, images = time.monotonic(), 0
@@ -4647,8 +4871,11 @@ def decode_all(data, config):
     paths = data.pairs.images
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         problems = list(filter(None, progress(pool.map(broken, paths), len(paths), 'Decoding every image')))
-    if problems:
-        raise DataError(shorten(problems), f'{len(problems)} of {len(paths)} images cannot be used')
+    if problems and config['skip_broken'] and len(problems) < len(paths):
+        warn(f'left out: {problem}' for problem in shorten(problems))
+    elif problems:
+        raise DataError([*shorten(problems), 'skip_broken=True leaves them out'],
+                        f'{len(problems)} of {len(paths)} images cannot be used')
 
 
 @dataclasses.dataclass
@@ -4692,9 +4919,10 @@ def tune(preset, overrides, seconds=60.0):
 
 def run_tune(preset, overrides, seconds):
     """tune, with the log on the screen."""
-    config, sources, _ = resolve_config(preset, overrides)
+    config, sources, notes = resolve_config(preset, overrides)
     device = choose_device(config['device'])
-    config, hardware, _, data, _ = prepare(config, sources, device)
+    config, hardware, precision, data, _ = prepare(config, sources, device)
+    warn([*notes, *precision.warnings])
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
     settle_statistics(config, dataset)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
@@ -4715,13 +4943,22 @@ def run_tune(preset, overrides, seconds):
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [build_candidate(config, device, *kind, last) for kind in kinds for last in (False, True)]
     for candidate in candidates:
-        candidate.unsafe = judge_float16(numbers) if candidate.dtype == 'float16' else ''
+        candidate.unsafe = judge(candidate.dtype, numbers)
     measure_rounds(candidates, window, loss_fn, config, seconds)
     best = min((c for c in candidates if not c.unsafe), key=lambda c: c.median)
-    compiled = try_compiling(best, config, device, window, loss_fn)
+    kinds = grouped((c for c in candidates if not c.unsafe), lambda c: (c.dtype, c.tf32)).values()
+    fastest = [best] if device.type == 'cpu' else [min(kind, key=lambda c: c.median) for kind in kinds]
+    compiled = [try_compiling(one, config, device, window, loss_fn) for one in fastest]
+    compiled = [one for one in compiled if one is not None]
     images = sum(batch_length(batch) for batch in window)
-    print_tuning(candidates + [compiled] * (compiled is not None), images, wait, numbers)
-    return conclude_tuning(best, compiled, config, hardware, len(dataset), window, loss_fn, overrides)
+    wait = wait / config['num_workers'] if config['num_workers'] else wait
+    print_tuning(candidates + compiled, images, wait, bool(config['num_workers']), numbers)
+    compiled = min(compiled, key=lambda c: c.median, default=None)
+    candidates.clear()                                                 # their weights would count in what follows
+    if judge('float16', numbers):
+        print('refuted here: preset older_gpu asks for float16')
+    base = load_preset(preset) if preset is not None else {}
+    return conclude_tuning(best, compiled, config, hardware, len(dataset), window, loss_fn, base, overrides)
 
 
 def load_window(dataset, sampler):
@@ -4749,23 +4986,24 @@ def timed_step(candidate, window, loss_fn, config):
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
+        others = torch.cuda.memory_allocated(device) - sum(resident_memory(candidate.state).values())
     begun = time.perf_counter()
     guarded_step(candidate.state, window, loss_fn, config)
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
-        candidate.memory = torch.cuda.max_memory_allocated(device)
+        candidate.memory = torch.cuda.max_memory_allocated(device) - others
     return time.perf_counter() - begun
 
 
 def measure_rounds(candidates, window, loss_fn, config, seconds):
-    """Interleaved rounds, so that a slow minute of the machine hits all alike: three at least, 20 at most."""
+    """Interleaved rounds, so that a slow minute of the machine hits all alike: one to 20, in about the time given."""
     begun = time.monotonic()
     for number in progress(range(21), 21, 'Measuring'):
         for candidate in candidates:
             took = timed_step(candidate, window, loss_fn, config)
             if number:                                                 # the first round warms up
                 candidate.seconds.append(took)
-        if number >= 3 and time.monotonic() - begun > seconds:
+        if time.monotonic() - begun > (seconds if number >= 3 else 2 * seconds) and number:
             break
 
 
@@ -4798,13 +5036,13 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
              for name, module in model.named_modules() if name and not list(module.children())]
     batch = to_device(window[0], next(model.parameters()).device)
 
-    def gradient(dtype):
+    def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
         losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
-        scale = config['init_scale'] if dtype == 'float16' else 1.0
         (losses.mean() * scale).backward()
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        return torch.cat(parts).double() / scale
+        whole = torch.cat(parts).double() / scale
+        return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler
 
     truth = gradient('float32')
     for hook in hooks:
@@ -4813,39 +5051,42 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
     lost = float(((truth != 0) & (truth.abs() < 2.0 ** -25)).sum() / (truth != 0).sum().clamp_min(1))
     numbers = {'peak': peak[layer], 'layer': layer, 'lost': lost, 'gradients': {}}
     for dtype in dtypes:
-        other = gradient(dtype)
+        other = gradient(dtype, config['init_scale'] if dtype == 'float16' else 1.0)
         cosine, ratio = F.cosine_similarity(truth, other, dim=0), other.norm() / truth.norm()
         numbers['gradients'][dtype] = float(cosine), float(ratio)
     return numbers
 
 
-def judge_float16(numbers):
-    """Why float16 is unsafe for this network: an activation above half of what it can hold. '' if not."""
-    if numbers['peak'] <= torch.finfo(torch.float16).max / 2:
-        return ''
-    return f'float16 is unsafe here: {numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
+def judge(dtype, numbers):
+    """Why a dtype is unsafe for this network, '' if it is not: float16 with an activation above half of what it can
+    hold, or a gradient that points elsewhere than float32's."""
+    if dtype == 'float16' and numbers['peak'] > torch.finfo(torch.float16).max / 2:
+        return f'float16 is unsafe here: {numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
+    cosine, _ = numbers['gradients'].get(dtype, (1.0, 1.0))
+    return '' if cosine > 0.9 else f'{dtype} is unsafe here: its gradient has a cosine of {cosine:.3f} with float32\'s'
 
 
-def print_tuning(candidates, images, wait, numbers):
-    """The table, then the numeric side."""
+def print_tuning(candidates, images, wait, ahead, numbers):
+    """The table, then the numeric side. `wait`: seconds to load a window; `ahead`: while the step before runs."""
     print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}{"waiting":>9}')
     print(f'{"":<34}{"median":>9}{"float32":>9}{"memory":>10}{"for data":>9}')
     base = candidates[0].median
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
+        waiting = max(0.0, wait - c.median) if ahead else wait
         print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}'
-              f'{wait / (wait + c.median):>8.1%}  {c.unsafe}'.rstrip())
+              f'{waiting / (waiting + c.median):>8.1%}  {c.unsafe}'.rstrip())
     print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
           f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
           f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
-    if judge_float16(numbers):
-        print(judge_float16(numbers))
+    for reason in filter(None, (judge(dtype, numbers) for dtype in ('float16', 'bfloat16'))):
+        print(reason)
     for dtype, (cosine, ratio) in numbers['gradients'].items():
         print(f'gradient in {dtype} against float32: cosine {cosine:.5f}, norm ratio {ratio:.4f}')
 
 
-def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, overrides):
-    """What to use, which preset is refuted here, and the winner as a preset file -> exit code."""
+def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, base, overrides):
+    """What to use, which preset is refuted here, and the winner as a preset file on top of `base` -> exit code."""
     winner, images = best, sum(batch_length(batch) for batch in window)
     if compiled is not None:
         saved = (best.median - compiled.median) * max(1, count // images)
@@ -4856,10 +5097,8 @@ def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, ov
     if winner is best:
         print(f'refuted here: preset fast asks for compile; it does not pay back within your '
               f'{config["num_epochs"]} epochs')
-    mixed = winner.dtype != 'float32'
-    settings = {'use_amp': mixed, 'amp_dtype': winner.dtype if mixed else 'auto',
-                'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last,
-                'compile_model': winner.compiled}
+    settings = amp_settings(winner.dtype) | {'tf32_matmul_precision': winner.tf32,
+                                             'channels_last': winner.channels_last, 'compile_model': winner.compiled}
     print(describe_memory(estimate_memory(config, winner.dtype)))
     measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
@@ -4867,8 +5106,9 @@ def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, ov
     print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {largest} ({how})')
     path = Path('runs') / 'tuned.py'
     heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
-    write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(settings, sort_dicts=False)}\n'.encode())
-    words = ' '.join(f'{k}={v}' for k, v in overrides.items())
+    write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
+    words = ' '.join(as_typed(key, value) for key, value in overrides.items()
+                     if not {SHORT_NAMES.get(key, key)} & settings.keys() and key not in FOREIGN)
     print(f'best here: {winner.name}\nuse it with:  python train_unet.py --preset {path} {words}'.rstrip())
     return 0
 
@@ -4917,9 +5157,9 @@ def main(argv=None):
             result = train(command.preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else 0
         if verb == 'evaluate':
-            return evaluate_run(paths[0], resolve_overrides(overrides))
+            return evaluate_run(paths[0], overrides)
         if verb == 'predict':
-            return predict(paths[0], paths[1:], output, **own, **resolve_overrides(overrides))
+            return predict(paths[0], paths[1:], output, **own, **overrides)
         if verb == 'export':
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
         return {'check': check, 'tune': tune}[verb](command.preset, overrides)
@@ -4933,10 +5173,6 @@ def main(argv=None):
         return 1
 
 
-def resolve_overrides(overrides):
-    """Overrides as keys of CONFIG, validated."""
-    config, _, _ = resolve_config(None, overrides)
-    return {key: config[key] for key in overrides_of(overrides)}
 
 
 if __name__ == '__main__':

@@ -59,7 +59,7 @@ def test_float16_is_called_unsafe_with_the_layer(small_set):
     window = [{'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}]
     loss_fn = train_unet.SegmentationLoss(settings())
     numbers = train_unet.examine_numbers(model, settings(), window, loss_fn, ['bfloat16'])
-    assert 'float16 is unsafe here: 1 reaches' in train_unet.judge_float16(numbers)
+    assert 'float16 is unsafe here: 1 reaches' in train_unet.judge("float16", numbers)
     cosine, ratio = numbers['gradients']['bfloat16']
     assert 0.9 < cosine <= 1.0001 and 0.8 < ratio < 1.2
 
