@@ -1122,7 +1122,7 @@ def read_list(path):
         splits[os.path.realpath(image.path)].add(image.split)
     problems += [f'{path}: {image} is listed in several splits: {", ".join(sorted(said))}'
                  for image, said in splits.items() if len(said) > 1]
-    twice = Counter(os.path.realpath(image.path) for image, _ in pairs)
+    twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
     problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
     if problems:
         raise DataError(shorten(problems))
@@ -3124,8 +3124,8 @@ def guarded_step(state, window, loss_fn, config):
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        shrink(state, state.batch_size)
-        raise Rewind('out of memory inside the optimizer step', batch_size=state.batch_size) from None
+        half = halve(state, state.batch_size)
+        raise Rewind('out of memory inside the optimizer step', batch_size=half) from None
     return result
 
 
@@ -3162,14 +3162,19 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
              'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
 
 
-def shrink(state, at_work):
-    """Halve the micro-batch, or give up with advice. One of several processes cannot retry alone: the others wait."""
+def halve(state, at_work):
+    """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
     if world()[1] > 1:
         raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and '
                         'twice the accumulation_steps, which changes nothing about the result', 'out of memory')
     if min(state.batch_size, at_work) <= 1:
         raise UserError(TOO_LARGE, 'out of memory')
-    old, state.batch_size = state.batch_size, max(1, min(state.batch_size, at_work) // 2)
+    return min(state.batch_size, at_work) // 2
+
+
+def shrink(state, at_work):
+    """Go on with half the micro-batch."""
+    old, state.batch_size = state.batch_size, halve(state, at_work)
     if state.device.type == 'cuda':
         torch.cuda.empty_cache()
     record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')

@@ -195,7 +195,7 @@ def test_other_files_are_ignored_and_told(tmp_path):
         (folder / name).write_text('x')
     _, data = inspect(folder)
     assert len(data.pairs.images) == 2
-    assert data.notes == ['ignored Thumbs.db', 'ignored 2 files, *.xml: 1.xml, ...']
+    assert data.notes == ['ignored Thumbs.db', 'ignored ._1.png', 'ignored 2 files, *.xml: 1.xml, ...']
 
 
 def test_second_annotator_is_left_out_by_patterns(tmp_path):
@@ -314,8 +314,8 @@ CODINGS = [
     ('1 bit TIFF', '.tif', '1', [0, 1], [0, 1], {}),
     ('colours', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 1, 2],
      {'mask_values': {'#000000': 0, '#00ff00': 1, '#FF0000': 2}}),
-    ('colours with alpha', '.png', 'RGBA', [0, 0x800000], [255, 0],
-     {'mask_values': {'#000000': 255, '#800000': 0}}),
+    ('colours with alpha', '.png', 'RGBA', [0, 0x800000], [255, 1],
+     {'mask_values': {'#000000': 255, '#800000': 1}}),
     ('one colour named', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 0, 1],
      {'mask_values': {'#ff0000': 1}}),
     ('colours, nonzero', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 1, 1],
@@ -645,7 +645,7 @@ def test_masks_hold_only_original_ids(tmp_path, augment, policy):
 @pytest.mark.parametrize('augment', ['default', 'strong'])
 def test_fill_is_ignored(tmp_path, augment):
     """Bright images stay bright wherever the mask counts; black fill is 255 in the mask."""
-    folder, _ = coded_set(tmp_path / 'set', [0] * 10, count=12)
+    folder, _ = coded_set(tmp_path / 'set', [0] * 9 + [1], count=12)
     for path in (folder / 'images').iterdir():
         save(path, np.full((20, 16, 3), 200))
     data, config = dataset(folder, augment=augment, image_dtype='float32')   # no change of colour
