@@ -1293,7 +1293,7 @@ def read_pillow(path, config, as_mask):
 def pillow_mode(picture):
     """The mode of an opened image; 'RGB48' for a PNG of 16 bits per colour, which Pillow would cut to 8."""
     raw = picture.tile[0][3] if picture.tile else ''
-    return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B') else picture.mode
+    return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B') else picture.mode
 
 
 def pillow_pixels(picture, channels):
@@ -1952,9 +1952,13 @@ def load_augmentation(path, shape, dtype):
         for step in all_steps(pipeline):
             if hasattr(step, 'fill_mask'):
                 step.fill_mask = IGNORE
-        made = pipeline(image=np.zeros(shape, dtype), mask=np.zeros(shape[:2], np.uint8))
-        if made['image'].shape[:2] != made['mask'].shape or made['image'].shape[2:] not in ((), shape[2:]):
-            raise ValueError(f'it makes {made["image"].shape} of an image of {shape}')
+        trial = copy.deepcopy(pipeline)
+        for step in all_steps(trial):
+            step.p = 1                                                 # also what is rarely applied
+        made = trial(image=np.zeros(shape, dtype), mask=np.zeros(shape[:2], np.uint8))
+        image, mask = made['image'], made['mask']
+        if image.shape[:2] != mask.shape or image.shape[2:] not in ((), shape[2:]) or image.dtype != dtype:
+            raise ValueError(f'it makes {image.dtype} {tuple(image.shape)} of an image that is {dtype.__name__} {shape}')
     except FileNotFoundError:
         raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
                           'or the path of a saved pipeline') from None

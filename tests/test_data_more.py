@@ -1,0 +1,468 @@
+"""More of the data part: united masks, typed answers, depths, saved augmentations, what is refused and how.
+
+Run: python -m pytest tests/test_data_more.py
+"""
+import csv
+import json
+import logging
+import os
+import shlex
+from pathlib import Path
+
+import albumentations as A
+import cv2
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import yaml
+from conftest import TINY, draw_set
+from test_data import ask, coded_set, dataset, fill, inspect, names_of, offered, partners, save, typed
+
+import train_unet
+from train_unet import ConfigError, DataError
+
+WORDS = [f'{key}={value}' for key, value in TINY.items() if value is not None]
+
+
+# --- helpers -------------------------------------------------------------------------
+
+
+def objects(folder, names):
+    """Masks of 8 x 8 with one row each of 255: the first in row 0, the second in row 1, ..."""
+    for row, name in enumerate(names):
+        mask = np.zeros((8, 8))
+        mask[row] = 255
+        save(folder / name, mask)
+
+
+def mask_of(data, config, stem):
+    """The class ids of the image with this stem."""
+    images = [Path(os.fsdecode(path)).stem for path in data.pairs.images]
+    path = os.fsdecode(data.pairs.masks[images.index(stem)])
+    return data.coding.encode(train_unet.read_mask(path, config), path)
+
+
+def lines_with(error, word):
+    """The indented lines of an error that hold a word, as a shell would split them, without the counts."""
+    return [shlex.split(line.split('   (')[0]) for line in error.problems
+            if line.startswith('    ') and word in line]
+
+
+def typed_words(words):
+    """Overrides of a line that is split already."""
+    overrides, others = train_unet.parse_overrides(words)
+    assert not others
+    return overrides
+
+
+def no_waiting(monkeypatch):
+    """A file that fails is tried again at once."""
+    monkeypatch.setattr(train_unet.time, 'sleep', lambda seconds: None)
+
+
+# --- folders of object masks ---------------------------------------------------------
+
+
+def test_folder_that_holds_the_image_too_is_not_united(tmp_path):
+    """p1/scan.png beside p1/mask_a.png: the union of the folder would hold the scan itself."""
+    for p in 'abc':
+        fill(tmp_path / 'set', [f'p{p}/scan.png'], [f'p{p}/mask_a.png', f'p{p}/mask_b.png'])
+    error = ask(tmp_path / 'set')
+    assert error.title == 'images and masks do not pair' and 'mask_b.png' in str(error)
+    _, data = inspect(tmp_path / 'set', image_pattern='sc{stem}.png', mask_pattern='m{stem}_b.png')
+    assert partners(data, tmp_path / 'set') == {f'p{p}/scan.png': f'p{p}/mask_b.png' for p in 'abc'}
+
+
+def dsb(folder, without):
+    """Four images in the layout of DSB-2018; one of them has no masks."""
+    for n in range(4):
+        fill(folder, [f'id{n}/images/id{n}.png'], [])
+        if n != without:
+            objects(folder, [f'id{n}/masks/{n}a.png', f'id{n}/masks/{n}b.png'])
+    return folder
+
+
+def test_image_without_object_masks_is_named(tmp_path):
+    error = ask(dsb(tmp_path / 'set', 2))
+    assert [line for line in error.problems if 'image without a mask' in line] == \
+        [f'image without a mask: {tmp_path}/set/id2/images/id2.png']
+    assert 'mask without' not in str(error) and 'skip_unpaired=True' in str(error)
+
+
+def test_image_without_object_masks_is_left_out_if_asked(tmp_path):
+    config, data = inspect(dsb(tmp_path / 'set', 2), skip_unpaired=True)
+    assert {Path(name).stem for name in partners(data, tmp_path / 'set')} == {'id0', 'id1', 'id3'}
+    assert data.pairs.notes == ['skipped 1 files without a partner']
+    assert np.flatnonzero(mask_of(data, config, 'id3').all(1)).tolist() == [0, 1]
+
+
+def test_masks_in_a_folder_of_the_image_s_name_are_united(tmp_path):
+    """images/x.png with masks/x/1.png, masks/x/2.png, ...; each image has its own number of objects."""
+    folder = tmp_path / 'set'
+    for n, stem in enumerate('xyz', 1):
+        fill(folder, [f'images/{stem}.png'], [])
+        objects(folder, [f'masks/{stem}/{k}.png' for k in range(n)])
+    config, data = inspect(folder)
+    assert partners(data, folder) == {f'images/{stem}.png': f'masks/{stem}' for stem in 'xyz'}
+    for n, stem in enumerate('xyz', 1):
+        assert np.flatnonzero(mask_of(data, config, stem).all(1)).tolist() == [*range(n)]
+
+
+def test_hidden_files_among_object_masks_are_ignored(tmp_path):
+    """macOS leaves ._1.png beside 1.png; one of them is a sound image here, so that its use would show."""
+    folder = dsb(tmp_path / 'set', None)
+    save(folder / 'id1/masks/._1a.png', np.full((8, 8), 255))
+    (folder / 'id2/masks/._2a.png').write_bytes(b'\0\5\x16\7')
+    config, data = inspect(folder)
+    for n in range(4):
+        assert mask_of(data, config, f'id{n}').sum() == 16
+    assert 'ignored 2 files, *.png: ._1a.png, ...' in data.notes
+
+
+# --- saved augmentations -------------------------------------------------------------
+
+
+def saved(path, *steps):
+    """A pipeline in a file, as A.to_dict gives it."""
+    content = A.to_dict(A.Compose(list(steps)))
+    path.write_text(json.dumps(content) if path.suffix == '.json' else yaml.safe_dump(content))
+    return str(path)
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.yaml', '.yml'])
+def test_what_the_network_does_itself_is_left_out_of_a_saved_pipeline(small_set, tmp_path, caplog, suffix):
+    """With Normalize and ToTensorV2 the sample is still what the network takes: bytes, channels first."""
+    caplog.set_level(logging.INFO, 'train_unet')
+    wish = saved(tmp_path / f'a{suffix}', A.HorizontalFlip(p=1.0), A.Normalize(), A.ToTensorV2())
+    data, config = dataset(small_set, augment=wish)
+    sample = data[(0, 0)]
+    assert sample['image'].dtype == torch.uint8 and sample['image'].shape == (3, 32, 32)
+    image, mask = data.read_resized(0)
+    assert torch.equal(sample['image'].permute(1, 2, 0).flip(1), torch.from_numpy(image))
+    assert torch.equal(sample['mask'].flip(1), torch.from_numpy(mask))
+    assert [type(step).__name__ for step in data.augmentation.transforms] == ['HorizontalFlip']
+    assert 'Normalize, ToTensorV2 left out' in caplog.text
+
+
+TURNS = [A.Affine(rotate=(40, 50), p=1.0), A.Rotate((40, 50), p=1.0)]
+
+
+@pytest.mark.parametrize('step', [*TURNS, A.OneOf(TURNS, p=1.0)], ids=['Affine', 'Rotate', 'inside OneOf'])
+def test_fill_of_a_saved_pipeline_is_ignored(small_set, tmp_path, step):
+    """The saved fill_mask is 0, which is the background; what turns in from outside is none."""
+    inner = getattr(step, 'transforms', [step])
+    assert {transform.fill_mask for transform in inner} == {0}
+    data, _ = dataset(small_set, augment=saved(tmp_path / 'a.json', step))
+    for epoch in range(3):
+        mask = data[(epoch, 0)]['mask']
+        assert (mask[[0, 0, -1, -1], [0, -1, 0, -1]] == 255).all()
+        assert set(mask.unique().tolist()) == {0, 1, 255}
+
+
+@pytest.mark.parametrize('step, channels', [
+    (A.RandomSizedBBoxSafeCrop(32, 32, p=1.0), 3), (A.HueSaturationValue(p=1.0), 5), (A.ToGray(p=1.0), 5)],
+    ids=['needs boxes', 'needs 3 channels', 'needs RGB'])
+def test_saved_pipeline_that_cannot_take_the_image_is_refused(tmp_path, step, channels):
+    """Before training starts, not in its middle."""
+    path = saved(tmp_path / 'a.json', step)
+    config = {**train_unet.CONFIG, 'augment': path, 'image_size': [32, 32], 'in_channels': channels}
+    with pytest.raises(ConfigError, match='that suits these images'):
+        train_unet.build_augmentation(config, True)
+
+
+# --- depths --------------------------------------------------------------------------
+
+
+def test_one_deep_image_among_shallow_ones_makes_all_float(tmp_path):
+    """It may be any of them; the others keep their brightness."""
+    folder = draw_set(tmp_path / 'set', count=40, size=16)
+    save(folder / 'images/029.png', np.full((16, 16), 30000), 'I;16')
+    _, data = inspect(folder)
+    assert train_unet.find_image_dtype(data) == 'float32'
+    save(folder / 'images/029.png', np.full((16, 16), 200))
+    _, data = inspect(folder)
+    assert train_unet.find_image_dtype(data) == 'uint8'
+
+
+@pytest.mark.parametrize('policy', ['resize', 'crop'])
+def test_deep_images_are_never_seen_as_black(tmp_path, policy):
+    """image_dtype=uint8 typed for 16-bit images would have cut 0..1 down to 0."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=4)
+    for n in range(4):
+        save(folder / f'images/{n}.png', np.full((4, 16), 30000), 'I;16')
+    data, _ = dataset(folder, image_dtype='uint8', size_policy=policy)
+    for read in (data.read, data.__getitem__):
+        with pytest.raises(DataError) as caught:
+            read(0)
+        assert data.name(0) in str(caught.value) and 'image_dtype=uint8' in str(caught.value)
+
+
+def deep_colours(path, size=(6, 5), alpha=False):
+    """A PNG of 16 bits per colour; -> its values, red first."""
+    values = np.random.default_rng(1).integers(0, 65536, (*size, 3 + alpha)).astype(np.uint16)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), values[..., [2, 1, 0, 3][:3 + alpha]])
+    return values
+
+
+@pytest.mark.parametrize('alpha, channels', [(False, 3), (True, 3), (True, 4)])
+def test_colours_of_16_bits_keep_their_depth_and_order(tmp_path, alpha, channels):
+    """Pillow would cut them to 8 bits."""
+    values = deep_colours(tmp_path / 'x.png', alpha=alpha)
+    image = train_unet.read_image(str(tmp_path / 'x.png'), {**train_unet.CONFIG, 'in_channels': channels})
+    assert image.dtype == np.float32
+    assert image == pytest.approx(values[..., :channels] / 65535, abs=1e-6)
+
+
+def test_colours_of_16_bits_are_known_as_deep(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=4)
+    deep_colours(folder / 'images/2.png', size=(4, 16))
+    _, data = inspect(folder)
+    assert train_unet.find_image_dtype(data) == 'float32'
+
+
+# --- several kinds of folders and files ----------------------------------------------
+
+
+def test_two_kinds_of_masks_with_splits_are_offered_without_the_split(tmp_path):
+    """masks_a/train would leave out masks_a/val."""
+    folder = tmp_path / 'set'
+    for n in range(4):
+        split = ('train', 'val')[n % 2]
+        fill(folder, [f'images/{split}/{n}.png'], [f'masks_{kind}/{split}/{n}.png' for kind in 'ab'])
+    error = ask(folder)
+    words = [line for line in error.problems if line.startswith('    ')]
+    assert [line.strip() for line in words] == ['images="images"', 'masks="masks_a"', 'masks="masks_b"']
+    for kind in 'ab':
+        _, data = inspect(folder, **typed(f'images="images" masks="masks_{kind}"'))
+        assert partners(data, folder) == {f'images/{s}/{n}.png': f'masks_{kind}/{s}/{n}.png'
+                                          for n, s in enumerate(['train', 'val'] * 2)}
+        assert names_of(data, 'val') == {'1', '3'}
+
+
+def test_two_kinds_of_masks_beside_an_image_are_offered_by_pattern(tmp_path):
+    """masks/x_color.png and masks/x_ids.png: the user types which, skip_unpaired would choose unseen."""
+    folder, stems = tmp_path / 'set', ['x', 'y', 'z1', 'z11']
+    fill(folder, [f'images/{s}.png' for s in stems],
+         [f'masks/{s}_{kind}.png' for s in stems for kind in ('color', 'ids')])
+    error = ask(folder)
+    assert 'skip_unpaired' not in str(error)
+    lines = lines_with(error, 'mask_pattern=')
+    assert sorted(lines) == [['mask_pattern={stem}_color.png'], ['mask_pattern={stem}_ids.png']]
+    assert str(error).count('(4 files)') == 2
+    for line in lines:
+        _, data = inspect(folder, **typed_words(line))
+        kind = line[0].partition('}_')[2]
+        assert partners(data, folder) == {f'images/{s}.png': f'masks/{s}_{kind}' for s in stems}
+
+
+@pytest.mark.parametrize('city', ['a_0', 'ulm_000001_000019'])
+def test_two_kinds_of_masks_of_cityscapes_are_offered_by_both_patterns(tmp_path, city):
+    """Here the image has an ending of its own."""
+    folder, stems = tmp_path / 'set', [city[:-1] + str(n) for n in range(3)]
+    for split, names in (('train', stems[:2]), ('val', stems[2:])):
+        fill(folder, [f'leftImg8bit/{split}/{s}_leftImg8bit.png' for s in names],
+             [f'gtFine/{split}/{s}_gtFine_{k}.png' for s in names for k in ('labelIds', 'color')])
+    error = ask(folder)
+    assert 'skip_unpaired' not in str(error) and str(error).count('(3 files)') == 2
+    lines = lines_with(error, 'mask_pattern=')
+    assert len(lines) == 2 and all(word.startswith('image_pattern=') for word, _ in lines)
+    for kind in ('labelIds', 'color'):
+        line, = (line for line in lines if kind in line[1])
+        _, data = inspect(folder, **typed_words(line))
+        assert {Path(i).name: Path(m).name for i, m in partners(data, folder).items()} == \
+            {f'{s}_leftImg8bit.png': f'{s}_gtFine_{kind}.png' for s in stems}
+        assert len(data.pairs.rows('val')) == 1
+
+
+@pytest.mark.parametrize('split_side, flat_side', [('images', 'masks'), ('masks', 'images')])
+def test_folders_of_splits_on_one_side_only(tmp_path, split_side, flat_side):
+    """The other side is one flat folder; the split holds for the pairs."""
+    folder = tmp_path / 'set'
+    split = {n: ('train', 'val', 'test')[n % 3] for n in range(9)}
+    names = {split_side: [f'{split_side}/{s}/{n}.png' for n, s in split.items()],
+             flat_side: [f'{flat_side}/{n}.png' for n in split]}
+    fill(folder, names['images'], names['masks'])
+    _, data = inspect(folder)
+    assert partners(data, folder) == dict(zip(names['images'], names['masks']))
+    for s in train_unet.SPLITS:
+        assert names_of(data, s) == {str(n) for n in split if split[n] == s}
+
+
+def test_files_of_the_desktop_are_named_in_the_notes(small_set):
+    """In the top folder or beside the images."""
+    (small_set / '.DS_Store').write_bytes(b'\0\0\0\1Bud1')
+    _, data = inspect(small_set)
+    assert data.notes == ['ignored .DS_Store']
+
+
+def test_image_that_is_listed_twice_is_refused(small_set):
+    """Even under another spelling: it could be learned from and validated on."""
+    names = [f'{n:03d}.png' for n in range(12)]
+    rows = [(f'images/{name}', f'masks/{name}') for name in names]
+    with open(small_set / 'list.csv', 'w', newline='') as file:
+        csv.writer(file).writerows([('image', 'mask'), *rows, ('images/../images/003.png', 'masks/003.png')])
+    error = ask(small_set / 'list.csv')
+    assert error.problems == [f'{small_set}/list.csv: {small_set}/images/003.png is listed 2 times']
+
+
+# --- groups --------------------------------------------------------------------------
+
+
+def test_group_pattern_that_is_not_found_is_refused(small_set):
+    """A name without a group would be a group of its own, and nobody would know."""
+    (small_set / 'images/007.png').rename(small_set / 'images/p7.png')
+    (small_set / 'masks/007.png').rename(small_set / 'masks/p7.png')
+    error = ask(small_set, group_pattern=r'^(\d\d)')
+    assert f"group_pattern='^(\\\\d\\\\d)' is not found in {small_set}/images/p7.png" in str(error)
+    inspect(small_set, group_pattern=r'(\d)')
+
+
+def test_group_pattern_may_match_the_folder(tmp_path):
+    """A folder per patient, with the same names in each."""
+    names = [f'p{p}/{n:03d}.png' for p in range(1, 6) for n in range(1, 5)]
+    fill(tmp_path / 'set', [f'images/{n}' for n in names], [f'masks/{n}' for n in names])
+    sides = set()
+    for seed in range(5):
+        _, data = inspect(tmp_path / 'set', group_pattern=r'^(p\d+)/', seed=seed)
+        train, val = ({Path(os.fsdecode(data.pairs.images[row])).parent.name for row in data.pairs.rows(s)}
+                      for s in ('train', 'val'))
+        assert len(val) == 1 and len(train) == 4 and not train & val
+        sides |= val
+    assert len(sides) > 1
+
+
+# --- what the values mean ------------------------------------------------------------
+
+
+def test_masks_of_two_habits_are_asked_for(tmp_path):
+    """Some hold 0 and 1, others 0 and 255: foreground there, or ignored?"""
+    folder = tmp_path / 'set'
+    for n in range(6):
+        save(folder / f'images/{n}.png', np.zeros((8, 8, 3)))
+        save(folder / f'masks/{n}.png', np.eye(8) * (255 if n % 3 == 0 else 1))
+    error = ask(folder)
+    assert '4 masks hold 0 and 1, 2 others 0 and 255' in str(error)
+    lines = [shlex.split(line.split(' type ')[1]) for line in error.problems if ' type ' in line]
+    assert len(lines) == 2
+    meant = []
+    for line in lines:
+        config, data = inspect(folder, **typed_words(line))
+        assert data.coding.num_classes == 2
+        assert (mask_of(data, config, '1') == np.eye(8)).all()
+        meant.append(sorted(set(mask_of(data, config, '0').ravel().tolist())))
+    assert meant == [[0, 1], [0, 255]]
+
+
+@pytest.mark.parametrize('split', [False, True])
+def test_set_without_foreground_is_refused(tmp_path, split):
+    """Also where only the validation masks have some: the counts are those of training."""
+    for n in range(4):
+        place = f'{("train", "val")[n % 2]}/{n}.png' if split else f'{n}.png'
+        save(tmp_path / f'set/images/{place}', np.zeros((8, 8, 3)))
+        save(tmp_path / f'set/masks/{place}', np.eye(8) * 255 * (split and n % 2))
+    assert 'no training mask holds any foreground' in str(ask(tmp_path / 'set'))
+
+
+def test_a_hundred_classes_are_offered_as_classes(tmp_path):
+    """0 to 99 without a gap, so many that they could be objects: the user is asked."""
+    folder, place = coded_set(tmp_path / 'set', [*range(100)])
+    line = offered(ask(folder), 'num_classes=')
+    assert line == 'num_classes=100'
+    config, data = inspect(folder, **typed(line))
+    assert data.coding.num_classes == 100
+    assert (mask_of(data, config, '1') == place).all()
+
+
+def test_colours_with_noise_are_offered_a_threshold(tmp_path):
+    """Red on black, saved as RGB JPEG: hundreds of colours, of which the bright ones are meant."""
+    folder, exact = draw_set(tmp_path / 'set', count=4), {}
+    for path in sorted((folder / 'masks').iterdir()):
+        mask = np.array(PIL.Image.open(path)) > 0
+        exact[path.stem] = mask
+        colours = np.where(mask[..., None], [250, 60, 40], [5, 5, 5]).astype(np.uint8)
+        PIL.Image.fromarray(colours).save(path.with_suffix('.jpg'), quality=60)
+        path.unlink()
+    error = ask(folder)
+    line = offered(error, "mask_values='>")
+    assert line == "mask_values='>127'"
+    config, data = inspect(folder, **typed(line))
+    for stem, mask in exact.items():
+        assert (mask_of(data, config, stem) == mask).mean() > 0.95
+
+
+# --- the command and what cannot be read ---------------------------------------------
+
+
+@pytest.mark.parametrize('names, status', [("['a','b','c']", 2), ("['a']", 2), ("['a','b']", 0)])
+def test_names_must_be_as_many_as_the_classes_found(small_set, capsys, names, status):
+    """num_classes is still auto, so only a look at the masks tells."""
+    assert train_unet.main(['check', f'data={small_set}', f'class_names={names}', *WORDS]) == status
+    if status:
+        told = capsys.readouterr().err
+        assert 'a problem in the config' in told and 'the masks hold 2 classes' in told
+
+
+def cut(path, share=0.6):
+    """The beginning of a file, as a download that broke off leaves it."""
+    path.write_bytes(path.read_bytes()[:int(share * path.stat().st_size)])
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+def test_check_leaves_out_a_broken_image_if_asked(small_set, monkeypatch, capsys, caplog, suffix):
+    """Its header is sound, only its pixels break off."""
+    no_waiting(monkeypatch)
+    old, path = small_set / 'images/005.png', small_set / f'images/005{suffix}'
+    picture = PIL.Image.open(old)
+    picture.load()
+    old.unlink()
+    picture.save(path)
+    cut(path)
+    words = ['check', f'data={small_set}', *WORDS]
+    assert train_unet.main(words) == 2
+    told = capsys.readouterr().err
+    assert str(path) in told and 'skip_broken=True' in told and '1 of 12 images' in told
+    caplog.clear()
+    assert train_unet.main([*words, 'skip_broken=True']) == 0
+    told = capsys.readouterr()
+    assert str(path) in caplog.text + told.out + told.err
+
+
+@pytest.mark.parametrize('place', ['images', 'masks/deep', ''])
+def test_folder_that_may_not_be_entered_is_told(small_set, monkeypatch, capsys, place):
+    """One line, no traceback. Root may enter all, so the refusal is played."""
+    (small_set / 'masks/deep').mkdir()
+    closed, scandir = small_set / place, os.scandir
+
+    def refuse(path='.'):
+        if Path(os.fsdecode(path)) == closed:
+            raise PermissionError(13, 'Permission denied', os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', refuse)
+    assert f'{closed}: cannot be read: Permission denied' in str(ask(small_set))
+    assert train_unet.main(['check', f'data={small_set}', *WORDS]) == 2
+    assert 'Permission denied' in capsys.readouterr().err
+
+
+def test_name_that_no_folder_can_have_is_told():
+    """The system refuses 300 letters before it looks."""
+    assert 'n' * 300 in str(ask('n' * 300))
+
+
+def test_one_unreadable_image_among_a_thousand_is_named(tmp_path):
+    """Rows are handed to the readers in chunks; none is lost."""
+    folder = tmp_path / 'set'
+    fill(folder, ['images/0000.png'], ['masks/0000.png'])
+    for n in range(1, 1000):
+        for kind in ('images', 'masks'):
+            os.link(folder / f'{kind}/0000.png', folder / f'{kind}/{n:04d}.png')
+    broken = folder / 'images/0777.png'
+    broken.unlink()
+    broken.write_text('hello')
+    error = ask(folder)
+    assert error.title == '1 of 1000 images or masks cannot be used'
+    assert str(broken) in error.problems[0] and len(error.problems) == 2
+    _, data = inspect(folder, skip_broken=True)
+    assert len(data.pairs.images) == 999 and '0777' not in names_of(data, 'train') | names_of(data, 'val')

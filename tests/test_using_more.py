@@ -1,0 +1,419 @@
+"""Using a model with unusual input, several processes, tune's advice.  python -m pytest tests/test_using_more.py"""
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime
+import PIL.Image
+import pytest
+import tifffile
+import torch
+from torch import nn
+
+import train_unet
+from conftest import ROOT, TINY, draw_set
+from test_processes import torchrun
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+SMALL = TINY | {'encoder': 'tu-test_resnet', 'image_size': 64, 'num_epochs': 6, 'learning_rate': 0.01}
+
+
+def draw_three(folder, count=12):
+    """draw_set with a third class: a blue corner. The values are class ids."""
+    draw_set(folder, count, values=(0, 1))
+    for number in range(count):
+        for kind, value in (('images', (0, 0, 255)), ('masks', 2)):
+            path = folder / kind / f'{number:03d}.png'
+            array = np.array(PIL.Image.open(path))
+            array[:15, :15] = value
+            PIL.Image.fromarray(array).save(path)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def two(tmp_path_factory):
+    """A small run of two classes and its data: (run folder, data folder). Not to be changed."""
+    folder = tmp_path_factory.mktemp('two')
+    train_unet.train(**SMALL, data=str(draw_set(folder / 'set')), run_dir=str(folder / 'run'))
+    return folder / 'run', folder / 'set'
+
+
+@pytest.fixture(scope='module')
+def three(tmp_path_factory):
+    """A small run of three classes and its data."""
+    folder = tmp_path_factory.mktemp('three')
+    names = ['ground', 'disc', 'corner']
+    train_unet.train(**SMALL, data=str(draw_three(folder / 'set')), run_dir=str(folder / 'run'), class_names=names)
+    return folder / 'run', folder / 'set'
+
+
+@pytest.fixture
+def own(two, tmp_path):
+    """A copy of the run of two classes, for tests that write into it."""
+    return shutil.copytree(two[0], tmp_path / 'own')
+
+
+def written(folder):
+    """The files below a folder, by their names in it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file())
+
+
+# ---------------------------------------------------------------- predict: which files, which settings
+
+
+@pytest.fixture
+def namesakes(two, tmp_path):
+    """Two folders that hold different images of the same name."""
+    for folder, number in (('a', 1), ('b', 2)):
+        (tmp_path / 'mine' / folder).mkdir(parents=True)
+        shutil.copy(two[1] / 'images' / f'{number:03d}.png', tmp_path / 'mine' / folder / 'x.png')
+    return tmp_path / 'mine'
+
+
+@pytest.mark.parametrize('inputs', [['mine/a', 'mine/b'], ['mine/**/*.png'], ['mine/a/x.png', 'mine/b/x.png']], ids=str)
+def test_images_of_one_name_in_two_folders_give_two_masks(two, namesakes, tmp_path, inputs):
+    assert train_unet.predict(two[0], inputs, tmp_path / 'out') == 0
+    assert written(tmp_path / 'out') == ['a/x.png', 'b/x.png']
+    model = train_unet.load(two[0])
+    for name in ('a/x.png', 'b/x.png'):
+        assert np.array_equal(np.array(PIL.Image.open(tmp_path / 'out' / name)) // 255, model.predict(namesakes / name))
+
+
+def test_a_file_typed_by_name_is_tried_whatever_its_suffix(two, tmp_path, capsys):
+    (tmp_path / 'notes.txt').write_text('no image')
+    image = two[1] / 'images' / '001.png'
+    shutil.copy(image, tmp_path / 'photo.upload')
+    inputs = [str(tmp_path / 'notes.txt'), str(tmp_path / 'photo.upload'), str(image)]
+    assert train_unet.predict(two[0], inputs, tmp_path / 'out') == 1
+    said = capsys.readouterr().err
+    assert 'notes.txt' in said and '1 files could not be predicted' in said
+    assert written(tmp_path / 'out') == ['001.png', 'photo.png']
+
+
+def test_a_folder_without_images_is_an_error(two, tmp_path):
+    (tmp_path / 'empty').mkdir()
+    image = str(two[1] / 'images' / '001.png')
+    with pytest.raises(train_unet.UserError, match='empty: there is no such file, or no image in it'):
+        train_unet.predict(two[0], [image, str(tmp_path / 'empty')], tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
+def test_image_size_may_be_one_number_for_predict_and_evaluate(two, own, tmp_path, capsys):
+    typed = ['size_policy=crop', 'image_size=48']
+    file = tmp_path / 'wide.png'
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)).save(file)
+    assert train_unet.main(['predict', str(own), str(file), '-o', str(tmp_path / 'out'), *typed]) == 0
+    assert PIL.Image.open(tmp_path / 'out' / 'wide.png').size == (90, 70)
+    assert train_unet.main(['evaluate', str(own), *typed]) == 0
+    assert '2 val images' in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- predict: depth, alpha, rotation
+
+
+@pytest.mark.parametrize('shape', [(40, 40), (40, 40, 3)], ids=['grey', 'colour'])
+def test_an_image_of_16_bits_is_not_predicted_as_black(two, tmp_path, capsys, shape):
+    deep = np.random.default_rng(0).integers(0, 65535, shape, dtype=np.uint16)
+    train_unet.cv2.imwrite(str(tmp_path / 'deep.png'), deep)
+    assert train_unet.predict(two[0], [str(tmp_path / 'deep.png')], tmp_path / 'out') == 1
+    assert 'deep.png: holds 16-bit or float pixels' in capsys.readouterr().err and not (tmp_path / 'out').exists()
+    model = train_unet.load(two[0])
+    for image in (deep, deep / 65535.0, tmp_path / 'deep.png'):
+        with pytest.raises(train_unet.DataError, match='16-bit or float pixels'):
+            model.predict(image)
+
+
+def test_alpha_rotation_and_tensors_do_not_change_the_mask(two):
+    model = train_unet.load(two[0])
+    array = np.array(PIL.Image.open(two[1] / 'images' / '003.png'))[:, :36]
+    mask = model.predict(array)
+    assert mask.shape == (40, 36) and 0 < mask.mean() < 1
+    alpha = np.dstack([array, np.full((40, 36), 200, np.uint8)])
+    turned = PIL.Image.fromarray(np.ascontiguousarray(np.rot90(array)))
+    turned.getexif()[274] = 6                                          # a camera held upright
+    tensor = torch.from_numpy(array).permute(2, 0, 1)
+    for image in (alpha, PIL.Image.fromarray(alpha), turned, tensor, torch.from_numpy(alpha).permute(2, 0, 1)):
+        assert np.array_equal(model.predict(image), mask)
+
+
+def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
+    file = str(three[1] / 'images' / '003.png')
+    assert train_unet.predict(three[0], [file], tmp_path, save='probability') == 0
+    assert written(tmp_path) == ['003.tif']
+    chances = tifffile.imread(tmp_path / '003.tif')
+    assert chances.shape == (40, 40, 3) and chances.dtype == np.uint8
+    assert np.abs(chances.sum(2, dtype=int) - 255).max() <= 2
+    mask = train_unet.load(three[0]).predict(file)
+    assert len(np.unique(mask)) > 1 and (chances.argmax(2) == mask).mean() > 0.95
+
+
+# ---------------------------------------------------------------- evaluate
+
+
+def test_evaluate_tunes_the_threshold_though_a_device_is_typed(own, capsys):
+    (own / 'curves.png').unlink()
+    assert train_unet.main(['evaluate', str(own), 'device=cpu']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[[line.split()[:1] for line in lines].index(['class']):]
+    assert [line.split()[0] for line in table[1:4]] == ['background', 'foreground', 'mean']
+    assert 'tuned on them' in table[4]
+    report = json.loads((own / 'metrics.json').read_text())
+    per_class = report['metrics']['iou_per_class']
+    assert report['metrics']['mean_iou'] == pytest.approx(sum(per_class) / 2)
+    for key in ('mean_dice', 'mean_precision', 'mean_recall'):
+        assert 0 <= report['metrics'][key] <= 1
+    assert f'{report["metrics"]["mean_recall"]:.3f}' == table[3].split()[-1]
+    assert 'left out' in report['empty_masks'] and train_unet.load(own).threshold == report['threshold']
+    assert {'curves.png', 'worst.png', 'confusion.png'} <= set(written(own))
+
+
+def test_other_data_is_scored_whole_and_leaves_the_run_as_it_was(own, tmp_path, capsys):
+    other = draw_set(tmp_path / 'other', count=8, seed=1)
+    train_unet.store_threshold(own, 0.35)
+    (own / 'metrics.json').write_text('as it was')
+    assert train_unet.main(['evaluate', str(own), f'data={other}']) == 0
+    said = capsys.readouterr().out
+    assert '8 train images' in said and 'tuned on them' not in said and 'threshold 0.35' in said
+    assert train_unet.load(own).threshold == 0.35 and (own / 'metrics.json').read_text() == 'as it was'
+    report = json.loads((own / 'evaluation_other' / 'metrics.json').read_text())
+    assert len({row['file'] for row in report['images']}) == 8 and report['threshold'] == 0.35
+    assert {'worst.png', 'confusion.png'} <= set(written(own / 'evaluation_other'))
+    assert 'worst.png' not in written(own)
+
+
+# ---------------------------------------------------------------- export
+
+
+@pytest.fixture
+def pictures():
+    """Batches of three with odd sides, as the three-class network takes them."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 256, (3, 3, *size), dtype=torch.uint8, generator=draw) for size in ((51, 77), (64, 129))]
+
+
+def assert_same_logits(run, other, images):
+    """A model and its exported self, on batches of images."""
+    model = train_unet.load(run, 'cpu')
+    for batch in images:
+        with torch.no_grad():
+            torch.testing.assert_close(torch.as_tensor(other(batch)), model(batch), rtol=1e-4, atol=1e-3)
+
+
+def assert_facts(facts, classes):
+    """What a program that loads the file must know."""
+    assert 0 < float(facts['threshold']) < 1 and json.loads(facts['classes']) == classes
+    assert facts['input'] == 'uint8, as stored' and json.loads(facts['image_size']) == [64, 64]
+
+
+@pytest.fixture(scope='module')
+def onnx_of_three(three, tmp_path_factory):
+    """An ONNX file of the three-class run: writing one takes seconds."""
+    path = tmp_path_factory.mktemp('onnx') / 'model.onnx'
+    assert train_unet.export(three[0], 'onnx', path) == 0
+    return path
+
+
+def test_onnx_of_three_classes_agrees_and_says_what_it_needs(three, onnx_of_three, pictures):
+    session = onnxruntime.InferenceSession(str(onnx_of_three), providers=['CPUExecutionProvider'])
+    assert_same_logits(three[0], lambda batch: session.run(None, {'images': batch.numpy()})[0], pictures)
+    facts = {entry.key: entry.value for entry in onnx.load(onnx_of_three).metadata_props}
+    assert_facts(facts, ['ground', 'disc', 'corner'])
+
+
+def test_half_onnx_is_half_as_large_and_runs(two, onnx_of_three, tmp_path, capsys):
+    assert train_unet.main(['export', str(two[0]), 'format=onnx', 'half=True', '-o', str(tmp_path / 'm.onnx')]) == 0
+    assert 'on 2 validation images and 4 drawn ones' in capsys.readouterr().out
+    assert os.path.getsize(tmp_path / 'm.onnx') < 0.65 * os.path.getsize(onnx_of_three)
+    facts = {entry.key: entry.value for entry in onnx.load(tmp_path / 'm.onnx').metadata_props}
+    assert_facts(facts, ['background', 'foreground'])
+
+
+def test_pt2_of_three_classes_agrees_and_says_what_it_needs(three, tmp_path, pictures):
+    assert train_unet.export(three[0], 'pt2', tmp_path / 'model.pt2') == 0
+    facts = dict.fromkeys(['threshold', 'classes', 'input', 'image_size'], '')
+    program = torch.export.load(tmp_path / 'model.pt2', extra_files=facts).module()
+    assert_same_logits(three[0], program, pictures)
+    assert_facts(facts, ['ground', 'disc', 'corner'])
+
+
+def test_pt2_has_no_half(two, tmp_path):
+    with pytest.raises(train_unet.UserError, match='half=True'):
+        train_unet.export(two[0], 'pt2', tmp_path / 'model.pt2', half=True)
+    assert not (tmp_path / 'model.pt2').exists()
+
+
+def test_half_smp_is_half_as_large_and_says_what_it_needs(three, tmp_path):
+    sizes = []
+    for half in (False, True):
+        assert train_unet.export(three[0], 'smp', tmp_path / f'{half}', half) == 0
+        sizes.append(sum(path.stat().st_size for path in (tmp_path / f'{half}').iterdir()))
+        facts = json.loads((tmp_path / f'{half}' / 'preprocessing.json').read_text())
+        assert_facts(facts, ['ground', 'disc', 'corner'])
+    assert sizes[1] < 0.65 * sizes[0]
+
+
+def test_a_network_with_nan_is_not_exported(own, tmp_path):
+    saved = train_unet.load_checkpoint(own / 'best.pt')
+    name = next(name for name in saved['weights'] if name.endswith('segmentation_head.0.bias'))
+    saved['weights'][name][0] = math.nan
+    train_unet.save_checkpoint(own / 'best.pt', saved)
+    with pytest.raises(train_unet.UserError, match='does not agree.*nan'):
+        train_unet.export(own, 'smp', tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+
+
+def test_an_export_whose_data_is_gone_says_that_it_was_checked_on_drawn_images_only(own, tmp_path, capsys):
+    saved = train_unet.load_checkpoint(own / 'best.pt')
+    saved['config']['data'] = str(tmp_path / 'moved away')
+    train_unet.save_checkpoint(own / 'best.pt', saved)
+    assert train_unet.export(own, 'smp', tmp_path / 'out') == 0
+    said = capsys.readouterr().out
+    assert 'checked on drawn images only' in said and 'on 0 validation images and 4 drawn ones' in said
+
+
+# ---------------------------------------------------------------- precision of the best weights
+
+
+class Noise(torch.utils.data.Dataset):
+    """Eight float images with a map to learn."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index))
+        return {'image': image, 'target': image.mean(0, keepdim=True)}
+
+
+def test_best_weights_ask_for_the_precision_that_the_run_ended_with():
+    """The second layer's output is above what float16 holds, the last one undoes it; so float16 is given up."""
+    model, calls = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1)), []
+
+    def enlarge(module, inputs, output):
+        calls.append(module.training)
+        return output * 1e5 if module.training and sum(calls) > 5 else output
+
+    model[0].register_forward_hook(enlarge)
+    model[2].register_forward_pre_hook(
+        lambda module, inputs: (inputs[0] / 1e5,) if module.training and sum(calls) > 5 else None)
+    result = train_unet.train(
+        model=model, loss_fn=lambda net, batch: (net(batch['image']) - batch['target']).square().mean((1, 2, 3)),
+        train_data=Noise(), val_data=Noise(), device='cpu', use_amp=True, amp_dtype='float16', init_scale=8.0,
+        max_bad_steps=2, batch_size=4, num_epochs=6, learning_rate=0.01, optimizer='SGD', ema_decay=None, run_dir='run')
+    rows = [row for row in result.history if not row['event']]
+    assert rows[0]['precision'] == 'float16' != rows[-1]['precision'] and result.best['epoch'] == 6
+    for name in ('best.pt', 'last.pt'):
+        config = train_unet.load_checkpoint(f'run/{name}')['config']
+        asked = {key: config[key] for key in ('use_amp', 'amp_dtype')}
+        assert asked == train_unet.amp_settings(rows[-1]['precision'])
+
+
+def test_the_settings_of_a_precision_ask_for_it():
+    hardware = train_unet.Hardware('cpu', 'a CPU', units=frozenset({'float16', 'bfloat16'}))
+    for dtype in ('float32', 'bfloat16', 'float16'):
+        config = {**train_unet.CONFIG, **train_unet.amp_settings(dtype)}
+        assert train_unet.resolve_precision(config, hardware).dtype == dtype
+
+
+# ---------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3, 4])
+def test_every_process_gets_as_many_pieces_of_a_window_and_no_image_is_lost(ranks):
+    for batch_size in (1, 2, 3, 4, 8):
+        samplers = [train_unet.WindowSampler(100, {'seed': 0, 'batch_size': batch_size, 'accumulation_steps': 1},
+                                             rank, ranks) for rank in range(ranks)]
+        for length in range(ranks, 50):
+            pieces = [sampler.micro_batches(np.arange(length)) for sampler in samplers]
+            assert len({len(own) for own in pieces}) == 1, (batch_size, length)
+            lengths = Counter(len(piece) for own in pieces for piece in own)
+            assert 0 not in lengths and max(lengths) <= batch_size + 1
+            assert 1 not in lengths or batch_size == 1 or length < 2 * ranks
+            assert sorted(np.concatenate([piece for own in pieces for piece in own])) == list(range(length))
+
+
+def test_the_command_trains_with_two_processes(tmp_path):
+    """The real command with BatchNorm, and 13 training images: the last window is a short one."""
+    draw_set(tmp_path / 'set', count=16)
+    settings = SMALL | {'num_epochs': 2, 'image_size': 32, 'accumulation_steps': 2, 'run_dir': 'out', 'data': 'set'}
+    typed = shlex.split(' '.join(train_unet.as_typed(key, value) for key, value in settings.items()))
+    done = subprocess.run(**torchrun('--standalone', '--nproc_per_node=2', str(ROOT / 'train_unet.py'), *typed),
+                          capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count('Epoch 2/2') == 1                         # one process speaks
+    best = train_unet.load_checkpoint('out/best.pt')
+    assert all(torch.isfinite(value).all() for value in best['weights'].values())
+    assert train_unet.load_last('out')[0]['epoch'] == 2
+
+
+IN_VALIDATION = '''
+import os, sys
+sys.path.insert(0, {root!r})
+import torch, train_unet
+
+class Noise(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        return torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index))
+
+def loss_fn(model, batch):
+    if os.environ['RANK'] == '1' and not torch.is_grad_enabled() and os.path.exists('out/history.csv') and not sent:
+        sent.append(os.kill(os.getpid(), 15))
+    return model(batch).square().mean((1, 2, 3))
+
+sent = []
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 1, 3))
+result = train_unet.train(model=net, loss_fn=loss_fn, train_data=Noise(), val_data=Noise(), num_epochs=1000,
+                          batch_size=2, accumulation_steps=2, use_amp=False, device='cpu', run_dir='out')
+print(f'process {{os.environ["RANK"]}} stopped by {{result.stopped_by}}, sent {{len(sent)}}')
+'''
+
+
+def test_a_signal_to_one_process_in_its_validation_stops_all(tmp_path):
+    """Process 1 gets SIGTERM while it validates; nobody waits for it in vain, and the epoch is saved."""
+    (tmp_path / 'script.py').write_text(IN_VALIDATION.format(root=str(ROOT)))
+    done = subprocess.run(**torchrun('--standalone', '--nproc_per_node=2', 'script.py'),
+                          capture_output=True, timeout=90)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 'process 0 stopped by 15, sent 0' in done.stdout and 'process 1 stopped by 15, sent 1' in done.stdout
+    last, path = train_unet.load_last('out')
+    assert path.name == 'last.pt' and 1 <= last['epoch'] < 1000
+
+
+# ---------------------------------------------------------------- tune
+
+
+def test_tune_refuses_a_gradient_that_points_elsewhere():
+    numbers = {'peak': 1.0, 'layer': 'a', 'lost': 0.0, 'gradients': {'bfloat16': (0.5, 1.0), 'float16': (0.99, 1.0)}}
+    assert 'cosine of 0.500' in train_unet.judge('bfloat16', numbers)
+    assert train_unet.judge('float16', numbers) == train_unet.judge('float32', numbers) == ''
+    assert train_unet.judge('bfloat16', numbers | {'gradients': {'bfloat16': (math.nan, math.nan)}})
+
+
+def test_the_line_that_tune_prints_can_be_typed(tmp_path, monkeypatch, capsys):
+    """A value with a space is quoted; what the preset file settles is not repeated, under no name."""
+    for name in ('estimate_memory', 'measure_memory', 'describe_memory'):
+        monkeypatch.setattr(train_unet, name, lambda *_: '')
+    monkeypatch.setattr(train_unet, 'largest_batch', lambda *_: (8, 'estimated'))
+    best = train_unet.Candidate('float32', 'high', True, None, seconds=[1.0])
+    hardware = SimpleNamespace(name='a CPU', kind='cpu', memory=2**30)
+    typed = {'data': 'my set', 'num_epochs': 3, 'lr': 0.01, 'use_amp': True, 'amp_dtype': 'float16', 'compile': True,
+             'tf32_matmul_precision': 'highest', 'channels_last': False, 'decoder_channels': [16, 12, 8, 8, 8]}
+    base, window = {'loss': 'dice', 'use_amp': True}, [{'image': torch.zeros(2, 3, 8, 8)}]
+    config = {**train_unet.CONFIG, 'num_epochs': 3}
+    assert train_unet.conclude_tuning(best, None, config, hardware, 10, window, None, base, typed) == 0
+    line = re.search('use it with:  python train_unet.py (.*)', capsys.readouterr().out)[1]
+    command = train_unet.parse_command(shlex.split(line))
+    assert command.overrides == {key: typed[key] for key in ('data', 'num_epochs', 'lr', 'decoder_channels')}
+    preset = train_unet.load_preset(command.preset)
+    assert preset == {'loss': 'dice', 'use_amp': False, 'amp_dtype': 'auto', 'tf32_matmul_precision': 'high',
+                      'channels_last': True, 'compile_model': False}
