@@ -1958,7 +1958,7 @@ def load_augmentation(path, shape, dtype):
         made = trial(image=np.zeros(shape, dtype), mask=np.zeros(shape[:2], np.uint8))
         image, mask = made['image'], made['mask']
         if image.shape[:2] != mask.shape or image.shape[2:] not in ((), shape[2:]) or image.dtype != dtype:
-            raise ValueError(f'it makes {image.dtype} {tuple(image.shape)} of an image that is {dtype.__name__} {shape}')
+            raise ValueError(f'it makes {image.dtype} {tuple(image.shape)} of an image of {dtype.__name__} {shape}')
     except FileNotFoundError:
         raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
                           'or the path of a saved pipeline') from None

@@ -108,7 +108,7 @@ def test_an_export_that_differs_is_refused(trained, tmp_path, monkeypatch):
 def test_the_four_commands_follow_from_each_other(tmp_path):
     """Train, evaluate, predict, export, typed as a person does: each time what the one before has printed."""
     draw_set(tmp_path / 'set', count=8)
-    settings = [f'{key}={value}' for key, value in (TINY | {'num_epochs': 1}).items()]
+    settings = [f'{key}={value}' for key, value in (TINY | {'num_epochs': 1, 'encoder': 'tu-test_resnet'}).items()]
     typed = 'python train_unet.py data=set ' + shlex.join(settings)
     steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
     for word, file in steps:

@@ -335,7 +335,7 @@ def test_every_process_gets_as_many_pieces_of_a_window_and_no_image_is_lost(rank
             pieces = [sampler.micro_batches(np.arange(length)) for sampler in samplers]
             assert len({len(own) for own in pieces}) == 1, (batch_size, length)
             lengths = Counter(len(piece) for own in pieces for piece in own)
-            assert 0 not in lengths and max(lengths) <= batch_size + 1
+            assert 0 not in lengths and max(lengths) <= batch_size + 2         # not one left alone
             assert 1 not in lengths or batch_size == 1 or length < 2 * ranks
             assert sorted(np.concatenate([piece for own in pieces for piece in own])) == list(range(length))
 
