@@ -2189,8 +2189,11 @@ class WindowSampler(torch.utils.data.Sampler):
 
     def micro_batches(self, window):
         """This rank's share of a window, as a list of index arrays: as many on every rank, for SyncBatchNorm."""
-        shares = np.array_split(window, self.world_size)
-        return np.array_split(shares[self.rank], max(1, len(split_evenly(shares[-1], self.batch_size))))
+        if self.world_size == 1:
+            return split_evenly(window, self.batch_size)
+        shares = np.array_split(window, self.world_size)               # the first is the largest
+        count = min(math.ceil(len(shares[0]) / self.batch_size), max(1, len(shares[-1])))
+        return np.array_split(shares[self.rank], count)
 
     def __iter__(self):
         for window in self.windows()[self.first_window:]:
@@ -4734,6 +4737,11 @@ def export_facts(model):
 def export_pt2(model, path, half):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model)
+    if min(model.config['image_size']) <= 32:
+        raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
+                        'onnx takes them', 'cannot export')
+    if path.suffix != '.pt2':
+        raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
     program = torch.export.export(model, (images,), dynamic_shapes=free)
     torch.export.save(program, path, extra_files=export_facts(model))
     return torch.export.load(path).module()

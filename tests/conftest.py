@@ -9,6 +9,7 @@ import pytest
 
 os.environ['NO_ALBUMENTATIONS_UPDATE'] = '1'
 os.environ['HF_HUB_OFFLINE'] = '1'
+os.environ.setdefault('OMP_NUM_THREADS', '1')    # tiny networks; and the threads of two tests at once would fight
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 SHARED = ROOT.parent / 'shared' / 'data'

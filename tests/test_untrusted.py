@@ -21,7 +21,6 @@ import PIL.Image
 import pytest
 import scipy.io
 import tifffile
-import torch
 from conftest import ROOT, TINY, draw_set
 
 import train_unet as tu

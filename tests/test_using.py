@@ -86,7 +86,7 @@ def test_export_agrees_with_the_model(trained, tmp_path, form, capsys):
     if form == 'onnx':
         pytest.importorskip('onnxruntime')
         pytest.importorskip('onnxscript')
-    assert train_unet.export(run, form, tmp_path / f'model_{form}') == 0
+    assert train_unet.export(run, form, tmp_path / f'model.{form}') == 0
     worst = float(re.search(r'difference of a logit is (\S+),', capsys.readouterr().out)[1])
     assert worst < 1e-4
 
