@@ -1147,8 +1147,8 @@ def find_pairs(config):
             there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
             raise DataError([
                 f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}', *notes,
-                'expected folders such as images/ and masks/, or type images=... masks=...',
-                "or mask_pattern='{stem}_mask.png', or data=list.csv with the columns image,mask"])
+                'expected folders such as images/ and masks/, or data=list.csv with the columns image,mask',
+                *offer_roles(root)])
         one_kind(images, masks, root)
         united = unite_folders(images, masks)
         if united:
@@ -1162,6 +1162,26 @@ def find_pairs(config):
                         "mask_pattern='{stem}_mask.png' or a list file tells how")
     paths = [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
     return Pairs(*paths, choose_splits([image for image, _ in pairs], config), rule, notes)
+
+
+def offer_roles(root):
+    """Lines to type where no name tells images from masks: two folders, or one whose masks have longer names."""
+    files = [(folder, *os.path.splitext(name)) for folder, name in list_files(root) if not name.startswith('.')]
+    files = [file for file in files if file[2].lower() in SUFFIXES]
+    folders = list(dict.fromkeys(folder or '.' for folder, *_ in files))[:3]
+    if len(folders) > 1:
+        return ['type which folder holds what, one of', *(
+            f'    {as_typed("images", image, True)} {as_typed("masks", mask, True)}'
+            for image, mask in itertools.permutations(folders, 2))]
+    suffixes, kinds = {stem: suffix for _, stem, suffix in files}, Counter()
+    for _, stem, suffix in files:
+        length = next((n for n in range(len(stem) - 1, 0, -1) if stem[:n] in suffixes), 0)
+        if length:
+            kinds[suffixes[stem[:length]], stem[length:] + suffix] += 1
+    image, mask = (functools.partial(as_typed, f'{role}_pattern', quoted=True) for role in ('image', 'mask'))
+    return ['type which names are masks, one of', *(
+        f'    {image("{stem}" + suffix)} {mask("{stem}" + tail)}   ({count} files)'
+        for (suffix, tail), count in kinds.most_common(4))] if kinds else []
 
 
 def refuse_unpaired(pairs, images, masks, clashes, config):

@@ -466,3 +466,18 @@ def test_one_unreadable_image_among_a_thousand_is_named(tmp_path):
     assert str(broken) in error.problems[0] and len(error.problems) == 2
     _, data = inspect(folder, skip_broken=True)
     assert len(data.pairs.images) == 999 and '0777' not in names_of(data, 'train') | names_of(data, 'val')
+
+
+@pytest.mark.parametrize('names, chosen', [
+    ([f'{side}/{n}.png' for side in ('A', 'B') for n in range(4)], 'images="A" masks="B"'),
+    ([f'{n}R{tail}' for n in range(4) for tail in ('.jpg', '_1stHO.png', '_2ndHO.png')],
+     'image_pattern="{stem}.jpg" mask_pattern="{stem}_1stHO.png"')])
+def test_where_no_name_tells_a_line_to_type_is_offered_and_works(tmp_path, names, chosen):
+    for name in names:
+        (tmp_path / 'set' / name).parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / 'set' / name)
+    with pytest.raises(train_unet.DataError) as caught:
+        train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set')})
+    assert any(chosen in line for line in caught.value.problems)
+    typed, _ = train_unet.parse_overrides(shlex.split(chosen))
+    assert len(train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set'), **typed}).images) == 4
