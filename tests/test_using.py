@@ -152,7 +152,8 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     outputs = [output for cell in book.cells for output in cell.get('outputs', [])]
     shown = [output for output in outputs if 'text/html' in output.get('data', {})]
     assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 1
-    said = [''.join(output.get('text', '') for output in cell.outputs) for cell in book.cells]
+    said = [''.join(output.get('text', '') for output in cell.outputs if output.get('name') == 'stdout')
+            for cell in book.cells]
     assert '(40, 40)' in said[-3] and 'stopped by 2 after' in said[-2] and 'and on' in said[-1]
     assert said[3] == said[5] and int(said[3]) >= 1
 
