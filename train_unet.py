@@ -106,7 +106,7 @@ CONFIG = {
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': of the training images,
     'std': 'auto',                # or ImageNet's under ImageNet weights
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
-    'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (if a quarter of it will do)
+    'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, else up to 8
     'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
     'skip_broken': False,         # True: a file that breaks during training is left out and counted
@@ -2601,10 +2601,10 @@ def tiled_bands(model, rows, size, tile, overlap=0.25, batch_size=1):
     if len(tops) == len(lefts) == 1:
         yield model(rows(0, size[0]))[0]
         return
-    total = weight = 0
+    total, weight, ramp = 0, 0, tile_weights(tile, overlap)
     for top, following in zip(tops, [*tops[1:], size[0]]):
         strip = rows(top, min(top + tile[0], size[0]))
-        logits, ramps = blend_tiles(model, strip, lefts, tile_weights(tile, overlap), batch_size)
+        logits, ramps = blend_tiles(model, strip, lefts, ramp, batch_size)
         if top:                                                        # what the tiles above said of these rows
             logits[:, :total.shape[1]] += total
             ramps[:len(weight)] += weight
@@ -2617,11 +2617,10 @@ def blend_tiles(model, strip, lefts, ramp, batch_size):
     """One row of tiles: (1, C, h, W) -> summed (K, h, W) logits times weights, and the summed (h, W) weights."""
     *others, last = (strip[..., left:left + ramp.shape[1]] for left in lefts)      # the last may be narrower
     groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
-    total = weights = None
-    for left, output in zip(lefts, (output for group in groups for output in model(group))):
-        if total is None:
-            ramp = ramp[:output.shape[1]].to(output.device)
-            total, weights = output.new_zeros(len(output), *strip.shape[-2:]), output.new_zeros(strip.shape[-2:])
+    outputs = [output for group in groups for output in model(group)]
+    ramp = ramp[:strip.shape[-2]].to(strip.device)
+    total, weights = outputs[0].new_zeros(len(outputs[0]), *strip.shape[-2:]), outputs[0].new_zeros(strip.shape[-2:])
+    for left, output in zip(lefts, outputs):
         right = left + output.shape[-1]
         total[..., left:right] += output * ramp[:, :right - left]
         weights[..., left:right] += ramp[:, :right - left]
@@ -3747,6 +3746,11 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
+def chosen_keys(sources):
+    """The keys that the user or a preset has set."""
+    return {key for key, origin in sources.items() if origin != 'default'}
+
+
 def prepare(config, sources, device, decode=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
 
@@ -3754,8 +3758,7 @@ def prepare(config, sources, device, decode=False):
     check and tune come to their settings.
     """
     hardware = detect_hardware(device)
-    typed = {key for key, origin in sources.items() if origin != 'default'}
-    precision = resolve_precision(config, hardware, typed)
+    precision = resolve_precision(config, hardware, chosen_keys(sources))
     is_demo = config['data'] == 'demo'
     if is_demo:
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
@@ -3910,7 +3913,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
                         f'afresh', 'cannot start')
     if own_data:
         hardware = detect_hardware(device)
-        precision = resolve_precision(config, hardware, {key for key, origin in sources.items() if origin != 'default'})
+        precision = resolve_precision(config, hardware, chosen_keys(sources))
         config, data = settle_own(config), None
     else:
         config, hardware, precision, data, why = prepare(config, sources, device)
@@ -4637,11 +4640,13 @@ def export(run, form='onnx', output=None, half=False):
     if half:
         for parameter in model.network.parameters():                   # rounded to float16, but still float32
             parameter.data = parameter.data.half().float()
+    again = None
     try:
         again = write(model, path, half)
         worst, agree, limit, how_many = compare_exported(model, again, 1e-3 if half else 1e-5)
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-        discard(path)
+        if again is not None:                                          # else what lies there is not ours
+            discard(path)
         words = ' '.join(str(error).split())[:300]
         raise UserError(f'{path} cannot be written, or does not run on the images of this run: {words}',
                         'cannot export') from None
@@ -4655,8 +4660,10 @@ def export(run, form='onnx', output=None, half=False):
 
 
 def discard(path):
-    """Remove a file or folder that is not what it should be."""
-    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    """Remove an export that is not what it should be: of a folder only what export_smp wrote into it."""
+    written = ('config.json', 'model.safetensors', 'preprocessing.json')
+    for file in [path / name for name in written] if path.is_dir() else [path]:
+        file.unlink(missing_ok=True)
 
 
 def example_images(config, most=20):

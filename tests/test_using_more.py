@@ -273,9 +273,24 @@ def test_a_network_with_nan_is_not_exported(own, tmp_path):
     name = next(name for name in saved['weights'] if name.endswith('segmentation_head.0.bias'))
     saved['weights'][name][0] = math.nan
     train_unet.save_checkpoint(own / 'best.pt', saved)
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out' / 'mine.txt').write_text('not yours')
     with pytest.raises(train_unet.UserError, match='does not agree.*nan'):
         train_unet.export(own, 'smp', tmp_path / 'out')
-    assert not (tmp_path / 'out').exists()
+    left = {path.name for path in (tmp_path / 'out').iterdir()}
+    assert 'mine.txt' in left and not left & {'config.json', 'model.safetensors', 'preprocessing.json'}
+
+
+def test_an_export_that_fails_before_it_writes_removes_nothing(own, tmp_path, monkeypatch):
+    (tmp_path / 'model.pt2').write_text('an older one')
+
+    def fail(*_, **__):
+        raise RuntimeError('no')
+
+    monkeypatch.setattr(torch.export, 'export', fail)
+    with pytest.raises(train_unet.UserError, match='cannot be written'):
+        train_unet.export(own, 'pt2', tmp_path / 'model.pt2')
+    assert (tmp_path / 'model.pt2').read_text() == 'an older one'
 
 
 def test_an_export_whose_data_is_gone_says_that_it_was_checked_on_drawn_images_only(own, tmp_path, capsys):
