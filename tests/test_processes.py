@@ -157,6 +157,7 @@ def test_a_killed_launcher_stops_its_processes_with_a_checkpoint():
     wait_for(lambda: not processes(script), 30)
     last, path = train_unet.load_last('run2')
     assert path.name == 'last.pt' and 1 <= last['epoch'] < 1000
+    assert 'Stopped by SIGTERM' in (train_unet.Path('run2') / 'log.txt').read_text()     # not torn down: asked
 
 
 @pytest.mark.kills
