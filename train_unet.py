@@ -86,8 +86,8 @@ from pathlib import Path
 CONFIG = {
     # --- data ---
     'data': 'demo',               # folder, or list file (csv: image,mask[,split]); 'demo' draws a set of pebbles
-    'images': None,               # folder of the images inside data, where its name does not tell
-    'masks': None,                # folder of the masks inside data, likewise
+    'images': None,               # folder of the images inside data, where its name does not tell; * stands for any
+    'masks': None,                # folder of the masks inside data, likewise: images='*/scans' masks='*/manual'
     'image_pattern': None,        # file names of the images, where suffixes differ: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
@@ -855,8 +855,8 @@ def seed_everything(seed):
 
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
-SPLIT_WORDS = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val',
-               'dev': 'val', 'test': 'test', 'testing': 'test'}
+SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'val': 'val', 'valid': 'val', 'dev': 'val',
+               'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans'.split())
 MASK_WORDS = set('mask masks label labels labeled labelled lbl lbls annotation annotations annot annots anno '
@@ -928,7 +928,7 @@ def list_files(root):
             seen.add(real)
             for entry in os.scandir(root / folder):
                 if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
-                    pending += [os.path.join(folder, entry.name)] * (not entry.name.startswith('.'))
+                    pending += [f'{folder}/{entry.name}'.lstrip('/')] * (not entry.name.startswith('.'))
                 else:
                     found.append((folder, entry.name))
         except OSError as error:
@@ -946,43 +946,74 @@ class Found:
     rest: str = ''
 
 
-def collect(config, root):
+def files_of(base, root, files):
+    """The files in a folder that the user named -> [(path, what * stands for and the folders below it, name)].
+
+    base may hold *, is relative to root, or leads out of it; `files` are those below root.
+    """
+    base = os.path.normpath(base).replace(os.sep, '/')
+    if os.path.isabs(base) or base.startswith('..'):
+        return [(os.path.join(base, folder, name), folder, name)
+                for folder, name in list_files(existing_folder(root / base))]
+    start = '()' if base == '.' else re.escape(base).replace(r'\*', '([^/]*)')
+    match = re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
+    found = [(os.path.join(folder, name), '/'.join(filter(None, match(folder).groups())), name)
+             for folder, name in files if match(folder)]
+    if not found and '*' not in base:
+        existing_folder(root / base)
+    return found
+
+
+def collect(config, root, files):
     """All candidate files of a folder -> (images, masks, notes). DataError where roles are not plain."""
     sources = {'image': config['images'], 'mask': config['masks']}
     if not any(sources.values()):
-        sources = {'': ''}
+        sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: between(*pattern.split('{stem}')) for role, pattern in patterns.items()}
-    files, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
-    listed = [(source, str(root / base), *file) for source, base in sources.items()
-              for file in list_files(existing_folder(root / base))]
-    for source, base, folder, name in listed:
+    found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
+    for source, (path, place, name) in ((source, file) for source, base in sources.items()
+                                        for file in files_of(base, root, files)):
         stem, suffix = os.path.splitext(name)
+        split, role, kind, rest = read_place(place, source)
         if suffix.lower() not in SUFFIXES or name.startswith('.'):
             ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
-        split, role, kind, rest = read_place(folder, source)
         stems = {key: stem_of(name) for key, stem_of in stem_keys.items()}
         if not role and stems:
             role = 'mask' if stems.get('mask') else 'image' if stems.get('image', True) else ''
         if role in stems and not stems[role]:
             ignored[f'not like {patterns[role]}'].append(name)
             continue
-        path = os.path.join(base, folder, name)
-        files[role].append(Found(path, stems.get(role, stem), split, kind, rest))
-    images, masks, loose = files.values()
+        found[role].append(Found(os.path.join(root, path), stems.get(role, stem), split, kind, rest))
+    images, masks, loose = found.values()
     if not images:                                                     # their folders have no telling names
         images, masks = (loose, masks) if masks else tell_apart(loose)
         loose = []
+    elif not masks:                                                    # all in one folder named Imgs
+        images, masks = tell_apart(images)
     for file in loose:
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
-        reason = f'in {folder}, whose name is neither of images nor of masks'
-        ignored[reason].append(os.path.basename(file.path))
+        ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
+    pictures = {os.path.splitext(file.path)[0] for file in images if not file.path.endswith('.mat')}
+    twin = lambda file: file.path.endswith('.mat') and file.path[:-4] in pictures
+    images = set_aside(images, twin, ignored, 'beside a picture of the same name')
+    splits = {mask.split for mask in masks} - {''}
+    if splits and 'test' not in splits:                                # a contest keeps its test masks to itself
+        images = set_aside(images, lambda file: file.split == 'test', ignored,
+                           'images of the test split, which has no masks')
     return images, masks, [f'ignored {names[0]}' if len(names) == 1 else
                            f'ignored {len(names)} files, {what}: {names[0]}, ...'
                            for what, names in sorted(ignored.items())]
+
+
+def set_aside(files, unwanted, ignored, reason):
+    """The files that are wanted; the names of the others are noted under this reason."""
+    for file in filter(unwanted, files):
+        ignored[reason].append(os.path.basename(file.path))
+    return [file for file in files if not unwanted(file)]
 
 
 def tell_apart(files):
@@ -1010,41 +1041,42 @@ def existing_folder(path):
     raise DataError(f'{path}: {what}{near}')
 
 
-def one_kind(images, masks, root):
-    """Refuse several folders of the same role: they are different tasks, and only the user knows which."""
-    choices = {'images': {}, 'masks': {}}
-    for folders, files in zip(choices.values(), (images, masks)):
-        for kind, file in {file.kind: file for file in reversed(files)}.items():
+def refuse_kinds(images, masks):
+    """Several folders of the same role are different tasks, and only the user knows which is meant."""
+    for role, files in (('images', images), ('masks', masks)):
+        kinds = {}
+        for kind in sorted({file.kind for file in files}):
             words = [w for w in folder_words(kind)[:-1] if w not in SPLIT_WORDS]
-            plain = (*words, *re.findall(r'\d+', kind))
-            parts = Path(os.path.relpath(os.path.dirname(file.path), root)).parts
-            depth = max((n for n, part in enumerate(parts, 1) if part in kind.split('/')), default=len(parts))
-            folders.setdefault(plain, '/'.join(parts[:depth]))         # without the cities or patients below it
-    if any(len(folders) > 1 for folders in choices.values()):
-        lines = ['    ' + as_typed(key, folder, True) for key in choices for folder in sorted(choices[key].values())]
-        raise DataError(['several folders could hold the images or the masks; '
-                         'type which, as in images="A" masks="B":', *lines])
+            kinds.setdefault((*words, *re.findall(r'\d+', kind)), kind)
+        if len(kinds) > 1:
+            raise DataError(f'several folders could hold the {role}: {", ".join(kinds.values())}')
+
+
+def shared_parts(image, masks):
+    """What stands before and after the longest part that an image's stem shares with a mask's, longest first
+    -> [(-length, before and after in the image, before and after in the mask)]"""
+    digits, found = max(re.findall(r'\d+', image) or [''], key=len), set()
+    for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
+        match = difflib.SequenceMatcher(None, image, mask, autojunk=False).find_longest_match()
+        if match.size:
+            found.add((-match.size, image[:match.a], image[match.a + match.size:],
+                       mask[:match.b], mask[match.b + match.size:]))
+    return sorted(found)
 
 
 def affix_rules(images, masks):
     """Ways to make casefolded stems equal, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
-    image, stems = images[0].stem.casefold(), [mask.stem.casefold() for mask in masks]
-    digits = max(re.findall(r'\d+', image) or [''], key=len)
-    scored = set()
-    for mask in [stem for stem in stems if digits in stem][:200] or stems[:200]:
-        match = difflib.SequenceMatcher(None, image, mask, autojunk=False).find_longest_match()
-        if match.size:
-            scored.add((-match.size, image[:match.a], image[match.a + match.size:],
-                        mask[:match.b], mask[match.b + match.size:]))
-    for _, *affixes in sorted(scored)[:6]:
+    stems = [mask.stem.casefold() for mask in masks]
+    for _, *affixes in shared_parts(images[len(images) // 2].stem.casefold(), stems)[:6]:
         words = [re.sub(r'^\d+|\d+$', '', a) if i % 2 == 0 else a for i, a in enumerate(affixes)]
         if any(words):
             said = ' and '.join(f'{side} {a}...{b}' for side, (a, b) in
                                 zip(('images', 'masks'), (affixes[:2], affixes[2:])) if a or b)
             yield f'stems without affixes ({said})', between(*affixes[:2]), between(*affixes[2:])
-    number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
-    yield 'the last number in the stem', number, number
+    for which, position in (('last', -1), ('first', 0)):
+        number = lambda stem, position=position: str(int((re.findall(r'\d+', stem) or ['-1'])[position]))
+        yield f'the {which} number in the stem', number, number
 
 
 def grouped(items, key):
@@ -1136,52 +1168,114 @@ def shorten(lines, most=10):
 
 
 def find_pairs(config):
-    """All pairs of a data set, split into train, val and test. DataError names every file that has none."""
-    root = Path(config['data']).expanduser()
-    notes = []
+    """All pairs of a data set, split into train, val and test. DataError names every file that has none, and the
+    lines that would pair them."""
+    root, files = Path(config['data']).expanduser(), []
     if root.suffix.lower() == '.csv' and root.is_file():
-        pairs, rule = read_list(root)
+        (pairs, rule), notes = read_list(root), []
     else:
-        images, masks, notes = collect(config, existing_folder(root))
-        if not images or not masks:
-            there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
-            raise DataError([
-                f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}', *notes,
-                'expected folders such as images/ and masks/, or data=list.csv with the columns image,mask',
-                *offer_roles(root)])
-        one_kind(images, masks, root)
-        united = unite_folders(images, masks)
-        if united:
-            (pairs, lonely), rule = united, 'one folder per image, its masks united'
-            notes += refuse_unpaired(pairs, lonely, [], [], config)
-        else:
-            pairs, rule, *left = match_pairs(images, masks)
-            notes += refuse_unpaired(pairs, *left, config)
-    if not pairs:
-        raise DataError(f'{root}: no image has a mask; '
-                        "mask_pattern='{stem}_mask.png' or a list file tells how")
+        files = list_files(existing_folder(root))
+        try:
+            pairs, rule, notes = pair_files(config, root, files)
+        except DataError as error:
+            raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
     paths = [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
     return Pairs(*paths, choose_splits([image for image, _ in pairs], config), rule, notes)
 
 
-def offer_roles(root):
-    """Lines to type where no name tells images from masks: two folders, or one whose masks have longer names."""
-    files = [(folder, *os.path.splitext(name)) for folder, name in list_files(root) if not name.startswith('.')]
-    files = [file for file in files if file[2].lower() in SUFFIXES]
-    folders = list(dict.fromkeys(folder or '.' for folder, *_ in files))[:3]
-    if len(folders) > 1:
-        return ['type which folder holds what, one of', *(
-            f'    {as_typed("images", image, True)} {as_typed("masks", mask, True)}'
-            for image, mask in itertools.permutations(folders, 2))]
-    suffixes, kinds = {stem: suffix for _, stem, suffix in files}, Counter()
-    for _, stem, suffix in files:
-        length = next((n for n in range(len(stem) - 1, 0, -1) if stem[:n] in suffixes), 0)
-        if length:
-            kinds[suffixes[stem[:length]], stem[length:] + suffix] += 1
-    image, mask = (functools.partial(as_typed, f'{role}_pattern', quoted=True) for role in ('image', 'mask'))
-    return ['type which names are masks, one of', *(
-        f'    {image("{stem}" + suffix)} {mask("{stem}" + tail)}   ({count} files)'
-        for (suffix, tail), count in kinds.most_common(4))] if kinds else []
+def pair_files(config, root, files):
+    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner."""
+    images, masks, notes = collect(config, root, files)
+    if not images or not masks:
+        there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
+        raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
+                         *shorten(notes, 5), 'expected folders such as images/ and masks/'])
+    refuse_kinds(images, masks)
+    united = unite_folders(images, masks)
+    if united:
+        (pairs, lonely), rule = united, 'one folder per image, its masks united'
+        left = lonely, [], []
+    else:
+        pairs, rule, *left = match_pairs(images, masks)
+    notes += refuse_unpaired(pairs, *left, config)
+    if not pairs:
+        raise DataError(f'{root}: no image has a mask')
+    return pairs, rule, notes
+
+
+def lines_that_pair(config, root, files, seconds=10.0):
+    """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
+    files = [file for file in files if os.path.splitext(file[1])[1].lower() in SUFFIXES and file[1][0] != '.']
+    works, deadline = {}, time.monotonic() + seconds
+    for settings in [{}, *folder_answers(files), *pattern_answers(files)]:
+        for skip in (False, True):
+            tried = settings | ({'skip_unpaired': True} if skip else {})
+            if not tried or time.monotonic() > deadline:
+                continue
+            with contextlib.suppress(DataError):
+                pairs, *_ = pair_files({**config, **tried}, root, files)
+                line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
+                works[line] = len(pairs), (likelihood(settings), not skip)
+                break
+    lines = [line for line in works                                    # no key too many
+             if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
+    most = max((works[line][0] for line in lines), default=0)
+    lines = [line for line in lines if works[line][0] * 4 >= most * 3]
+    best = max((works[line][1] for line in lines), default=None)
+    lines = sorted((line for line in lines if works[line][1] == best), key=lambda line: (-works[line][0], len(line)))
+    return [*['type one of these, each tried on your files:'][:len(lines)],
+            *(f'    {line}   ({works[line][0]} pairs)' for line in lines[:6]),
+            'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
+
+
+def likelihood(settings):
+    """How much these names sound like images and masks; below 0: the wrong way round."""
+    image, mask = (' '.join(settings.get(f'{role}{what}', '') for what in ('s', '_pattern')).replace('{stem}', ' ')
+                   for role in ('image', 'mask'))
+    image_role, mask_role = (read_place(re.sub('[^A-Za-z]+', '/', text).strip('/'))[1] for text in (image, mask))
+    return ((mask_role == 'mask') - 2 * (mask_role == 'image') + (image_role == 'image') - 2 * (image_role == 'mask')
+            + ('image_pattern' in settings and image.strip().startswith('.') and len(mask) > len(image)))
+
+
+def folder_answers(files):
+    """images= and masks= for any two folders; * for numbers and splits where several folders differ in them."""
+    alike = defaultdict(Counter)                                       # the folder with all numbers as * -> folders
+    for folder, _ in files:
+        for part in itertools.accumulate(Path(folder).parts, os.path.join):
+            general = [('*' if p.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', p)) for p in Path(part).parts]
+            alike['/'.join(general)][part] += 1
+    shapes = {}
+    for general, folders in alike.items():
+        columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
+        parts = [column[0] if len(set(column[1:])) > 1 else column[1] for column in columns]
+        shapes |= folders if len(folders) < 5 else {}
+        shapes |= {'/'.join(parts): folders.total()} if set(parts) != {'*'} else {}
+    for shape in sorted(shapes):                                       # a folder that only holds a folder
+        if shapes.get(os.path.dirname(shape)) == shapes[shape]:
+            del shapes[shape]
+    usual = sorted(shapes, key=lambda shape: -shapes[shape])[:10]
+    for image, mask in itertools.permutations(sorted(usual), 2):
+        if read_place(image)[1] != 'mask' and read_place(mask)[1] != 'image' \
+                and not f'{image}/'.startswith(f'{mask}/') and not f'{mask}/'.startswith(f'{image}/'):
+            yield {'images': image, 'masks': mask}
+
+
+def pattern_answers(files):
+    """mask_pattern, alone and with image_pattern, after what some names have in common with others."""
+    images, masks = ([name for folder, name in files if read_place(folder)[1] != other] or
+                     [name for _, name in files] for other in ('mask', 'image'))
+    seen = Counter()
+    for image in {images[0], images[len(images) // 2], images[-1]} if images else ():
+        stem, suffix = os.path.splitext(image)
+        for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
+            stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
+            for size, *affixes in shared_parts(stem, stems)[:8]:
+                first, second = ('{stem}'.join(affixes[n:n + 2]) + end for n, end in ((0, suffix), (2, kind)))
+                seen[first, second] -= size
+    for (first, second), _ in seen.most_common(12):
+        if first != second and not re.search(r'\d\{stem', first + second):
+            yield {'mask_pattern': second}
+            yield {'image_pattern': first, 'mask_pattern': second}
 
 
 def refuse_unpaired(pairs, images, masks, clashes, config):
@@ -1192,40 +1286,11 @@ def refuse_unpaired(pairs, images, masks, clashes, config):
     lonely += [f'mask without an image: {f.path}' for f in masks]
     if not problems and not lonely:
         return []
-    folders = sorted({f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind})
-    two_kinds = bool(images) and 1 < len(folders) <= 8 and '' not in folders       # such as S1/ and S2/
+    folders = {f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind}
+    two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders    # S1/ and S2/
     if config['skip_unpaired'] and not problems and not two_kinds:
         return [f'skipped {len(lonely)} files without a partner']
-    skip = '' if problems or two_kinds else ' skip_unpaired=True leaves the others out;'
-    hints = [f'{len(pairs)} pairs were found.{skip}',
-             "mask_pattern='{stem}_mask.png' or a list file (data=list.csv) tells how files belong together"]
-    families = mask_families(pairs, masks) if pairs and masks and not images and not problems else []
-    if len(families) > 1:
-        hints = ['there are several masks to an image; if one kind is meant type', *families, hints[1]]
-    if problems:
-        hints.append("if files of one suffix are meant type image_pattern='{stem}.jpg' or mask_pattern='{stem}.png'")
-    if two_kinds:
-        kind = [*masks, *(mask for _, mask in pairs)][0].kind
-        hints = [f'if only one of these folders holds the images type {as_typed("images", folder, True)} '
-                 f'{as_typed("masks", kind, True)}'
-                 for folder in folders] + hints
-    raise DataError([*shorten(problems + lonely), *hints], 'images and masks do not pair')
-
-
-def mask_families(pairs, masks):
-    """Lines to type for each kind of mask, where several begin with the stem of an image."""
-    image, mask = pairs[0]
-    match = difflib.SequenceMatcher(None, image.stem, mask.stem, autojunk=False).find_longest_match()
-    head, tail = image.stem[:match.a], image.stem[match.a + match.size:]
-    keys = {stem[len(head):len(stem) - len(tail)] for stem in (image.stem for image, _ in pairs)}
-    kinds = Counter()
-    for file in [*masks, *(mask for _, mask in pairs)]:
-        length = next((n for n in range(len(file.stem), 0, -1) if file.stem[:n] in keys), 0)
-        kinds['{stem}' + file.stem[length:] + os.path.splitext(file.path)[1]] += length > 0
-    pattern = head + '{stem}' + tail + os.path.splitext(image.path)[1]
-    first = [as_typed('image_pattern', pattern, True)] if head + tail else []
-    return ['    ' + ' '.join([*first, as_typed('mask_pattern', kind, True)]) + f'   ({count} files)'
-            for kind, count in kinds.most_common(8) if count]
+    raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found'], 'images and masks do not pair')
 
 
 def choose_splits(images, config):
@@ -1326,34 +1391,52 @@ def pillow_pixels(picture, channels):
     return np.array(picture.convert(wanted.get(channels, 'RGB')))
 
 
-def read_tiff(path, config, as_mask):
-    """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
-    import tifffile                                                    # only TIFF needs it
+def pillow_sees_all(path, config):
+    """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth."""
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
         simple = picture.tag_v2.get(277, 1) == 1 or picture.mode in ('RGB', 'RGBA', 'CMYK', 'LA')
-        if simple and picture.n_frames == 1 and \
-                (picture.mode != 'RGB' or max(picture.tag_v2.get(258, (8,))) <= 8):
-            return read_pillow(path, config, as_mask)
+        return simple and picture.n_frames == 1 and \
+            (picture.mode != 'RGB' or max(picture.tag_v2.get(258, (8,))) <= 8)
+    return False
+
+
+@contextlib.contextmanager
+def open_series(path, config):
+    """The first image of a TIFF as tifffile sees it -> (series, axis of its bands or None), still to be decoded."""
+    import tifffile                                                    # only TIFF needs it
     with tifffile.TiffFile(path) as file:
         series = file.series[0]
         size = [series.shape[series.axes.index(axis)] for axis in 'YX']
         check_pixels(path, (*size, math.prod(series.shape) // max(1, math.prod(size))), config)
-        array = series.asarray()
         bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
-    if len(bands) > 1:
-        raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
-    return np.moveaxis(array, bands[0], -1) if bands else array
+        if len(bands) > 1:
+            raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
+        yield series, bands[0] if bands else None
 
 
-def read_npy(path, config, as_mask):
-    """A NumPy array; pickled objects are refused."""
+def read_tiff(path, config, as_mask):
+    """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
+    if pillow_sees_all(path, config):
+        return read_pillow(path, config, as_mask)
+    with open_series(path, config) as (series, bands):
+        array = series.asarray()
+        return array if bands is None else np.moveaxis(array, bands, -1)
+
+
+def open_npy(path, config, as_mask):
+    """A NumPy array, (H, W) or (H, W, C), still on disk; pickled objects are refused."""
     array = np.load(path, mmap_mode='r', allow_pickle=False)
     if array.ndim not in (2, 3):
         raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
         array = np.moveaxis(array, 0, -1)                              # (C, H, W) was saved
     check_pixels(path, array.shape, config)
-    return np.array(array)
+    return array
+
+
+def read_npy(path, config, as_mask):
+    """A NumPy array in memory."""
+    return np.array(open_npy(path, config, as_mask))
 
 
 def check_compressed(path, most):
@@ -1624,8 +1707,9 @@ def guess_coding(values, raw, palette, ignore, config, counts_up):
     share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
     ignored, wanted = dict.fromkeys(special, IGNORE), config['num_classes']
     said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
-    if set(values) <= {0, 255}:
-        return Coding({0: 0, 255: 1}, None, 2, '0 is background, 255 foreground')
+    if set(values) <= {0, 255} and wanted in ('auto', 2) or set(values) == {0, 65535}:
+        top = max(*values, 255)
+        return Coding({0: 0, top: 1}, None, 2, f'0 is background, {top} foreground')
     if set(plain) <= {0, 1}:
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
@@ -1690,19 +1774,31 @@ class Data:
     notes: list
 
 
+def read_header(path, config):
+    """(height, width, mode such as 'RGB' or 'uint16 x 4') of an image, its pixels left alone where that can be."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in ('.npy', '.mat'):
+        array = open_npy(path, config, False) if suffix == '.npy' else read_array(path, config)
+        (height, width, channels), dtype = (*array.shape, 1)[:3], array.dtype
+    elif suffix in ('.tif', '.tiff') and not pillow_sees_all(path, config):
+        with open_series(path, config) as (series, bands):
+            height, width = (series.shape[series.axes.index(axis)] for axis in 'YX')
+            channels, dtype = 1 if bands is None else series.shape[bands], series.dtype
+    else:
+        with open_pillow(path, config) as picture:
+            known = picture.format != 'PNG' or 'exif' in picture.info        # else a PNG would be decoded
+            turned = known and picture.getexif().get(274, 1) >= 5
+            height, width = (picture.width, picture.height) if turned else (picture.height, picture.width)
+            return height, width, pillow_mode(picture)
+    if dtype.kind not in 'biuf' or not height or not width:
+        raise ValueError(f'holds {height} x {width} {dtype}; expected numbers')
+    return height, width, f'{dtype} x {channels}'
+
+
 def scan_pair(image, mask, config):
     """Header of the image, every pixel of the mask -> a record for JSON; 'problem' if one is unusable."""
     try:
-        if READERS.get(os.path.splitext(image)[1].lower(), read_pillow) is read_pillow:
-            with open_pillow(image, config) as picture:
-                height, width, mode = picture.height, picture.width, pillow_mode(picture)
-                known = picture.format != 'PNG' or 'exif' in picture.info    # else a PNG would be decoded
-                if known and picture.getexif().get(274, 1) >= 5:
-                    height, width = width, height
-        else:
-            array = read_array(image, config)
-            height, width, channels = (*array.shape, 1)[:3]
-            mode = f'{array.dtype} x {channels}'
+        height, width, mode = read_header(image, config)
         codes = read_mask(mask, config)
     except DataError as error:
         return {'problem': error.problems[0]}
@@ -1719,18 +1815,21 @@ def scan_pair(image, mask, config):
         counts = counts[found]
     else:
         found, counts = np.unique(codes, return_counts=True)
-    return {'size': [height, width], 'mode': mode, 'mask': mask_mode(mask),
+    mask_mode, colours = mask_header(mask, found.tolist())
+    return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
             'codes': dict(zip(map(str, found.tolist()), counts.tolist()))}    # in JSON keys are text
 
 
-def mask_mode(path):
-    """'P', 'L', 'RGB', ... of a Pillow mask, else its suffix."""
+def mask_header(path, codes):
+    """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes)."""
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
-        return suffix or 'folder'
+        return suffix or 'folder', []
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        return picture.mode
-    return 'TIFF'
+        palette = picture.getpalette('RGB') if picture.mode == 'P' else None
+        return picture.mode, ['#%02x%02x%02x' % (*palette[3 * code:3 * code + 3],) for code in codes
+                              if 3 * code + 3 <= len(palette)] if palette else []
+    return 'TIFF', []
 
 
 def fingerprint(path):
@@ -1745,7 +1844,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], 2])
+                      config['max_image_pixels'], 3])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -1809,18 +1908,22 @@ def inspect_data(config):
     for code, pixels in in_train.items():
         shares[coding.encode(np.array([[code]]))[0, 0]] += pixels
     shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
-    notes = list(pairs.notes)
+    notes = [*pairs.notes, *differing_palettes(records)]
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
-    if shares[1:].sum() == 0:
-        raise DataError(['no training mask holds any foreground: there is nothing to learn', *notes,
-                         f'all pixels are {", ".join(map(name_code, sorted(values)[:12]))}; '
-                         'mask_values="{1: 1}" would say that 1 is foreground'])
     if coding.num_classes == 2 and shares[1] > 0.9:
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
                      f'If so type mask_values={suggest({0: 1, 255: 0} if 255 in values else {0: 1, 1: 0})}')
     return Data(pairs, coding, dict(values), shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+
+
+def refuse_background_only(data):
+    """A training set without one pixel of foreground teaches nothing."""
+    if data.shares[1:].sum() == 0:
+        raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
+                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}; '
+                         'mask_values="{1: 1}" would say that 1 is foreground'])
 
 
 def refuse_mixture(codes, config):
@@ -1831,6 +1934,18 @@ def refuse_mixture(codes, config):
         raise DataError([f'{ones} masks hold 0 and 1, {tops} others 0 and 255',
                          'if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
                          'if 255 means ignored type mask_values="{1: 1, 255: 255}"'], 'the mask values are not clear')
+
+
+def differing_palettes(records):
+    """A note where one index has several colours: it may not mean the same everywhere."""
+    seen = defaultdict(Counter)
+    for record in records:
+        for code, colour in zip(record['codes'], record['palette']):
+            seen[code][colour] += 1
+    return [f'palette masks differ: {code} is ' + ', '.join(f'{colour} in {count}' for colour, count in
+                                                            colours.most_common(4)) +
+            ' masks. The numbers are taken, not the colours; if the colours are meant save the masks as RGB'
+            for code, colours in seen.items() if len(colours) > 1][:1]
 
 
 def describe_data(data, config):
@@ -3763,6 +3878,7 @@ def prepare(config, sources, device, decode=False):
     if is_demo:
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config))
+    refuse_background_only(data)
     if decode:
         decode_all(data, config)
     if config['image_dtype'] == 'auto':

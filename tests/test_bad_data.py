@@ -232,7 +232,7 @@ BAD = [
     ('no images', remove(*(f'images/{n}.png' for n in 'abcd')), {}, 'found 0 images and 4 masks'),
     ('formats that nobody reads', other_format, {}, '8 files, *.heic'),
     ('folders without meaning', rename(images='one', masks='two'), {}, 'it holds one, two'),
-    ('two folders of masks', add(labels__a_png=DISC), {}, 'masks="labels"'),
+    ('two folders of masks', add(labels__a_png=DISC), {}, 'several folders could hold the masks: labels, masks'),
     ('images= alone', keep, {'images': 'images'}, 'give both folders'),
     ('images= is not there', keep, {'images': 'image', 'masks': 'masks'},
      "did you mean 'images'"),

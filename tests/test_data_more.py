@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import cv2
 import numpy as np
 import PIL.Image
 import pytest
+import tifffile
 import torch
 import yaml
 from conftest import TINY, draw_set
@@ -41,12 +43,6 @@ def mask_of(data, config, stem):
     images = [Path(os.fsdecode(path)).stem for path in data.pairs.images]
     path = os.fsdecode(data.pairs.masks[images.index(stem)])
     return data.coding.encode(train_unet.read_mask(path, config), path)
-
-
-def lines_with(error, word):
-    """The indented lines of an error that hold a word, as a shell would split them, without the counts."""
-    return [shlex.split(line.split('   (')[0]) for line in error.problems
-            if line.startswith('    ') and word in line]
 
 
 def typed_words(words):
@@ -225,55 +221,112 @@ def test_colours_of_16_bits_are_known_as_deep(tmp_path):
 # --- several kinds of folders and files ----------------------------------------------
 
 
-def test_two_kinds_of_masks_with_splits_are_offered_without_the_split(tmp_path):
-    """masks_a/train would leave out masks_a/val."""
+def typed_lines(error):
+    """The lines to type that an error offers, without the counts."""
+    return [line.strip().split('   (')[0] for line in error.problems if line.startswith('    ')]
+
+
+# What people have -> the lines to type that are offered, and no others. Templates of file names: {n} counts.
+OFFERED = [
+    ('two kinds of masks in splits', ['images/{s}/{n}.png', 'masks_a/{s}/{n}.png', 'masks_b/{s}/{n}.png'],
+     ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']),
+    ('two kinds of masks in a folder', ['images/x{n}.png', 'masks/x{n}_color.png', 'masks/x{n}_ids.png'],
+     ['mask_pattern="{stem}_color.png"', 'mask_pattern="{stem}_ids.png"']),
+    ('Cityscapes', ['leftImg8bit/{s}/ulm/ulm_{n:06}_000019_leftImg8bit.png',
+                    'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_labelIds.png',
+                    'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_color.png'],
+     ['mask_pattern="{stem}gtFine_color.png"', 'mask_pattern="{stem}gtFine_labelIds.png"']),
+    ('CHASE, two experts', ['Image_{n:02}L.jpg', 'Image_{n:02}L_1stHO.png', 'Image_{n:02}L_2ndHO.png'],
+     ['image_pattern="{stem}.jpg" mask_pattern="{stem}_1stHO.png"',
+      'image_pattern="{stem}.jpg" mask_pattern="{stem}_2ndHO.png"']),
+    ('DRIVE', ['{s}/images/{n:02}_x.tif', '{s}/1st_manual/{n:02}_manual1.gif', '{s}/mask/{n:02}_x_mask.gif'],
+     ['images="*/images" masks="*/mask"', 'images="*/images" masks="*/1st_manual"']),
+    ('TNBC, numbered folders', ['Slide_{s}{n:02}/{n:02}_1.png', 'GT_{s}{n:02}/{n:02}_1.png'],
+     ['images="Slide_*" masks="GT_*"']),
+    ('PH2, a folder per image',
+     ['IMD{n:03}/IMD{n:03}_Image/IMD{n:03}.bmp', 'IMD{n:03}/IMD{n:03}_lesion/IMD{n:03}_l.bmp'],
+     ['images="IMD*/IMD*_Image" masks="IMD*/IMD*_lesion"']),
+    ('STARE', ['stare-images/im{n:04}.ppm', 'labels-ah/im{n:04}.ah.ppm', 'labels-vk/im{n:04}.vk.ppm'],
+     ['images="stare-images" masks="labels-ah"', 'images="stare-images" masks="labels-vk"']),
+    ('Montgomery', ['CXR_png/M_{n:04}.png', 'ManualMask/leftMask/M_{n:04}.png', 'ManualMask/rightMask/M_{n:04}.png'],
+     ['images="CXR_png" masks="ManualMask/leftMask"', 'images="CXR_png" masks="ManualMask/rightMask"']),
+    ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
+     ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
+]
+
+
+@pytest.mark.parametrize('names, lines', [row[1:] for row in OFFERED], ids=[row[0] for row in OFFERED])
+def test_lines_that_pair_are_offered(tmp_path, names, lines):
+    """Each was tried on the files: each pairs every image that has this kind of mask with its own."""
     folder = tmp_path / 'set'
-    for n in range(4):
+    for n in range(12):
         split = ('train', 'val')[n % 2]
-        fill(folder, [f'images/{split}/{n}.png'], [f'masks_{kind}/{split}/{n}.png' for kind in 'ab'])
+        made = [name.format(n=n, s='' if 'Slide' in names[0] else split) for name in names]
+        fill(folder, made[:1], made[1:])
     error = ask(folder)
-    words = [line for line in error.problems if line.startswith('    ')]
-    assert [line.strip() for line in words] == ['images="images"', 'masks="masks_a"', 'masks="masks_b"']
-    for kind in 'ab':
-        _, data = inspect(folder, **typed(f'images="images" masks="masks_{kind}"'))
-        assert partners(data, folder) == {f'images/{s}/{n}.png': f'masks_{kind}/{s}/{n}.png'
-                                          for n, s in enumerate(['train', 'val'] * 2)}
-        assert names_of(data, 'val') == {'1', '3'}
-
-
-def test_two_kinds_of_masks_beside_an_image_are_offered_by_pattern(tmp_path):
-    """masks/x_color.png and masks/x_ids.png: the user types which, skip_unpaired would choose unseen."""
-    folder, stems = tmp_path / 'set', ['x', 'y', 'z1', 'z11']
-    fill(folder, [f'images/{s}.png' for s in stems],
-         [f'masks/{s}_{kind}.png' for s in stems for kind in ('color', 'ids')])
-    error = ask(folder)
+    offer = typed_lines(error)
+    assert set(lines) <= set(offer) and str(error).count('(12 pairs)') == len(offer)
     assert 'skip_unpaired' not in str(error)
-    lines = lines_with(error, 'mask_pattern=')
-    assert sorted(lines) == [['mask_pattern={stem}_color.png'], ['mask_pattern={stem}_ids.png']]
-    assert str(error).count('(4 files)') == 2
-    for line in lines:
-        _, data = inspect(folder, **typed_words(line))
-        kind = line[0].partition('}_')[2]
-        assert partners(data, folder) == {f'images/{s}.png': f'masks/{s}_{kind}' for s in stems}
+    for line in offer:
+        _, data = inspect(folder, **typed(line))
+        number = lambda path: int(re.findall(r'\d+', path.replace('8bit', '').replace('1st', ''))[0])
+        assert len({number(i) for i in partners(data, folder)}) == 12
+        assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
 
 
-@pytest.mark.parametrize('city', ['a_0', 'ulm_000001_000019'])
-def test_two_kinds_of_masks_of_cityscapes_are_offered_by_both_patterns(tmp_path, city):
-    """Here the image has an ending of its own."""
-    folder, stems = tmp_path / 'set', [city[:-1] + str(n) for n in range(3)]
-    for split, names in (('train', stems[:2]), ('val', stems[2:])):
-        fill(folder, [f'leftImg8bit/{split}/{s}_leftImg8bit.png' for s in names],
-             [f'gtFine/{split}/{s}_gtFine_{k}.png' for s in names for k in ('labelIds', 'color')])
-    error = ask(folder)
-    assert 'skip_unpaired' not in str(error) and str(error).count('(3 files)') == 2
-    lines = lines_with(error, 'mask_pattern=')
-    assert len(lines) == 2 and all(word.startswith('image_pattern=') for word, _ in lines)
-    for kind in ('labelIds', 'color'):
-        line, = (line for line in lines if kind in line[1])
-        _, data = inspect(folder, **typed_words(line))
-        assert {Path(i).name: Path(m).name for i, m in partners(data, folder).items()} == \
-            {f'{s}_leftImg8bit.png': f'{s}_gtFine_{kind}.png' for s in stems}
-        assert len(data.pairs.rows('val')) == 1
+def test_images_left_over_are_offered_to_be_skipped(tmp_path):
+    """VOC: many more images than masks, and masks of two kinds; BUSI: one image with a second mask."""
+    fill(tmp_path / 'voc', [f'JPEGImages/{n}.jpg' for n in range(9)],
+         [f'{kind}/{n}.png' for n in range(4) for kind in ('SegmentationClass', 'SegmentationObject')])
+    assert typed_lines(ask(tmp_path / 'voc')) == [f'images="JPEGImages" masks="Segmentation{kind}" skip_unpaired=True'
+                                                  for kind in ('Class', 'Object')]
+    fill(tmp_path / 'busi', [f'benign/benign ({n}).png' for n in range(9)],
+         [f'benign/benign ({n})_mask.png' for n in range(9)] + ['benign/benign (3)_mask_1.png'])
+    error = ask(tmp_path / 'busi')
+    assert 'benign (3)_mask_1.png' in str(error)
+    for line in typed_lines(error):
+        assert 'skip_unpaired=True' in line
+        _, data = inspect(tmp_path / 'busi', **typed(line))
+        assert partners(data, tmp_path / 'busi') == {f'benign/benign ({n}).png': f'benign/benign ({n})_mask.png'
+                                                     for n in range(9)}
+
+
+def test_test_images_without_masks_are_left_out_and_told(tmp_path):
+    """A contest keeps the masks of its test images; those in the other splits are never dropped so."""
+    for kind, side in (('images', 0), ('masks', 1)):
+        fill(tmp_path / 'set', *[[f'{s}/{kind}/{s}{n}.png' for s in ('train', 'test')[:2 - side] for n in range(3)]
+                                 if k == side else [] for k in (0, 1)])
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.images) == 3
+    assert data.notes == ['ignored 3 files, images of the test split, which has no masks: test0.png, ...']
+    fill(tmp_path / 'set', [f'val/images/v{n}.png' for n in range(3)], [])
+    assert 'image without a mask' in str(ask(tmp_path / 'set'))
+
+
+def test_stars_in_folders_keep_split_and_patient(tmp_path):
+    """What * stands for may be a split or tell files of one name apart."""
+    names = [f'{s}/p{n}' for n, s in enumerate(['train', 'val', 'train', 'val'])]
+    fill(tmp_path / 'set', [f'{n}/scan/1.png' for n in names], [f'{n}/drawn/1.png' for n in names])
+    _, data = inspect(tmp_path / 'set', images='*/p*/scan', masks='*/p*/drawn')
+    assert partners(data, tmp_path / 'set') == {f'{n}/scan/1.png': f'{n}/drawn/1.png' for n in names}
+    assert len(data.pairs.rows('val')) == 2
+
+
+def test_one_folder_named_images_holds_both(tmp_path):
+    """Magnetic tiles: MT_Crack/Imgs/x.jpg and its mask MT_Crack/Imgs/x.png."""
+    fill(tmp_path / 'set', [f'MT_{k}/Imgs/{k}{n}.jpg' for k in 'ab' for n in range(3)],
+         [f'MT_{k}/Imgs/{k}{n}.png' for k in 'ab' for n in range(3)])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {f'MT_{k}/Imgs/{k}{n}.jpg': f'MT_{k}/Imgs/{k}{n}.png'
+                                                for k in 'ab' for n in range(3)}
+
+
+def test_matrix_beside_its_photograph_is_no_image(tmp_path):
+    """Oxford pets has images/Abyssinian_100.mat beside images/Abyssinian_100.jpg."""
+    fill(tmp_path / 'set', [f'images/{n}.jpg' for n in range(3)], [f'masks/{n}.png' for n in range(3)])
+    (tmp_path / 'set/images/2.mat').write_bytes(b'MATLAB 5.0')
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.images) == 3 and 'ignored 2.mat' in data.notes
 
 
 @pytest.mark.parametrize('split_side, flat_side', [('images', 'masks'), ('masks', 'images')])
@@ -362,7 +415,55 @@ def test_set_without_foreground_is_refused(tmp_path, split):
         place = f'{("train", "val")[n % 2]}/{n}.png' if split else f'{n}.png'
         save(tmp_path / f'set/images/{place}', np.zeros((8, 8, 3)))
         save(tmp_path / f'set/masks/{place}', np.eye(8) * 255 * (split and n % 2))
-    assert 'no training mask holds any foreground' in str(ask(tmp_path / 'set'))
+    with pytest.raises(DataError, match='no training mask holds any foreground'):
+        dataset(tmp_path / 'set')
+    inspect(tmp_path / 'set')                                          # evaluate may score it
+
+
+def test_palettes_that_differ_are_told(tmp_path):
+    """Index 1 red here, green there: what is it?"""
+    folder = draw_set(tmp_path / 'set', count=4, size=16)
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = PIL.Image.fromarray((np.array(PIL.Image.open(path)) > 0).astype(np.uint8), 'P')
+        mask.putpalette([0, 0, 0, *([255, 0, 0] if n else [0, 255, 0])])
+        mask.save(path)
+    _, data = inspect(folder)
+    assert [note for note in data.notes if 'palette masks differ: 1 is #ff0000 in 3, #00ff00 in 1 masks' in note]
+    mask.putpalette([0, 0, 0, 255, 0, 0])
+    mask.save(sorted((folder / 'masks').iterdir())[0])
+    assert not inspect(folder)[1].notes
+
+
+def test_16_bit_foreground_is_understood(tmp_path):
+    """0 and 65535: the masks of TGS Salt."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 65535], kind='I;16')
+    assert inspect(folder)[1].coding.table.items() >= {(0, 0), (65535, 1)}
+
+
+def test_ignored_pixels_alone_are_no_foreground_of_many_classes(tmp_path):
+    """A set of one's own for evaluate may hold only background and void."""
+    folder, place = coded_set(tmp_path / 'set', [0, 255])
+    config, data = inspect(folder, num_classes=11)
+    assert set(np.unique(mask_of(data, config, '1'))) == {0, 255}
+
+
+@pytest.mark.parametrize('suffix', ['.npy', '.tif'])
+def test_pixels_of_images_are_left_alone_by_the_first_look(tmp_path, monkeypatch, suffix):
+    """Only headers: a folder of large scans starts quickly."""
+    folder = tmp_path / 'set'
+    for n in range(4):
+        save(folder / f'masks/{n}.png', np.eye(8))
+        (folder / 'images').mkdir(exist_ok=True)
+        image = np.full((8, 8, 5), n, np.uint16)
+        np.save(folder / f'images/{n}.npy', image) if suffix == '.npy' else \
+            tifffile.imwrite(folder / f'images/{n}.tif', image, photometric='minisblack', planarconfig='contig')
+    read = []
+    opened = train_unet.read_array
+    monkeypatch.setattr(train_unet, 'read_array',
+                        lambda path, *rest, **how: read.append(path) or opened(path, *rest, **how))
+    _, data = inspect(folder, in_channels=5)
+    assert data.modes == {'uint16 x 5 image, L mask': 4} and data.sizes == {(8, 8): 4}
+    assert read and all('/masks/' in path for path in read)
 
 
 def test_a_hundred_classes_are_offered_as_classes(tmp_path):

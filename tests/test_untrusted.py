@@ -226,7 +226,7 @@ def test_a_line_to_type_runs_nothing_but_what_it_says(tmp_path, name):
     (folder / 'images').rename(folder / name)
     with pytest.raises(tu.DataError) as caught:
         tu.find_pairs({**CONFIG, 'data': str(folder)})
-    lines = re.findall(r' type (images=.*)', str(caught.value))
+    lines = re.findall(r'^ +(images=.*)   \(', str(caught.value), re.MULTILINE)
     assert lines
     for typed in lines:
         subprocess.run(['bash', '-c', f'printf "%s\\n" {typed}'], capture_output=True)
