@@ -68,6 +68,7 @@ import socket
 import stat
 import struct
 import sys
+import tempfile
 import threading
 import time
 import tokenize
@@ -173,6 +174,8 @@ TYPES = {
                   'checkpoint_minutes'.split(), 'float')
 # ... the words it may be ...
 CHOICES = {
+    'architecture': ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus',
+                     'UPerNet', 'Segformer', 'DPT'),
     'size_policy': ('resize', 'crop', 'pad'),
     'loss': ('ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
     'amp_dtype': ('auto', 'bfloat16', 'float16'),
@@ -206,8 +209,11 @@ class UserError(Exception):
     title = 'a problem'
 
     def __init__(self, problems, title=None):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
         self.title = title or self.title
+        if isinstance(problems, str):                                  # torch wraps what a data worker raised
+            told = problems.rpartition(f'{self.title}:\n')[2] if problems.startswith('Caught ') else ''
+            problems = [line.strip() for line in told.splitlines()] or [problems]
+        self.problems = list(problems)
         super().__init__(str(self))
 
     def __str__(self):
@@ -286,9 +292,10 @@ def parse_overrides(words):
         key = name.lstrip('-').replace('-', '_')
         kinds = kinds_of(SHORT_NAMES.get(key, key))
         if word.startswith('--') and not equals:
-            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half')
+            known = FOREIGN.get(key, {})
+            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
             after = words[0] if words else '--'
-            takes = after.lower() in ('true', 'false', 'auto') if is_flag else not after.startswith('--')
+            takes = after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--')
             text = words.pop(0) if takes else 'true'
         elif not equals or '/' in name or os.path.exists(word):
             others.append(word)
@@ -405,12 +412,14 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
 
 
 def validate_config(config):
-    """Types, choices, ranges -> list of problems. In place: plain types, and floats where one is meant."""
+    """Types, choices, ranges -> list of problems. In place: plain types, floats and cases where these are meant."""
     problems = []
     for key, value in config.items():
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
+        if isinstance(value, str):                                     # unet is Unet
+            value = {choice.lower(): choice for choice in CHOICES.get(key, ())}.get(value.lower(), value)
         if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds_of(key):
             value = float(value) if abs(value) < 10**300 else math.inf
         config[key], fault = value, find_fault(key, value)
@@ -451,15 +460,16 @@ COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and 
 
 
 def parse_mask_values(mask_values):
-    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; 'nonzero' -> 0; None -> None.
+    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; '<128' -> -128; 'nonzero' -> 0;
+    None -> None.
 
     Raises ValueError, saying what to type, for anything else.
     """
     if isinstance(mask_values, str):
-        match = re.fullmatch(r'>\s*(\d+)', mask_values)
+        match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', mask_values)
         if mask_values != 'nonzero' and not match:
-            raise ValueError("type a dict such as {255: 1}, '>127' or 'nonzero'")
-        return int(match[1]) if match else 0
+            raise ValueError("type a dict such as {255: 1}, '>127', '<128' or 'nonzero'")
+        return 0 if not match else int(match[1]) if match[1] else -int(match[2])
     if not isinstance(mask_values, dict):
         return None                                                    # other types are reported elsewhere
     codes = {}
@@ -666,9 +676,9 @@ def join_processes(config):
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
         fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
-        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images: '
-                          f'start {min(fitting, key=lambda n: abs(n - count))}, '
-                          'or change batch_size or accumulation_steps')
+        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
+                          f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type a batch_size or '
+                          f'accumulation_steps that suits, such as batch_size={max(8, 2 * count)}')
     if device.type == 'cuda':
         device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.cuda.set_device(device)
@@ -740,7 +750,7 @@ def keep_freed_memory():
     On a CPU every step frees and asks again for hundreds of megabytes: 25,000 page faults per step of a
     resnet18 U-Net at 128x128 with batch 8, none with these two settings (mallopt(3)). Other C libraries stay.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):      # TypeError: Windows
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)                                   # M_MMAP_THRESHOLD, at its largest
         libc.mallopt(-1, 2**31 - 1)                                    # M_TRIM_THRESHOLD
@@ -918,7 +928,7 @@ def between(before, after):
 
 def list_files(root):
     """Every file below root as (folder, name), sorted; links are followed, loops and hidden folders are not."""
-    found, seen, pending = [], set(), ['']
+    found, seen, pending = [], {os.path.realpath('runs')} - {os.path.realpath(root)}, ['']    # ours are no data
     while pending:
         folder = pending.pop()
         try:
@@ -971,13 +981,14 @@ def collect(config, root, files):
         sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
+    shared = shared_folder(files) if '' in sources else ''
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: between(*pattern.split('{stem}')) for role, pattern in patterns.items()}
     found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
     for source, (path, place, name) in ((source, file) for source, base in sources.items()
                                         for file in files_of(base, root, files)):
         stem, suffix = os.path.splitext(name)
-        split, role, kind, rest = read_place(place, source)
+        split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
         if suffix.lower() not in SUFFIXES or name.startswith('.'):
             ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
@@ -1007,6 +1018,13 @@ def collect(config, root, files):
     return images, masks, [f'ignored {names[0]}' if len(names) == 1 else
                            f'ignored {len(names)} files, {what}: {names[0]}, ...'
                            for what, names in sorted(ignored.items())]
+
+
+def shared_folder(files):
+    """The folder that all folders of images and masks are in: its name tells nothing of any of them."""
+    folders = [folder for folder, name in files if os.path.splitext(name)[1].lower() in SUFFIXES and name[0] != '.']
+    shared = os.path.commonpath(folders) if folders else ''
+    return '' if shared in folders else shared
 
 
 def set_aside(files, unwanted, ignored, reason):
@@ -1161,10 +1179,19 @@ def read_list(path):
     return pairs, f'the list {path.name}'
 
 
+class More(str):
+    """'... and 5 more', with the lines it stands for."""
+
+    def __new__(cls, hidden):
+        self = super().__new__(cls, f'... and {len(hidden)} more')
+        self.hidden = hidden
+        return self
+
+
 def shorten(lines, most=10):
     """The first lines, and how many more there are."""
     lines = list(lines)
-    return lines if len(lines) <= most else [*lines[:most], f'... and {len(lines) - most} more']
+    return lines if len(lines) <= most else [*lines[:most], More(lines[most:])]
 
 
 def find_pairs(config):
@@ -1207,20 +1234,25 @@ def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     files = [file for file in files if os.path.splitext(file[1])[1].lower() in SUFFIXES and file[1][0] != '.']
     works, deadline = {}, time.monotonic() + seconds
-    for settings in [{}, *folder_answers(files), *pattern_answers(files)]:
-        for skip in (False, True):
+    folders, patterns = folder_answers(files), pattern_answers(files)
+    for settings in [{}, *itertools.chain.from_iterable(itertools.zip_longest(patterns, folders))]:
+        for skip in (False, True) if settings is not None else ():
             tried = settings | ({'skip_unpaired': True} if skip else {})
             if not tried or time.monotonic() > deadline:
                 continue
-            with contextlib.suppress(DataError):
+            try:
                 pairs, *_ = pair_files({**config, **tried}, root, files)
+            except DataError as error:
+                if 'several files share one stem' in str(error):       # to skip what is left over mends nothing
+                    break
+            else:
                 line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
                 works[line] = len(pairs), (likelihood(settings), not skip)
                 break
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
     most = max((works[line][0] for line in lines), default=0)
-    lines = [line for line in lines if works[line][0] * 4 >= most * 3]
+    lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
     best = max((works[line][1] for line in lines), default=None)
     lines = sorted((line for line in lines if works[line][1] == best), key=lambda line: (-works[line][0], len(line)))
     return [*['type one of these, each tried on your files:'][:len(lines)],
@@ -1239,7 +1271,7 @@ def likelihood(settings):
 
 def folder_answers(files):
     """images= and masks= for any two folders; * for numbers and splits where several folders differ in them."""
-    alike = defaultdict(Counter)                                       # the folder with all numbers as * -> folders
+    shared, alike = shared_folder(files), defaultdict(Counter)         # the folder with all numbers as * -> folders
     for folder, _ in files:
         for part in itertools.accumulate(Path(folder).parts, os.path.join):
             general = [('*' if p.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', p)) for p in Path(part).parts]
@@ -1247,22 +1279,26 @@ def folder_answers(files):
     shapes = {}
     for general, folders in alike.items():
         columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
-        parts = [column[0] if len(set(column[1:])) > 1 else column[1] for column in columns]
-        shapes |= folders if len(folders) < 5 else {}
-        shapes |= {'/'.join(parts): folders.total()} if set(parts) != {'*'} else {}
+        parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
+                 for column in columns]                                # test/ may lack what train/ has
+        all_stars, numbered = set(parts) == {'*'}, any('*' in part and part != '*' for part in parts)
+        shapes |= folders if all_stars or numbered and len(folders) < 5 else {}
+        shapes |= {'/'.join(parts): folders.total()} if not all_stars else {}
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:
             del shapes[shape]
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:10]
+    strip = lambda shape: shape[len(shared):].lstrip('/') if shape.startswith(shared) else shape
     for image, mask in itertools.permutations(sorted(usual), 2):
-        if read_place(image)[1] != 'mask' and read_place(mask)[1] != 'image' \
+        if read_place(strip(image))[1] != 'mask' and read_place(strip(mask))[1] != 'image' \
                 and not f'{image}/'.startswith(f'{mask}/') and not f'{mask}/'.startswith(f'{image}/'):
             yield {'images': image, 'masks': mask}
 
 
 def pattern_answers(files):
     """mask_pattern, alone and with image_pattern, after what some names have in common with others."""
-    images, masks = ([name for folder, name in files if read_place(folder)[1] != other] or
+    cut = len(shared_folder(files))
+    images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
                      [name for _, name in files] for other in ('mask', 'image'))
     seen = Counter()
     for image in {images[0], images[len(images) // 2], images[-1]} if images else ():
@@ -1319,8 +1355,9 @@ def choose_splits(images, config):
         raise DataError([told + 'at least 2 are needed', 'val_fraction=0 validates on the training images'])
     held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
     for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:
-        if len(held) < wanted:
+        if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it
             held += groups[position]
+    held = held or min(groups, key=len)
     splits[pool] = train
     if val not in splits:
         splits[held] = val
@@ -1365,6 +1402,8 @@ def read_pillow(path, config, as_mask):
         if as_mask:
             if picture.getexif().get(274, 1) != 1:
                 raise ValueError('the mask carries an EXIF rotation; save it without')
+            if picture.mode == 'P' and set(palette_colours(picture).values()) <= {'#000000', '#ffffff'}:
+                picture = picture.convert('L')                         # index 0 may be the white one
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L', 'LA'):
                 picture = picture.convert('RGB')
             array = np.array(picture)
@@ -1372,7 +1411,14 @@ def read_pillow(path, config, as_mask):
         if pillow_mode(picture).endswith('48'):
             colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
-        return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'])
+        return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+
+
+def palette_colours(picture):
+    """{index: '#rrggbb'} of the indices that a palette image holds."""
+    palette = picture.getpalette('RGB')
+    return {index: '#%02x%02x%02x' % (*palette[3 * index:3 * index + 3],) for _, index in picture.getcolors(256)
+            if 3 * index + 3 <= len(palette)}
 
 
 def pillow_mode(picture):
@@ -1381,11 +1427,11 @@ def pillow_mode(picture):
     return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B') else picture.mode
 
 
-def pillow_pixels(picture, channels):
+def pillow_pixels(picture, channels, kind=''):
     """A Pillow image -> (H, W) or (H, W, C): 16 bits and floats as stored, all else grey, RGB or RGBA of 8 bits."""
     if picture.mode.startswith(('I', 'F')):
         array = np.array(picture)
-        narrow = picture.mode == 'I' and array.size and array.min() >= 0 and array.max() <= 65535
+        narrow = picture.mode == 'I' and kind in ('PNG', 'PPM')        # 16 bits, which Pillow widens
         return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
     wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
     return np.array(picture.convert(wanted.get(channels, 'RGB')))
@@ -1394,9 +1440,9 @@ def pillow_pixels(picture, channels):
 def pillow_sees_all(path, config):
     """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth."""
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
-        simple = picture.tag_v2.get(277, 1) == 1 or picture.mode in ('RGB', 'RGBA', 'CMYK', 'LA')
-        return simple and picture.n_frames == 1 and \
-            (picture.mode != 'RGB' or max(picture.tag_v2.get(258, (8,))) <= 8)
+        samples = picture.tag_v2.get(277, 1)
+        plain = samples == len(picture.getbands()) and max(picture.tag_v2.get(258, (8,))) <= 8
+        return picture.n_frames == 1 and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
     return False
 
 
@@ -1430,6 +1476,8 @@ def open_npy(path, config, as_mask):
         raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
         array = np.moveaxis(array, 0, -1)                              # (C, H, W) was saved
+    if array.ndim == 3 and array.shape[0] == 1 and as_mask:
+        array = array[0]
     check_pixels(path, array.shape, config)
     return array
 
@@ -1510,7 +1558,8 @@ def convert_pixels(array, path, config):
     elif found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8:
         array = array[..., :channels]                                  # alpha; in other types it may be infrared
     elif (found, channels) == (3, 1):
-        array = array.mean(axis=2, keepdims=True)
+        grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
+        array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
         raise DataError(f'{path}: has {found} channels, in_channels={channels}; type in_channels={found}')
     if array.dtype == np.uint8:
@@ -1550,9 +1599,12 @@ class TiffRows:
         if self.shape[0] * self.shape[1] <= WINDOWED_ABOVE:
             raise ValueError('small enough to be read as a whole')
         self.step = page.tilelength if page.is_tiled else page.rowsperstrip
-        self.kept = {0: self.decode(0)}                                # number of a row of tiles: its pixels
+        self.flat = tifffile.memmap(path, mode='r').reshape(self.shape) if page.is_memmappable else None
+        self.kept = {} if page.is_memmappable else {0: self.decode(0)}     # number of a row of tiles: its pixels
 
     def __getitem__(self, rows):
+        if self.flat is not None:                                      # uncompressed: perhaps one strip of everything
+            return convert_pixels(np.array(self.flat[rows]), self.path, self.config)
         first, last = rows.start // self.step, (min(rows.stop, self.shape[0]) - 1) // self.step
         try:
             self.kept = {n: self.kept[n] if n in self.kept else self.decode(n)
@@ -1623,12 +1675,13 @@ class Coding:
     threshold: int = None
     num_classes: int = 2
     words: str = ''                # for the user
+    below: bool = False            # what is not above the threshold is foreground
 
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
-            return (np.where(codes >= COLOUR, brightest, codes) > self.threshold).astype(np.uint8)
+            return ((np.where(codes >= COLOUR, brightest, codes) > self.threshold) != self.below).astype(np.uint8)
         keys = np.array(sorted(self.table))
         place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
         unknown = keys[place] != codes
@@ -1651,11 +1704,12 @@ def as_grey(code):
 def find_coding(values, palette, config, counts_up=False):
     """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
 
-    `counts_up`: every mask holds exactly 0 to n, with many different n, as the ids of objects do.
+    `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do.
     """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):
-        return Coding(None, wish, 2, f'values above {wish} are foreground')
+        words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
+        return Coding(None, wish if wish >= 0 else -wish - 1, 2, f'{words} are foreground', wish < 0)
     grey_only = all(as_grey(code) < COLOUR for code in values)
     folded = defaultdict(int)
     for code, (pixels, _) in values.items():
@@ -1714,13 +1768,15 @@ def guess_coding(values, raw, palette, ignore, config, counts_up):
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
-    fits = highest < 64 and (palette or dense and not counts_up) if wanted == 'auto' else highest < wanted
-    if plain[:1] == [0] and highest < 255 and fits:
+    fits = highest < 64 and (palette or dense) and not counts_up if wanted == 'auto' else highest < wanted
+    starts = plain[:1] == [0] or wanted != 'auto' and plain and plain[0] > 0          # who gives a number means indices
+    if starts and highest < 255 and fits:
         count = highest + 1 if wanted == 'auto' else wanted
         table = {code: code for code in range(count)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
     if plain[:1] == [0] and max(values) == 255 and len(values) > 16 and share(0, 32) + share(223, 255) > 0.9 \
-            and share(223, 254) > 0:
+            and share(223, 254) > 0 and share(223, 255) > 0.5 * share(33, 222) \
+            and max(share(low, low + 15) for low in range(64, 176, 16)) < max(0.5 * share(33, 222), 1e-4):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     raise DataError(explain_values(values, raw, plain, special, total), 'the mask values are not clear')
@@ -1730,8 +1786,9 @@ def explain_values(values, raw, plain, special, total):
     """What was found, what it may be, and the line to type for each reading."""
     colours = plain[-1] >= COLOUR
     images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
+    often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
     found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
-                      for code in [*plain[:24], *sorted(special)])
+                      for code in [*often, *sorted(special)])
     found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     lines = [f'{len(values)} values (share of pixels, images): {found}']
     if len(plain) > 64:
@@ -1795,11 +1852,15 @@ def read_header(path, config):
     return height, width, f'{dtype} x {channels}'
 
 
+ONE_LARGE = threading.Lock()
+
+
 def scan_pair(image, mask, config):
     """Header of the image, every pixel of the mask -> a record for JSON; 'problem' if one is unusable."""
     try:
         height, width, mode = read_header(image, config)
-        codes = read_mask(mask, config)
+        with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():    # not one in each thread
+            codes = read_mask(mask, config)
     except DataError as error:
         return {'problem': error.problems[0]}
     except UNREADABLE as error:
@@ -1807,6 +1868,8 @@ def scan_pair(image, mask, config):
         return {'problem': f'{image}: cannot be read: {type(error).__name__}: {text}'}
     if codes.shape != (height, width):
         turned = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
+        if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
+            turned = f'; if its bands come first type in_channels={height}'
         return {'problem': f'{image}: is {width} x {height} pixels, '
                            f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{turned or ""}'}
     if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
@@ -1826,9 +1889,8 @@ def mask_header(path, codes):
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
         return suffix or 'folder', []
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        palette = picture.getpalette('RGB') if picture.mode == 'P' else None
-        return picture.mode, ['#%02x%02x%02x' % (*palette[3 * code:3 * code + 3],) for code in codes
-                              if 3 * code + 3 <= len(palette)] if palette else []
+        colours = palette_colours(picture) if picture.mode == 'P' else {}
+        return picture.mode, [colours[code] for code in codes if code in colours]
     return 'TIFF', []
 
 
@@ -1902,18 +1964,20 @@ def inspect_data(config):
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
     refuse_mixture([record['codes'].keys() for record in records], config)
-    counts_up = min(tops) >= 0 and len(set(tops)) > 3 and max(tops) > 3
+    plain = [top for top in tops if top >= 0]
+    counts_up = len(plain) > 0.7 * len(tops) and len(set(plain)) > 3 and max(plain) > 3
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
     shares = np.zeros(256)
-    for code, pixels in in_train.items():
-        shares[coding.encode(np.array([[code]]))[0, 0]] += pixels
+    np.add.at(shares, coding.encode(np.array([[*in_train]], int))[0], [*in_train.values()])
     shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
     notes = [*pairs.notes, *differing_palettes(records)]
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     if coding.num_classes == 2 and shares[1] > 0.9:
+        turned = {as_grey(code): {0: 1, 1: 0}.get(coding.table[code], IGNORE) for code in values} \
+            if coding.table is not None else f"'<{coding.threshold + 1}'"
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
-                     f'If so type mask_values={suggest({0: 1, 255: 0} if 255 in values else {0: 1, 1: 0})}')
+                     f'If so type mask_values={turned if isinstance(turned, str) else suggest(turned)}')
     return Data(pairs, coding, dict(values), shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
 
@@ -1965,8 +2029,9 @@ def describe_data(data, config):
             name = 'ignored' if class_id == IGNORE else f'{class_id} {names[class_id]}'
             lines.append(f'{name_code(code):>8} -> {name:<18} {pixels / total:>10.3%} {images:>8}')
     else:
+        signs = ['>', '<='] if data.coding.below else ['<=', '>']
         lines += [f'{f"{sign}{data.coding.threshold}":>8} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}'
-                  for i, sign in enumerate(['<=', '>'])]
+                  for i, sign in enumerate(signs)]
     return lines + data.notes
 
 
@@ -2116,7 +2181,7 @@ def all_steps(step):
 def resize(array, height, width, is_mask=False):
     """(H, W[, C]) -> (height, width[, C]); masks take the nearest value, images an area mean when they shrink."""
     if isinstance(array, TiffRows):
-        return shrink_by_rows(array, height, width)
+        return array.small
     if array.shape[:2] == (height, width):
         return array
     shrinks = array.shape[0] * array.shape[1] > height * width
@@ -2208,9 +2273,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
         refuse_depth(image, image_path, self.config)
-        if image.dtype == np.uint8 and not self.is_uint8:
-            image = image.astype(np.float32) / 255
-        return image, mask
+        return as_stored(image, self.config), mask
 
     def read_resized(self, index):
         """As read, at image_size, from the cache where there is one."""
@@ -2343,6 +2406,8 @@ def start_worker(_):
     """Workers decode; one thread each, or they fight for the cores."""
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpgid(0, 0)                                               # torchrun signals whole process groups
     signal.signal(signal.SIGINT, signal.SIG_IGN)                       # the parent decides when to stop
 
 
@@ -2367,12 +2432,14 @@ def image_statistics(dataset, config, most=100):
     moments = []
     for index in progress(chosen, len(chosen), 'Mean and spread of the images'):
         try:
-            image = dataset.read(int(index))[0].astype(np.float64)
+            image = dataset.read(int(index))[0]
         except DataError:
             if not config['skip_broken']:
                 raise
         else:
-            moments.append([image.mean((0, 1)), (image ** 2).mean((0, 1))])
+            bands = (image[top:top + 256].astype(np.float64) for top in range(0, len(image), 256))
+            sums = [[band.sum((0, 1)), (band ** 2).sum((0, 1))] for band in bands]
+            moments.append(np.sum(sums, axis=0) / math.prod(image.shape[:2]))
     if not moments:
         raise DataError(f'{config["data"]}: none of {len(chosen)} training images can be read')
     mean, square = np.mean(moments, axis=0)
@@ -2421,10 +2488,7 @@ def settle(config, hardware, data, is_demo):
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(20, round(4000 * effective / count)))
     decide('num_epochs', epochs, 'enough for the demo' if is_demo else 'about 4,000 steps')
-    adaptive = 'sgd' not in config['optimizer'].lower()                # ASGD too
-    rate = 2e-3 * math.sqrt(effective / 8) if adaptive else 0.02 * effective / 8
-    decide('learning_rate', float(f'{min(rate, 0.01 if adaptive else 0.1):.2g}'),
-           ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}')
+    decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
     decide('num_workers', 0 if on_cpu else min(8, max(1, (os.cpu_count() or 2) - 1)),
@@ -2435,6 +2499,15 @@ def settle(config, hardware, data, is_demo):
     forks = sys.platform == 'linux' or config['num_workers'] == 0
     decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free_memory() / 2**30:.1f} GiB free')
     return config, why
+
+
+def usual_rate(config):
+    """The learning rate that follows the effective batch -> (rate, reason)."""
+    effective = config['batch_size'] * config['accumulation_steps']
+    adaptive = 'sgd' not in config['optimizer'].lower()                # ASGD too
+    rate = min(2e-3 * math.sqrt(effective / 8), 0.01) if adaptive else min(0.02 * effective / 8, 0.1)
+    words = ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}'
+    return float(f'{rate:.2g}'), words
 
 
 def find_image_dtype(data):
@@ -2457,7 +2530,7 @@ class SegmentationModel(nn.Module):
 
     def __init__(self, network, config, stride=32):
         super().__init__()
-        self.network, self.config, self.stride = network, dict(config), stride
+        self.network, self.config, self.stride, self.exporting = network, dict(config), stride, False
         self.threshold = 0.5                                           # of the foreground probability, if K is 1
         for name in ('mean', 'std'):
             value = torch.tensor(config[name], dtype=torch.float32)
@@ -2467,7 +2540,7 @@ class SegmentationModel(nn.Module):
         images = (images.to(torch.float32) - self.mean) / self.std
         height, width = images.shape[-2:]
         down, right = -height % self.stride, -width % self.stride
-        if getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)():   # a graph that pads whatever comes
+        if self.exporting:                                             # a graph that pads whatever comes
             logits = self.network(pad_by_index(pad_by_index(images, 2, down), 3, right))
             return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
         if down or right:
@@ -2494,14 +2567,14 @@ def pad_by_index(images, axis, amount):
 def build_network(config):
     """The network that the config names, untrained or with encoder weights. Raises ConfigError."""
     classes = 1 if config['num_classes'] == 2 else config['num_classes']
-    architectures = {name.lower(): name for name in ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN',
-                                                     'DeepLabV3', 'DeepLabV3Plus', 'UPerNet', 'Segformer', 'DPT')
-                     if hasattr(smp, name)}
-    name = architectures.get(config['architecture'].lower())
-    if not name:
-        raise ConfigError(f"architecture={config['architecture']!r}: choose from {', '.join(architectures.values())}"
-                          f"{did_you_mean(config['architecture'], architectures.values())}")
+    name = config['architecture']
+    if not hasattr(smp, name):
+        raise ConfigError(f'architecture={name!r}: segmentation-models-pytorch {smp.__version__} does not have it yet; '
+                          'pip install -U segmentation-models-pytorch')
     extra = {'decoder_channels': config['decoder_channels']} if name in ('Unet', 'UnetPlusPlus', 'MAnet') else {}
+    if config['encoder_weights']:
+        ask_hub_once()
+        log.info('encoder weights: %s of %s, downloaded once and kept', config['encoder_weights'], config['encoder'])
     try:
         return getattr(smp, name)(encoder_name=config['encoder'], encoder_weights=config['encoder_weights'],
                                   in_channels=config['in_channels'], classes=classes, **extra)
@@ -2518,6 +2591,17 @@ def build_network(config):
                               f"not be loaded or downloaded ({why}); encoder_weights=None starts from scratch"
                               ) from None
         raise ConfigError(f"architecture={name!r} with encoder={config['encoder']!r}: {why}") from None
+
+
+def ask_hub_once():
+    """Where the weights' server cannot be reached its client would retry for half a minute: only its cache is asked."""
+    from huggingface_hub import constants                              # comes with smp
+    host = re.sub(r'^\w+://|[:/].*$', '', constants.ENDPOINT)
+    if not os.environ.get('HTTPS_PROXY', os.environ.get('https_proxy')):
+        try:
+            socket.create_connection((host, 443), timeout=3).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
 
 
 def build_model(config):
@@ -2673,7 +2757,8 @@ class SegmentationLoss:
         if 'focal' in self.kind:
             entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
         if self.class_weights is not None:
-            entropy = entropy * self.class_weights.to(entropy.device)[truth.long()]
+            self.class_weights = self.class_weights.to(entropy.device)         # once: a copy waits for the device
+            entropy = entropy * self.class_weights[truth.long()]
         if 'dice' != self.kind:
             total = total + (entropy * valid).sum((1, 2)) / valid.sum((1, 2)).clamp_min(1)
         if 'dice' in self.kind:
@@ -2810,8 +2895,9 @@ def confusion_matrix(predicted, target, num_classes):
     """Class ids of equal shape, 255 in target ignored -> (K, K) counts, rows truth, columns prediction. No sync."""
     keep = target != IGNORE
     cells = target.long() * keep * num_classes + predicted.long()
-    counts = torch.zeros(num_classes ** 2, dtype=torch.long, device=target.device)
-    return counts.index_add_(0, cells.flatten(), keep.flatten().long()).view(num_classes, num_classes)
+    counts = torch.zeros(num_classes ** 2, dtype=torch.int32, device=target.device)
+    counts = counts.index_add_(0, cells.flatten(), keep.flatten().int())             # Apple GPUs cannot in int64
+    return counts.long().view(num_classes, num_classes)
 
 
 def compute_metrics(counts):
@@ -2820,7 +2906,7 @@ def compute_metrics(counts):
     All pixels of all images together, not a mean of batches. What cannot occur, 0 / 0, is NaN (a class neither in
     truth nor in prediction) and left out of the mean. For two classes the score is the foreground's.
     """
-    counts = counts.double().cpu()
+    counts = counts.cpu().double()                                     # Apple GPUs have no float64
     hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
     scores = {'iou': hit / (truth + predicted - hit), 'dice': 2 * hit / (truth + predicted),
               'precision': hit / predicted, 'recall': hit / truth}
@@ -2837,8 +2923,8 @@ def compute_metrics(counts):
 # ======================================================================================
 
 
-def build_optimizer(model, config, device):
-    """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
+def find_optimizer(config):
+    """The class of torch.optim that the config names, in any case. Raises ConfigError."""
     special = ('Optimizer', 'LBFGS', 'SparseAdam', 'Muon')            # they need closures, sparse or 2-D gradients
     names = {name.lower(): name for name, value in vars(torch.optim).items() if name not in special
              and isinstance(value, type) and issubclass(value, torch.optim.Optimizer)}
@@ -2846,7 +2932,12 @@ def build_optimizer(model, config, device):
     if not name:
         raise ConfigError(f"optimizer={config['optimizer']!r}: choose from {', '.join(sorted(names.values()))}"
                           f"{did_you_mean(config['optimizer'], names.values())}")
-    maker = getattr(torch.optim, name)
+    return getattr(torch.optim, name)
+
+
+def build_optimizer(model, config, device):
+    """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
+    maker = find_optimizer(config)
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [{'params': [p for p in trained if p.ndim > 1], 'weight_decay': config['weight_decay']},
               {'params': [p for p in trained if p.ndim <= 1], 'weight_decay': 0.0}]
@@ -2855,7 +2946,7 @@ def build_optimizer(model, config, device):
         extra['fused'] = True
     if 'momentum' in known:
         extra['momentum'] = config['momentum']
-    if name == 'SGD' and config['momentum'] > 0:
+    if maker is torch.optim.SGD and config['momentum'] > 0:
         extra['nesterov'] = True
     return maker([group for group in groups if group['params']], lr=config['learning_rate'], **extra)
 
@@ -2973,7 +3064,8 @@ def restore(state, saved):
         state.average.load_state_dict(saved['average'])
     for name in TrainState.PLAIN:
         setattr(state, name, copy.deepcopy(saved[name]))
-    state.totals = {key: value.to(state.device) for key, value in state.totals.items()}
+    mine = {} if world()[0] else state.totals                          # they hold what all processes saw
+    state.totals = {key: value.to(state.device) for key, value in mine.items()}
     state.bad = {key: value.to(state.device) for key, value in state.bad.items()}
     set_random_states(saved['random'])
 
@@ -3153,7 +3245,8 @@ def train_step(state, window, loss_fn, config):
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     forward = under_autocast(state.engine or state.model, state.dtype)
-    pieces = [piece for batch in window for piece in split_batch(batch, state.batch_size)]
+    pieces = window if world()[1] > 1 else \
+        [piece for batch in window for piece in split_batch(batch, state.batch_size)]   # else equally many everywhere
     images = sum(batch_length(piece) for piece in pieces)
     everywhere = images if world()[1] == 1 else add_up(torch.tensor(float(images), device=state.device))
     share = world()[1] / everywhere                                    # DDP averages over the processes
@@ -3535,6 +3628,8 @@ class Run:
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
+            if self.asked and world()[1] > 1:                          # from its sender, and again from torchrun
+                return
             if self.asked:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
@@ -3568,7 +3663,8 @@ class Run:
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
         totals = add_totals(state)                                     # of all processes: all of them come here
-        saved = self.save_content('last.pt', state_dict(state) | {'totals': totals}
+        scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
+        saved = self.save_content('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
                                   | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
@@ -3872,6 +3968,7 @@ def prepare(config, sources, device, decode=False):
     `sources` tells which keys the user typed; `decode` looks at every pixel of every image. The one way that train,
     check and tune come to their settings.
     """
+    check_names(config)
     hardware = detect_hardware(device)
     precision = resolve_precision(config, hardware, chosen_keys(sources))
     is_demo = config['data'] == 'demo'
@@ -3885,6 +3982,23 @@ def prepare(config, sources, device, decode=False):
         config = {**config, 'image_dtype': find_image_dtype(data)}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
+
+
+def check_names(config):
+    """What only the libraries know: encoder, optimizer, augmentation file. ConfigError with all that are wrong."""
+    problems, encoder, augment, known = [], config['encoder'], config['augment'], smp.encoders.get_encoder_names()
+    if encoder not in ('auto', *known) and not encoder.startswith(('tu-', 'timm-')):
+        problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
+                        f"{did_you_mean(encoder, known)}")
+    try:
+        find_optimizer(config)
+    except ConfigError as error:
+        problems += error.problems
+    if augment not in ('none', 'default', 'strong') and not os.path.isfile(augment):
+        problems.append(f'augment={augment!r}: choose from none, default, strong, or the path of a saved pipeline'
+                        f'{did_you_mean(augment, ("none", "default", "strong"))}')
+    if problems:
+        raise ConfigError(problems)
 
 
 def settle_statistics(config, dataset):
@@ -3909,7 +4023,7 @@ def build_state(model, config, precision, device):
     model = model.to(device)
     if isinstance(model, SegmentationModel):
         try_size(model)
-    if config['channels_last']:
+    if config['channels_last'] and all(p.ndim < 5 for p in model.parameters()):    # not a network of volumes
         model = model.to(memory_format=torch.channels_last)
         average = average.to(memory_format=torch.channels_last) if average is not None else None
     if average is not None:
@@ -3920,7 +4034,9 @@ def build_state(model, config, precision, device):
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         engine = nn.parallel.DistributedDataParallel(model, [device] if device.type == 'cuda' else None,
-                                                     broadcast_buffers=False, gradient_as_bucket_view=True)
+                                                     broadcast_buffers=False, gradient_as_bucket_view=True,
+                                                     find_unused_parameters=config['architecture'] == 'PSPNet' or
+                                                     not isinstance(model, SegmentationModel))
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 
@@ -3993,16 +4109,21 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     Datasets) and loss_fn(model, batch) -> (B,) losses per sample, or (losses, counts). Raises UserError for what you
     can mend, TrainingDiverged if no precision gives finite numbers.
     """
-    screen = ScreenHandler()
+    own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
+    missing = [name for name, value in own.items() if value is None]
+    if missing and (train_data is not None or val_data is not None):
+        raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss',
+                        'cannot start')
+    screen, folder = ScreenHandler(), None
     log.setLevel(logging.INFO)
     log.addHandler(screen)
     try:
         config, sources, notes = resolve_config(preset, overrides)
-        device = join_processes(config)
-        screen.setLevel(logging.INFO if world()[0] == 0 else logging.CRITICAL)
-        folder = from_first(lambda: find_resume(config))
+        screen.setLevel(logging.INFO if os.environ.get('RANK', '0') == '0' else logging.CRITICAL)
+        folder = find_resume(config)                                   # each process looks, before any may write
         if folder:
             config, notes = resume_config(folder, {**(load_preset(preset) if preset else {}), **overrides})
+        device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(config['data']).expanduser().resolve().stem
         folder = folder or from_first(lambda: choose_run_dir(config, name))
@@ -4014,10 +4135,11 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
                     torch.cuda.empty_cache()
     finally:
         log.removeHandler(screen)
-        if world()[1] > 1:
+        if world()[1] > 1 and sys.exc_info()[0] is None:               # NCCL would wait for processes that do not come
             dist.destroy_process_group()
-        with contextlib.suppress(OSError, NameError, UnboundLocalError):
-            if not any(folder.glob('*.pt')) and (folder / 'log.txt').exists() and len(list(folder.iterdir())) <= 2:
+        with contextlib.suppress(OSError):
+            empty = folder and not any(folder.glob('*.pt')) and (folder / 'log.txt').exists()
+            if empty and len(list(folder.iterdir())) <= 2:
                 shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
 
 
@@ -4053,7 +4175,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn(notes)
     seed_everything(config['seed'])
     if model is None:
-        model = build_model(config)
+        model = build_model(config | ({'encoder_weights': None} if resuming else {}))    # last.pt has them
     elif config['keep_float32']:
         change_forward(find_module(model, config['keep_float32']), Float32)
     if precision.needs_scaler:
@@ -4069,7 +4191,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)
     if resuming:
-        resume_state(state, run, config, precision, hardware, device)
+        resume_state(state, run, config, precision, hardware, chosen_keys(sources))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
@@ -4101,14 +4223,17 @@ def is_finite(value):
 
 def settle_own(config):
     """The 'auto' settings that matter when the user brings the data."""
-    settled = {'num_epochs': 20, 'learning_rate': 1e-3, 'ema_decay': None, 'num_workers': 0}
+    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
+    for key in [key for key in settled if config[key] == 'auto']:
+        log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
 
 def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
-    patience, deaths = config['early_stopping_patience'] or math.inf, 0
-    while state.epoch < config['num_epochs'] and not run.agree(config)[0]:
+    patience, deaths, alone = config['early_stopping_patience'] or math.inf, 0, False
+    while state.epoch < config['num_epochs'] and (alone or not run.agree(config)[0]):
+        alone = False                                                  # in starting again: the others are in the epoch
         if state.epoch - 1 - state.best_epoch >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
@@ -4116,6 +4241,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             metrics = None                                             # of a stop, perhaps in mid-validation
             if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
                 share_buffers(state)
+                if world()[1] > 1:
+                    run.save(state, config)                            # torchrun kills whom it does not see stop
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
                                    lambda: bool(run.asked) and world()[1] == 1)
             if metrics is None:
@@ -4130,9 +4257,11 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             raise
         except (RuntimeError, EOFError) as error:
             deaths += 1
-            alone = world()[1] == 1 or state.window < sampler.num_windows    # else the others wait in a collective
-            if not is_worker_death(error) or deaths > 3 or not alone:
-                raise
+            alone = world()[1] > 1
+            if not is_worker_death(error) or deaths > 3 or alone and state.window == sampler.num_windows:
+                raise                                                  # there the others wait in a collective
+            if alone and run.stopped_by:                               # agreed with them in the step that was finished
+                break
             for broken in (loader, val_loader):                        # the order goes on where it broke
                 stop_workers(broken)
             if not run.asked:                                          # SLURM's signals reach the workers too
@@ -4168,11 +4297,11 @@ def rewind_state(state, rewind, config, run):
     run.write('history.csv', history_csv(state.history))
 
 
-def resume_state(state, run, config, precision, hardware, device):
+def resume_state(state, run, config, precision, hardware, typed):
     """Continue from last.pt. Raises UserError for one that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     try:
-        take_up(state, saved, config, precision, hardware, device)
+        take_up(state, saved, config, precision, hardware, typed)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         words = ' '.join(str(error).split())[:200]
         raise UserError(f'{path}: does not belong to this run: {type(error).__name__}: {words}',
@@ -4180,26 +4309,26 @@ def resume_state(state, run, config, precision, hardware, device):
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
-def take_up(state, saved, config, precision, hardware, device):
-    """Restore a state; the rung of precision and the micro-batch that healing arrived at come with it."""
+def take_up(state, saved, config, precision, hardware, typed):
+    """Restore a state; the rung of precision and the micro-batch that healing arrived at come with it, unless others
+    were typed."""
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
-    if saved['dtype'] != precision.dtype and (saved['dtype'] in hardware.units or saved['dtype'] == 'float32'):
-        state.scaler = build_scaler(saved['dtype'], config, device)
+    known = saved['dtype'] in hardware.units or saved['dtype'] == 'float32' or hardware.kind == 'cpu'
+    dtype = saved['dtype'] if known and not typed & {'use_amp', 'amp_dtype'} else precision.dtype
+    state.scaler = build_scaler(dtype, config, state.device)
     threads = torch.get_num_threads()
-    if device.type == 'cpu' and saved['threads'] != threads:
+    if hardware.kind == 'cpu' and saved['threads'] != threads:
         if saved['threads'] <= (os.cpu_count() or 1):
             torch.set_num_threads(saved['threads'])
             log.info('Using %d threads, as the run did, so that the result is the same to the bit', saved['threads'])
         else:
             log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
                         saved['threads'], threads)
-    dtype = state.dtype
     restore(state, saved)
-    if saved['dtype'] not in hardware.units and saved['dtype'] != 'float32' and device.type != 'cpu':
-        state.dtype = dtype
-    state.batch_size = min(state.batch_size, config['batch_size'])
+    state.dtype = dtype
+    state.batch_size = config['batch_size'] if 'batch_size' in typed else min(state.batch_size, config['batch_size'])
 
 
 def config_text(config):
@@ -4420,6 +4549,9 @@ def load(path, device='auto'):
         raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
     try:
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
+        device = choose_device(device)
+        if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
+            config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         model = build_model(config)
@@ -4428,7 +4560,7 @@ def load(path, device='auto'):
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         words = ' '.join(str(error).split())[:200]
         raise UserError(f'{path}: makes no model: {type(error).__name__}: {words}', trouble) from None
-    return model.to(choose_device(device)).eval()
+    return model.to(device).eval()
 
 
 def as_image(image, config):
@@ -4439,7 +4571,7 @@ def as_image(image, config):
         image = read_image(name, config)
     else:
         if isinstance(image, PIL.Image.Image):
-            image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'])
+            image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
         if torch.is_tensor(image):
             image = image.detach().cpu().numpy()
             image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
@@ -4452,11 +4584,15 @@ def as_image(image, config):
     return image
 
 
+def as_stored(image, config):
+    """(H, W, C): 8 bits are 0..1 where the network was trained on deeper images."""
+    is_shallow = config['image_dtype'] != 'uint8' and image.dtype == np.uint8
+    return image.astype(np.float32) / 255 if is_shallow else image
+
+
 def as_tensor(image, config):
-    """(H, W, C) array as stored -> (1, C, H, W) tensor as the network takes it."""
-    if config['image_dtype'] != 'uint8' and image.dtype == np.uint8:
-        image = image.astype(np.float32) / 255
-    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    """(H, W, C) array -> (1, C, H, W) tensor as the network takes it."""
+    return torch.from_numpy(np.ascontiguousarray(as_stored(image, config))).permute(2, 0, 1)[None]
 
 
 @torch.no_grad()
@@ -4471,6 +4607,7 @@ def predict_stream(model, images, dtype=None, flips=False):
     forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
     run = mirrored if flips else forward
+    as_wanted = lambda image: image if isinstance(image, TiffRows) else as_stored(image, config)
     tensor = lambda image: as_tensor(image, config).to(device)
     if config['size_policy'] != 'resize':
         tiled = torch.no_grad(tiled_bands)                             # wherever its bands are asked for
@@ -4481,7 +4618,7 @@ def predict_stream(model, images, dtype=None, flips=False):
         return
     images = iter(images)
     while group := list(itertools.islice(images, config['batch_size'])):
-        batch = torch.cat([tensor(resize(image, *config['image_size'])) for _, image in group])
+        batch = torch.cat([tensor(resize(as_wanted(image), *config['image_size'])) for _, image in group])
         for (key, image), logits in zip(group, run(batch)):
             yield key, image, enlarged_bands(logits, image.shape[:2])
 
@@ -4506,6 +4643,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     output = Path(output or best_file(run).parent / 'predictions')
     files = list_inputs(inputs, output)
+    refuse_overwriting(files, output)
     dtype = tell_model_precision(model)
     broken, begun = [], time.monotonic()
 
@@ -4515,6 +4653,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
             try:
                 image = future.result()
                 refuse_depth(image, path, model.config)
+                if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
+                    image.small = shrink_by_rows(image, *model.config['image_size'])     # here it may break
             except DataError as error:
                 broken.append(error.problems[0])
             else:
@@ -4553,6 +4693,9 @@ def list_inputs(inputs, output):
     for item in inputs:
         if os.path.isdir(item):
             found = {os.path.join(item, *entry): os.path.join(*entry) for entry in list_files(Path(item))}
+            inside = os.path.join(os.path.realpath(output), '')        # masks of an earlier time
+            found = {path: name for path, name in found.items() if not os.path.realpath(path).startswith(inside)
+                     or os.path.realpath(item).startswith(inside[:-1])}
         else:
             paths = [item] if os.path.exists(item) else glob.glob(item, recursive=True)
             found = {path: os.path.basename(path) for path in sorted(paths) if os.path.isfile(path)}
@@ -4568,6 +4711,17 @@ def list_inputs(inputs, output):
     parts = [(path, *os.path.splitext(name)) for path, name in files.items()]
     stems = Counter(stem for _, stem, _ in parts)
     return [(path, output / f'{stem}{suffix * (stems[stem] > 1)}.png') for path, stem, suffix in parts]
+
+
+def refuse_overwriting(files, output):
+    """A mask must not take the place of the image that it is made of."""
+    if output.exists() and not output.is_dir():
+        raise UserError(f'-o {output}: is a file; name a folder', 'nothing to predict')
+    real = os.path.realpath
+    lost = [path for path, target in files if real(path) in (real(target), real(target.with_suffix('.tif')))]
+    if lost:
+        raise UserError([*shorten(lost), 'would be overwritten by their masks; type -o with another folder'],
+                        'nothing to predict')
 
 
 def read_ahead(read, paths, depth=4):
@@ -4756,30 +4910,25 @@ def export(run, form='onnx', output=None, half=False):
     if half:
         for parameter in model.network.parameters():                   # rounded to float16, but still float32
             parameter.data = parameter.data.half().float()
-    again = None
-    try:
-        again = write(model, path, half)
-        worst, agree, limit, how_many = compare_exported(model, again, 1e-3 if half else 1e-5)
-    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-        if again is not None:                                          # else what lies there is not ours
-            discard(path)
-        words = ' '.join(str(error).split())[:300]
-        raise UserError(f'{path} cannot be written, or does not run on the images of this run: {words}',
-                        'cannot export') from None
-    if not worst <= limit:                                             # nor NaN
-        discard(path)
-        raise UserError(f'{path} does not agree with the model it was made from: '
-                        f'logits differ by {worst:.2e}', 'cannot export')
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        fresh = Path(scratch) / path.name
+        try:
+            again = write(model, fresh, half)
+            worst, agree, limit, how_many = compare_exported(model, again, 1e-3 if half else 1e-5)
+        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+            words = ' '.join(str(error).split())[:300]
+            raise UserError(f'{path} cannot be written, or does not run on the images of this run: {words}',
+                            'cannot export') from None
+        if not worst <= limit:                                         # nor NaN
+            raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
+                            'cannot export')
+        if fresh.is_dir():
+            path.mkdir(exist_ok=True)
+        for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
+            os.replace(file, path / file.name if fresh.is_dir() else path)
     print(f'{path}: on {how_many} validation images and 4 drawn ones the largest difference of a logit is '
           f'{worst:.2e}, and {agree:.4%} of the labels are equal')
     return 0
-
-
-def discard(path):
-    """Remove an export that is not what it should be: of a folder only what export_smp wrote into it."""
-    written = ('config.json', 'model.safetensors', 'preprocessing.json')
-    for file in [path / name for name in written] if path.is_dir() else [path]:
-        file.unlink(missing_ok=True)
 
 
 def example_images(config, most=20):
@@ -4793,7 +4942,7 @@ def example_images(config, most=20):
     for row in data.pairs.rows('val')[:most]:
         with contextlib.suppress(DataError):
             image = read_image(os.fsdecode(data.pairs.images[row]), config)
-            tensors.append(as_tensor(resize(image, *config['image_size']), config))
+            tensors.append(as_tensor(resize(as_stored(image, config), *config['image_size']), config))
     return tensors
 
 
@@ -4826,6 +4975,7 @@ def compare_exported(model, again, tolerance):
 def trace_example(model):
     """An example input and the dimensions of it that stay free."""
     config = model.config
+    model.exporting = True                                             # torch.compiler.is_exporting is not reliable
     images = torch.zeros((2, config['in_channels'], 90, 150), dtype=getattr(torch, config['image_dtype']))
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in (0, 2, 3)}}
 
@@ -4848,8 +4998,16 @@ def export_onnx(model, path, half):
     if half:
         store_half(onnx, written)
     write_file(path, written.SerializeToString())
-    session = runtime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    return lambda images: session.run(None, {'images': images.numpy()})[0]
+    faults = tuple(kind for kind in vars(runtime.capi.onnxruntime_pybind11_state).values()
+                   if isinstance(kind, type) and issubclass(kind, Exception))
+
+    def run(images):
+        try:
+            session = runtime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+            return session.run(None, {'images': images.numpy()})[0]
+        except faults as error:                                        # of no common kind
+            raise RuntimeError(str(error)) from None
+    return run
 
 
 def store_half(onnx, written):
@@ -4980,7 +5138,11 @@ def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
     config, sources, notes = resolve_config(preset, overrides)
     device = choose_device(config['device'])
-    config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
+    try:
+        config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
+    except UserError as error:
+        error.problems = [line for problem in error.problems for line in getattr(problem, 'hidden', [problem])]
+        raise
     print('\n'.join(clean(line) for line in describe_data(data, config)))
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     settle_statistics(config, train_data)
@@ -5114,7 +5276,7 @@ def run_tune(preset, overrides, seconds):
     wait = wait / config['num_workers'] if config['num_workers'] else wait
     print_tuning(candidates + compiled, images, wait, bool(config['num_workers']), numbers)
     compiled = min(compiled, key=lambda c: c.median, default=None)
-    candidates.clear()                                                 # their weights would count in what follows
+    del candidates, candidate, kinds, fastest                          # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     base = load_preset(preset) if preset is not None else {}
@@ -5133,7 +5295,7 @@ def load_window(dataset, sampler):
 def build_candidate(config, device, dtype, tf32, channels_last, compiled=False):
     """A Candidate with a fresh state; all start from the same weights."""
     seed_everything(config['seed'])
-    config = {**config, 'channels_last': channels_last, 'encoder_weights': None}
+    config = {**config, 'channels_last': channels_last, 'encoder_weights': None, 'ema_decay': None}
     state = build_state(build_model(config), config, Precision(dtype, tf32, ''), device)
     set_learning_rate(state.optimizer, 1e-6)                           # measured steps learn nothing wild
     return Candidate(dtype, tf32, channels_last, state, compiled)
@@ -5201,7 +5363,7 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
         losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
         (losses.mean() * scale).backward()
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        whole = torch.cat(parts).double() / scale
+        whole = torch.cat(parts).cpu().double() / scale
         return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler
 
     truth = gradient('float32')
@@ -5329,6 +5491,9 @@ def main(argv=None):
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
+    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        print(f'{clean(error.filename)}: {error.strerror}', file=sys.stderr)
+        return 2
     except BrokenPipeError:                                            # piped into head
         return 1
 

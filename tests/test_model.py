@@ -23,7 +23,10 @@ pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 def build(**changes):
-    return tu.build_model({**BASE, **changes})
+    config = {**BASE, **changes}
+    if problems := tu.validate_config(config):
+        raise tu.ConfigError(problems)
+    return tu.build_model(config)
 
 
 def pictures(*shape):
@@ -91,6 +94,7 @@ def test_padding_is_taken_off_where_it_was_put_on():
 @pytest.mark.parametrize('changes, told', [
     ({'architecture': 'Unett'}, "did you mean 'Unet'"),
     ({'architecture': 'deeplabv3+'}, "did you mean 'DeepLabV3"),
+    ({'architecture': 'Unett', 'optimizer': 5, 'size_policy': 'stretch'}, '3 problems in the config'),
     ({'encoder': 'resnett18'}, "did you mean 'resnet18'"),
     ({'encoder': 'tu-nonsense'}, 'nonsense'),
     ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),

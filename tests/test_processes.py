@@ -111,7 +111,8 @@ def test_one_two_and_four_processes_give_the_same_weights():
 
 def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused():
     done = run(3)
-    assert done.returncode != 0 and 'cannot share an effective batch of 8 images: start 2' in done.stdout
+    assert done.returncode != 0
+    assert 'cannot share an effective batch of 8 images evenly, at least two for each: start 2' in done.stdout
 
 
 def test_a_killed_process_ends_the_job_with_a_checkpoint():
