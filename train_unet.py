@@ -1021,10 +1021,10 @@ def collect(config, root, files):
 
 
 def shared_folder(files):
-    """The folder that all folders of images and masks are in: its name tells nothing of any of them."""
+    """The folder that all folders of images and masks are in: its name tells nothing of any one of them."""
     folders = [folder for folder, name in files if os.path.splitext(name)[1].lower() in SUFFIXES and name[0] != '.']
     shared = os.path.commonpath(folders) if folders else ''
-    return '' if shared in folders else shared
+    return os.path.dirname(shared) if shared in folders else shared
 
 
 def set_aside(files, unwanted, ignored, reason):

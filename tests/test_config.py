@@ -498,3 +498,12 @@ def test_script_header_and_requirements_name_the_same_packages():
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
     required = [line.split('#')[0].strip() for line in lines]
     assert sorted(in_script) == sorted(filter(None, required))
+
+
+@pytest.mark.parametrize('words, overrides', [
+    (['--fp16', 'data=x'], {'fp16': True, 'data': 'x'}),
+    (['--amp', '--lr', '1'], {'amp': True, 'lr': 1}),
+    (['--mixed-precision', 'bf16', 'data=x'], {'mixed_precision': 'bf16', 'data': 'x'}),
+])
+def test_flags_of_other_trainers_do_not_swallow_the_next_word(words, overrides):
+    assert parse_overrides(words) == (overrides, [])

@@ -582,3 +582,164 @@ def test_where_no_name_tells_a_line_to_type_is_offered_and_works(tmp_path, names
     assert any(chosen in line for line in caught.value.problems)
     typed, _ = train_unet.parse_overrides(shlex.split(chosen))
     assert len(train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set'), **typed}).images) == 4
+
+
+# --- found by reading the issue against the code --------------------------------------
+
+
+@pytest.mark.parametrize('kind', ['P', None], ids=['palette', 'grey'])
+def test_object_ids_are_no_classes_though_one_mask_lacks_an_id(tmp_path, kind):
+    """An object that was removed, or a palette, does not make classes of them."""
+    folder = tmp_path / 'set'
+    for n in range(12):
+        save(folder / f'images/{n}.png', np.zeros((16, 16, 3)))
+        ids = [0, 2, 3] if n == 5 else [*range(n % 6 + 2)]
+        save(folder / f'masks/{n}.png', np.resize(ids, 16)[:, None].repeat(16, 1), kind)
+    error = ask(folder)
+    assert error.title == 'the mask values are not clear' and 'mask_values=nonzero' in str(error)
+    assert inspect(folder, mask_values='nonzero')[1].coding.num_classes == 2
+
+
+@pytest.mark.parametrize('names', [
+    ('Dataset_BUSI_with_GT/benign/b ({n}).png', 'Dataset_BUSI_with_GT/benign/b ({n})_mask.png'),
+    ('segmentation/images/{n}.png', 'segmentation/masks/{n}.png'),
+    ('raw images/train/images/{n}.jpg', 'raw images/train/gt/{n}.png'),
+    ('lgg-segmentation/kaggle_3m/p{n}/p{n}_1.tif', 'lgg-segmentation/kaggle_3m/p{n}/p{n}_1_mask.tif')])
+def test_a_folder_around_everything_tells_nothing(tmp_path, names):
+    """The archive's own name may hold a word such as GT."""
+    expected = {names[0].format(n=n): names[1].format(n=n) for n in range(4)}
+    fill(tmp_path / 'set', expected, expected.values())
+    assert partners(inspect(tmp_path / 'set')[1], tmp_path / 'set') == expected
+
+
+def test_drive_as_it_is_given_out_is_offered_with_its_masks(tmp_path):
+    """Vessels were drawn for training only, the field of view for both: the line for the vessels is there too."""
+    names = {'training': range(21, 41), 'test': range(1, 21)}
+    for split, numbers in names.items():
+        word = split.removesuffix('ing') if split == 'test' else split
+        fill(tmp_path / 'set', [f'{split}/images/{n:02}_{word}.tif' for n in numbers],
+             [f'{split}/mask/{n:02}_{word}_mask.gif' for n in numbers]
+             + [f'{split}/1st_manual/{n:02}_manual1.gif' for n in numbers if split == 'training'])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert 'images="*/images" masks="*/1st_manual"' in lines
+    _, data = inspect(tmp_path / 'set', **typed('images="*/images" masks="*/1st_manual"'))
+    masks = partners(data, tmp_path / 'set').values()
+    assert len(masks) == 20 and all('1st_manual' in mask for mask in masks)
+
+
+INVERTED = [('grey', [0, 255], None), ('0 and 1, 255 ignored', [0, 1, 255], None), ('RGB', [0, 255], 'RGB'),
+            ('16 bits', [0, 65535], 'I;16'), ('JPEG', [0, 255], 'JPEG')]
+
+
+@pytest.mark.parametrize('values, kind', [row[1:] for row in INVERTED], ids=[row[0] for row in INVERTED])
+def test_the_line_for_inverted_masks_turns_them(tmp_path, values, kind):
+    """What is offered can be typed, and makes the rare part the foreground."""
+    rng = np.random.default_rng(0)
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', rng.integers(0, 255, (64, 64, 3)))
+        mask = np.full((64, 64), values[1])
+        mask[np.hypot(*(np.mgrid[:64, :64] - 8)) < 5 + n] = values[0]
+        mask[60:, :4] = values[-1] if len(values) > 2 else mask[60:, :4]
+        mask = mask if kind != 'RGB' else np.stack([mask] * 3, -1)
+        save(tmp_path / f'set/masks/{n}.png', mask, 'I;16' if kind == 'I;16' else None)
+        if kind == 'JPEG':
+            PIL.Image.fromarray(mask.astype(np.uint8)).save(tmp_path / f'set/masks/{n}.jpg', quality=60)
+            (tmp_path / f'set/masks/{n}.png').unlink()
+    _, data = inspect(tmp_path / 'set')
+    note, = (note for note in data.notes if 'inverted' in note)
+    config, turned = inspect(tmp_path / 'set', **typed(note.split(' type ')[1]))
+    assert turned.shares[1] < 0.06 and not [note for note in turned.notes if 'inverted' in note]
+    ids = mask_of(turned, config, '0')
+    assert (ids[6:10, 6:10] == 1).all() and (ids[20:50, 20:50] == 0).all()
+    if len(values) > 2:
+        assert (ids[60:, :4] == 255).all()
+
+
+def test_class_numbers_that_begin_with_1_are_taken_if_their_count_is_typed(tmp_path):
+    """Oxford pets: 1, 2, 3. The line that is printed must not lead back to itself."""
+    folder, place = coded_set(tmp_path / 'set', [1, 2, 3])
+    line = offered(ask(folder), 'num_classes=')
+    config, data = inspect(folder, **typed(line))
+    assert (mask_of(data, config, '1') == place + 1).all()
+
+
+def test_three_levels_with_noise_are_not_taken_for_two(tmp_path):
+    """Optic disc and cup as JPEG: 0, 128 and 255."""
+    folder = draw_set(tmp_path / 'set', count=4, size=64)
+    for path in sorted((folder / 'masks').iterdir()):
+        mask = np.zeros((64, 64), np.uint8)
+        mask[10:26, 10:26], mask[12:16, 12:16] = 128, 255
+        PIL.Image.fromarray(mask).save(path.with_suffix('.jpg'), quality=70)
+        path.unlink()
+    assert "mask_values='>127'" in str(ask(folder))
+
+
+def test_16_bits_with_and_without_negative_values_have_one_scale(tmp_path):
+    """Slices of a scan: whether one holds a negative value must not change how bright it is."""
+    for name, low in (('a', 0), ('b', -5)):
+        image = np.full((8, 8), 1000, np.int16)
+        image[0, 0] = low
+        tifffile.imwrite(tmp_path / f'{name}.tif', image)
+    a, b = (train_unet.read_image(str(tmp_path / f'{n}.tif'), {**train_unet.CONFIG, 'in_channels': 1}) for n in 'ab')
+    assert a[1, 1] == b[1, 1] == 1000
+
+
+@pytest.mark.parametrize('dtype, channels', [(np.uint8, 4), (np.uint16, 4), (np.uint16, 3)])
+def test_bands_beyond_red_green_blue_are_kept_at_their_depth(tmp_path, dtype, channels):
+    """NAIP: red, green, blue and near infrared; Pillow would drop the fourth, or cut 16 bits to 8."""
+    values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (6, 5, channels)).astype(dtype)
+    extra = {'extrasamples': ['unspecified']} if channels == 4 else {}
+    tifffile.imwrite(tmp_path / 'x.tif', values, photometric='rgb', **extra)
+    image = train_unet.read_image(str(tmp_path / 'x.tif'), {**train_unet.CONFIG, 'in_channels': channels})
+    assert image == pytest.approx(values / (65535 if dtype == np.uint16 else 1), abs=1e-4)
+
+
+def test_arrays_with_bands_first_are_told_what_to_type(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'set/masks/{n}.png', np.eye(16))
+        (tmp_path / 'set/images').mkdir(exist_ok=True)
+        np.save(tmp_path / f'set/images/{n}.npy', np.zeros((4, 16, 16), np.float32))
+    assert 'if its bands come first type in_channels=4' in str(ask(tmp_path / 'set'))
+    assert inspect(tmp_path / 'set', in_channels=4)[1].sizes == {(16, 16): 4}
+
+
+def test_black_and_white_palettes_mean_what_they_show(tmp_path):
+    """In some files index 0 is the white one."""
+    folder = tmp_path / 'set'
+    for n in range(4):
+        save(folder / f'images/{n}.png', np.zeros((8, 8, 3)))
+        shown = np.eye(8, dtype=np.uint8)
+        mask = PIL.Image.fromarray(1 - shown if n % 2 else shown, 'P')
+        mask.putpalette([255] * 3 + [0] * 3 if n % 2 else [0] * 3 + [255] * 3)
+        (folder / 'masks').mkdir(exist_ok=True)
+        mask.save(folder / f'masks/{n}.png')
+    config, data = inspect(folder)
+    for n in range(4):
+        assert (mask_of(data, config, str(n)) == np.eye(8)).all()
+
+
+def test_runs_below_the_data_are_no_data(tmp_path, monkeypatch, capsys):
+    """cd into the data, check, train: the pictures that check wrote are not images of the set."""
+    fill(tmp_path, [f'{n}.jpg' for n in range(6)], [f'{n}_mask.png' for n in range(6)])
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert train_unet.main(['check', 'data=.', *WORDS]) == 0
+    assert (tmp_path / 'runs/check/samples.png').exists()
+
+
+def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
+    """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
+    names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in names], [f'masks/{n}.png' for n in names])
+    for seed in range(5):
+        assert names_of(inspect(tmp_path / 'set', group_pattern='^[ab]', seed=seed)[1], 'val') == {'b_0', 'b_1'}
+
+
+def test_check_names_every_file_that_has_no_partner(tmp_path, capsys):
+    """Training names ten and counts the others."""
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(30)], [f'masks/{n}.png' for n in range(5)])
+    assert train_unet.main(['check', f'data={tmp_path}/set', *WORDS]) == 2
+    assert capsys.readouterr().err.count('image without a mask') == 25
+    assert train_unet.main([f'data={tmp_path}/set', *WORDS]) == 2
+    told = capsys.readouterr().err
+    assert told.count('image without a mask') == 10 and '... and 15 more' in told

@@ -931,3 +931,54 @@ def test_a_score_that_is_never_a_number_still_leaves_a_best_model():
     result = train(loss_fn=loss_fn)
     assert math.isnan(result.history[-1]['val_iou'])
     assert (result.run_dir / 'best.pt').exists() and result.best
+
+
+# --- found by reading the issues against the code -------------------------------------
+
+
+def test_a_compiled_network_is_not_the_one_made_for_export(monkeypatch):
+    """On torch 2.7 to 2.13 torch.compiler.is_exporting() is true inside torch.compile too."""
+    monkeypatch.setattr(torch.compiler, 'is_exporting', lambda: True)
+    monkeypatch.setattr(tu, 'pad_by_index', None)
+    config = {**tu.CONFIG, 'num_classes': 2, 'mean': [0.0], 'std': [1.0], 'encoder': 'tu-test_resnet',
+              'decoder_channels': [8] * 5, 'image_size': [40, 40]}
+    model = tu.build_model(config).eval()
+    assert torch.compile(model, backend='eager')(torch.zeros(1, 3, 40, 40)).shape == (1, 1, 40, 40)
+
+
+def test_volumes_are_no_obstacle(tmp_path):
+    """A network of 3-D convolutions has no channels_last of four dimensions."""
+    net = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1), torch.nn.Flatten())
+    data = [{'x': torch.randn(1, 4, 4, 4)} for _ in range(8)]
+    result = tu.train(model=net, train_data=data, val_data=data, num_epochs=1, device='cpu', use_amp=False,
+                      run_dir=str(tmp_path / 'run'), loss_fn=lambda model, batch: model(batch['x']).square().mean(1))
+    assert len(result.history) == 1
+
+
+@pytest.mark.parametrize('given, told', [(['train_data'], 'model and val_data and loss_fn'),
+                                         (['train_data', 'val_data', 'model'], 'give loss_fn too')])
+def test_what_is_missing_for_data_of_ones_own_is_said(given, told):
+    own = {'model': torch.nn.Linear(1, 1), 'train_data': [0], 'val_data': [0], 'loss_fn': len}
+    with pytest.raises(tu.UserError, match=told):
+        tu.train(**{name: own[name] for name in given})
+
+
+def test_the_rate_for_data_of_ones_own_follows_the_stated_rule():
+    for words, rate in ({}, 2e-3), ({'batch_size': 32}, 4e-3), ({'optimizer': 'SGD', 'batch_size': 16}, 0.04):
+        assert tu.settle_own({**tu.CONFIG, **words})['learning_rate'] == rate
+
+
+def test_what_a_worker_could_not_read_is_one_clear_line():
+    """torch wraps the traceback of a worker around the message."""
+    error = tu.DataError(['/a/b.jpg: cannot be read: OSError: truncated', 'another line'])
+    wrapped = torch._utils.ExceptionWrapper((type(error), error, error.__traceback__), 'in DataLoader worker process 0')
+    with pytest.raises(tu.DataError) as caught:
+        wrapped.reraise()
+    assert str(caught.value) == str(error)
+
+
+def test_class_weights_travel_to_the_device_once():
+    """A copy from the host in each step would wait for the device."""
+    loss_fn = tu.SegmentationLoss({**tu.CONFIG, 'num_classes': 2, 'image_size': [4, 4]}, torch.ones(2))
+    loss_fn.losses(torch.zeros(1, 1, 4, 4, device='meta'), torch.zeros(1, 4, 4, dtype=torch.long, device='meta'))
+    assert loss_fn.class_weights.device.type == 'meta'

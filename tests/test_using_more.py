@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -447,3 +448,85 @@ def test_the_line_that_tune_prints_can_be_typed(tmp_path, monkeypatch, capsys):
     preset = train_unet.load_preset(command.preset)
     assert preset == {'loss': 'dice', 'use_amp': False, 'amp_dtype': 'auto', 'tf32_matmul_precision': 'high',
                       'channels_last': True, 'compile_model': False}
+
+
+# --- found by reading the issue against the code --------------------------------------
+
+
+def test_predict_never_writes_over_the_images(two, tmp_path, monkeypatch, capsys):
+    """photo.png and -o . would be the same file."""
+    monkeypatch.chdir(tmp_path)
+    PIL.Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save('photo.png')
+    before = Path('photo.png').read_bytes()
+    assert train_unet.main(['predict', str(two[0]), 'photo.png', '-o', '.']) == 2
+    assert 'would be overwritten' in capsys.readouterr().err and Path('photo.png').read_bytes() == before
+    assert train_unet.main(['predict', str(two[0]), 'photo.png', '-o', 'photo.png']) == 2
+    assert 'is a file; name a folder' in capsys.readouterr().err
+
+
+def test_masks_of_an_earlier_time_are_no_images(two, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    PIL.Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save('photo.jpg')
+    for _ in range(2):
+        assert train_unet.main(['predict', str(two[0]), '.', '-o', 'masks']) == 0
+    assert [path.name for path in Path('masks').rglob('*.*')] == ['photo.png']
+
+
+@pytest.mark.parametrize('units, dtype', [(set(), 'float32'), ({'bfloat16'}, 'bfloat16')])
+def test_what_a_gpu_decided_is_not_obeyed_without_its_units(two, tmp_path, monkeypatch, units, dtype):
+    """A run in 16 bits predicts in float32 on a laptop that would need ten times the time."""
+    path = tmp_path / 'best.pt'
+    saved = train_unet.load_checkpoint(two[0] / 'best.pt')
+    saved['config'] |= {'use_amp': True, 'amp_dtype': 'bfloat16'}
+    train_unet.save_checkpoint(path, saved)
+    monkeypatch.setattr(train_unet, 'cpu_units', lambda: frozenset(units))
+    model = train_unet.load(path, 'cpu')
+    assert train_unet.resolve_precision(model.config, train_unet.detect_hardware(torch.device('cpu'))).dtype == dtype
+
+
+def test_colours_are_greyed_alike_as_arrays_and_as_pictures(tmp_path):
+    """in_channels=1: the weights are those of Pillow, the type stays."""
+    colours = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    config = {**train_unet.CONFIG, 'in_channels': 1, 'image_dtype': 'uint8'}
+    as_array, as_picture = train_unet.as_image(colours, config), train_unet.as_image(PIL.Image.fromarray(colours), config)
+    assert as_array.dtype == np.uint8
+    assert np.abs(as_array[..., 0].astype(int) - as_picture.reshape(16, 16)).max() <= 1
+
+
+def test_shallow_images_of_a_deep_set_are_resized_as_evaluate_does():
+    """First the type, then the size: else predict would round where evaluate does not."""
+    config = {**train_unet.CONFIG, 'image_dtype': 'float32', 'image_size': [8, 8], 'batch_size': 2, 'use_amp': False}
+    seen = []
+
+    class Watching(torch.nn.Module):
+        threshold = 0.5
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, images):
+            seen.append(images)
+            return images[:, :1]
+
+    Watching.config = config
+    image = np.random.default_rng(0).integers(0, 256, (20, 20, 3)).astype(np.uint8)
+    list(train_unet.predict_stream(Watching(), [('x', image)]))
+    wanted = train_unet.resize(image.astype(np.float32) / 255, 8, 8)
+    assert torch.equal(seen[0][0], torch.from_numpy(wanted).permute(2, 0, 1))
+
+
+def test_a_refused_export_leaves_the_one_before(two, tmp_path, monkeypatch):
+    """What was verified yesterday is worth more than what is refused today."""
+    path = tmp_path / 'model.onnx'
+    path.write_bytes(b'yesterday')
+    monkeypatch.setattr(train_unet, 'compare_exported', lambda *_: (1.0, 0.5, 1e-4, 0))
+    with pytest.raises(train_unet.UserError, match='does not agree'):
+        train_unet.export(two[0], 'onnx', path)
+    assert path.read_bytes() == b'yesterday' and os.listdir(tmp_path) == ['model.onnx']
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
+    (tmp_path / 'taken').write_text('x')
+    assert train_unet.main(['export', str(two[0]), '-o', str(tmp_path / 'taken' / 'model.onnx')]) == 2
+    assert 'taken' in capsys.readouterr().err
