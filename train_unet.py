@@ -37,7 +37,6 @@ The file, top to bottom:
 """
 import ast
 import base64
-import collections
 import contextlib
 import copy
 import csv
@@ -76,13 +75,11 @@ import warnings
 import weakref
 import zipfile
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# ======================================================================================
-# CONFIG
-# ======================================================================================
+# ===== CONFIG =========================================================================
 
 CONFIG = {
     # --- data ---
@@ -199,9 +196,7 @@ SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_si
                'workers': 'num_workers', 'wd': 'weight_decay', 'patience': 'early_stopping_patience',
                'classes': 'num_classes', 'compile': 'compile_model', 'arch': 'architecture', 'out': 'run_dir'}
 
-# ======================================================================================
-# config: presets, overrides, validation
-# ======================================================================================
+# ===== config: presets, overrides, validation =========================================
 
 
 class UserError(Exception):
@@ -260,6 +255,11 @@ def shown(value):
     except ValueError:                                                 # Python refuses to print huge integers
         text = 'a number of thousands of digits'
     return text if len(text) <= 200 else text[:200] + '...'
+
+
+def in_words(error):
+    """The type and the message of an exception, short and on one line."""
+    return f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
 
 
 def kinds_of(key):
@@ -475,8 +475,7 @@ def parse_mask_values(mask_values):
     codes = {}
     for value, class_id in mask_values.items():
         if not isinstance(class_id, int) or not 0 <= class_id <= 255:
-            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, '
-                             f'not {shown(class_id)}')
+            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
         if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
             value = COLOUR + int(value[1:], 16)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -490,7 +489,7 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
-Command = collections.namedtuple('Command', 'verb paths preset overrides output')   # what was typed
+Command = namedtuple('Command', 'verb paths preset overrides output')   # what was typed
 
 
 def parse_command(argv):
@@ -559,20 +558,15 @@ def find_fault(key, value):
     return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}{default}'
 
 
-def answer_early(argv):
-    """--help and wrong settings are answered here, before torch takes its seconds to load."""
-    if {'-h', '--help', 'help'} & set(argv):
+if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
+    if {'-h', '--help', 'help'} & set(sys.argv[1:]):
         print_help()
         sys.exit(0)
     try:
-        parse_command(argv)
+        parse_command(sys.argv[1:])
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-
-
-if __name__ == '__main__':
-    answer_early(sys.argv[1:])
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
 
@@ -597,11 +591,8 @@ except ModuleNotFoundError as error:
     sys.exit(f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
-log.addHandler(logging.NullHandler())
 
-# ======================================================================================
-# runtime: what the machine has, and the precision that follows from it
-# ======================================================================================
+# ===== runtime: what the machine has, and the precision that follows from it ==========
 
 
 @dataclasses.dataclass(frozen=True)
@@ -653,8 +644,7 @@ def choose_device(wish):
         found = ', '.join(name for name in there if there[name])
         raise ConfigError(f'device={wish!r}: this machine has only {found}; type device=auto')
     if number and int(number) >= torch.cuda.device_count():
-        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, '
-                          'counted from 0')
+        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
     return torch.device(wish)
 
 
@@ -683,8 +673,7 @@ def join_processes(config):
         device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        backend = 'nccl' if device.type == 'cuda' else 'gloo'
-        dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
+        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=datetime.timedelta(hours=1))
     return device
 
 
@@ -724,16 +713,14 @@ def detect_hardware(device):
             units = frozenset({'float16', 'bfloat16'} if native else {'float16'})
         return Hardware('cuda', properties.name, capability, units, properties.total_memory)
     if device.type == 'mps':
-        memory = torch.mps.recommended_max_memory()
-        return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=memory)
-    name = f'CPU with {torch.get_num_threads()} threads'
-    return Hardware('cpu', name, units=cpu_units(), memory=free_memory())
+        return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=torch.mps.recommended_max_memory())
+    return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
 
 
 def free_memory():
     """Bytes of main memory that are free, limits of a container included; 0 if it cannot be told."""
     free = []
-    with contextlib.suppress(OSError, IndexError, ValueError):
+    with contextlib.suppress(OSError, TypeError, ValueError):           # TypeError: no such line
         free.append(int(re.search(r'MemAvailable:\s+(\d+)', Path('/proc/meminfo').read_text())[1]) * 1024)
     with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
         free.append(int(Path('/sys/fs/cgroup/memory.max').read_text())
@@ -805,8 +792,7 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
         note = f'{asked}: {where} has no {wish} units; {slow}'
     else:
         dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
-        scaler = ' with a gradient scaler' if dtype == 'float16' else ''
-        note = f'{asked}: {reason}; falling back to {dtype}{scaler}'
+        note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
     notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
     if dtype == 'float16' and num_parameters > 200e6:
         notes.append(f'float16 with {num_parameters / 1e6:.0f} million parameters: activations of very large '
@@ -844,8 +830,7 @@ def apply_tf32(setting):
     if hasattr(cudnn, 'conv') and hasattr(cuda.matmul, 'fp32_precision'):
         for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
             part.fp32_precision = 'ieee' if setting == 'highest' else 'tf32'
-        cpu = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
-        torch.backends.mkldnn.matmul.fp32_precision = cpu
+        torch.backends.mkldnn.matmul.fp32_precision = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
     else:
         torch.set_float32_matmul_precision(setting)
         cudnn.allow_tf32 = setting != 'highest'
@@ -853,15 +838,12 @@ def apply_tf32(setting):
 
 def seed_everything(seed):
     """Seed Python, NumPy and torch. Data needs none: augmentation is a function of (seed, epoch, index)."""
-
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
-# ======================================================================================
-# data: pairing
-# ======================================================================================
+# ===== data: pairing ==================================================================
 
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
@@ -1134,8 +1116,8 @@ def match_pairs(images, masks):
 
 
 def unite_folders(images, masks):
-    """One folder of mask files per image, one for each object (DSB-2018) -> (pairs of image and folder, images
-    without one), or None. The folder lies beside the image, or has the name of its stem."""
+    """One folder of mask files per image, one for each object (DSB-2018) -> as match_pairs, the folders for masks; or
+    None. The folder lies beside the image, or has the name of its stem."""
     groups = grouped(masks, lambda mask: (mask.split, mask.rest))
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
@@ -1144,7 +1126,8 @@ def unite_folders(images, masks):
         return None
     folder = lambda mask: dataclasses.replace(mask, path=os.path.dirname(mask.path))
     return ([(places[place], folder(group[0])) for place, group in groups.items()],
-            [image for place, image in places.items() if place not in groups])
+            'one folder per image, its masks united',
+            [image for place, image in places.items() if place not in groups], [], [])
 
 
 def read_list(path):
@@ -1156,7 +1139,7 @@ def read_list(path):
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
-    pairs, problems, splits = [], [], defaultdict(set)
+    pairs, problems = [], []
     for number, row in enumerate(table, 2):
         where, split = f'{path}, line {number}', (row.get('split') or '').strip().lower()
         if split and split not in SPLIT_WORDS:
@@ -1168,10 +1151,6 @@ def read_list(path):
                              SPLIT_WORDS.get(split, '')) for key in ('image', 'mask'))
         problems += [f'{where}: there is no {f.path}' for f in (image, mask) if not os.path.exists(f.path)]
         pairs.append((image, mask))
-    for image, _ in pairs if not problems else []:
-        splits[os.path.realpath(image.path)].add(image.split)
-    problems += [f'{path}: {image} is listed in several splits: {", ".join(sorted(said))}'
-                 for image, said in splits.items() if len(said) > 1]
     twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
     problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
     if problems:
@@ -1218,12 +1197,7 @@ def pair_files(config, root, files):
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
                          *shorten(notes, 5), 'expected folders such as images/ and masks/'])
     refuse_kinds(images, masks)
-    united = unite_folders(images, masks)
-    if united:
-        (pairs, lonely), rule = united, 'one folder per image, its masks united'
-        left = lonely, [], []
-    else:
-        pairs, rule, *left = match_pairs(images, masks)
+    pairs, rule, *left = unite_folders(images, masks) or match_pairs(images, masks)
     notes += refuse_unpaired(pairs, *left, config)
     if not pairs:
         raise DataError(f'{root}: no image has a mask')
@@ -1316,8 +1290,7 @@ def pattern_answers(files):
 
 def refuse_unpaired(pairs, images, masks, clashes, config):
     """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
-    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}'
-                for files in clashes]
+    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images]
     lonely += [f'mask without an image: {f.path}' for f in masks]
     if not problems and not lonely:
@@ -1364,15 +1337,11 @@ def choose_splits(images, config):
     return splits
 
 
-# ======================================================================================
-# data: reading
-# ======================================================================================
+# ===== data: reading ==================================================================
 
 UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, SyntaxError,
-              EOFError, AssertionError, MemoryError, RuntimeError, PIL.Image.DecompressionBombError,
-              zipfile.BadZipFile, zlib.error, struct.error,
+              EOFError, AssertionError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
               tokenize.TokenError)                    # what decoders have been seen to raise on damaged files
-
 
 # What Pillow may open: no formats that are programs (PostScript would be run by Ghostscript).
 PILLOW_FORMATS = ('PNG', 'JPEG', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
@@ -1482,11 +1451,6 @@ def open_npy(path, config, as_mask):
     return array
 
 
-def read_npy(path, config, as_mask):
-    """A NumPy array in memory."""
-    return np.array(open_npy(path, config, as_mask))
-
-
 def check_compressed(path, most):
     """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them.
 
@@ -1521,7 +1485,8 @@ def read_mat(path, config, as_mask):
     return arrays[0]
 
 
-READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': read_npy, '.mat': read_mat}   # all others: Pillow
+READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': lambda *how: np.array(open_npy(*how)),
+           '.mat': read_mat}                                           # all others: Pillow
 
 
 def read_array(path, config, as_mask=False):
@@ -1536,8 +1501,7 @@ def read_array(path, config, as_mask=False):
             raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
         return array
     except UNREADABLE as error:
-        text = str(error).replace(str(path), 'it')
-        raise DataError(f'{path}: cannot be read: {type(error).__name__}: {text}') from None
+        raise DataError(f'{path}: cannot be read: ' + in_words(error).replace(str(path), 'it')) from None
 
 
 def read_image(path, config):
@@ -1607,10 +1571,9 @@ class TiffRows:
             return convert_pixels(np.array(self.flat[rows]), self.path, self.config)
         first, last = rows.start // self.step, (min(rows.stop, self.shape[0]) - 1) // self.step
         try:
-            self.kept = {n: self.kept[n] if n in self.kept else self.decode(n)
-                         for n in range(first, last + 1)}
+            self.kept = {n: self.kept[n] if n in self.kept else self.decode(n) for n in range(first, last + 1)}
         except UNREADABLE as error:
-            raise DataError(f'{self.path}: cannot be read: {type(error).__name__}: {error}') from None
+            raise DataError(f'{self.path}: cannot be read: {in_words(error)}') from None
         begin = first * self.step
         block = np.concatenate(list(self.kept.values()))[rows.start - begin:rows.stop - begin]
         return convert_pixels(block, self.path, self.config)
@@ -1652,20 +1615,15 @@ def read_mask(path, config):
     array = read_array(path, config, as_mask=True)
     if array.ndim == 3:
         if array.shape[2] not in (3, 4):
-            raise DataError(f'{path}: a mask of {array.shape[2]} channels; '
-                            'expected 1 (values) or 3 (colours)')
+            raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours)')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.dtype.kind == 'f' and not np.isfinite(array).all():
-        raise DataError(f'{path}: holds NaN or infinity; a mask holds whole numbers or colours')
-    if array.dtype.kind == 'f' and not np.array_equal(array, np.round(array)):
-        raise DataError(f'{path}: holds fractions; a mask holds whole numbers or colours')
+    if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
+        raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     return array.astype(np.int32)
 
 
-# ======================================================================================
-# data: what the masks mean
-# ======================================================================================
+# ===== data: what the masks mean ======================================================
 
 
 @dataclasses.dataclass
@@ -1734,8 +1692,7 @@ def coding_from_table(wish, values, ignore):
     """The user's mask_values. Values not named are background, or errors where class 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if not wish.keys() & values.keys():
-        raise DataError(f'mask_values names {names(wish)}, none of which occurs; '
-                        f'the masks hold {names(values, 24)}')
+        raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
     table = dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
     unnamed = values.keys() - table.keys()
     if unnamed and 0 in wish.values():
@@ -1801,8 +1758,7 @@ def explain_values(values, raw, plain, special, total):
         lines += [f'if these {what} are the classes type mask_values={suggest(table)}',
                   '(255 after a colon means ignored; reorder as you like)']
     if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
-        lines.append('if they are ids of objects, so that all but 0 (black) is foreground, '
-                     'type mask_values=nonzero')
+        lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
@@ -1814,9 +1770,7 @@ def explain_values(values, raw, plain, special, total):
     return lines
 
 
-# ======================================================================================
-# data: looking at all of it once
-# ======================================================================================
+# ===== data: looking at all of it once ================================================
 
 
 @dataclasses.dataclass
@@ -1864,8 +1818,7 @@ def scan_pair(image, mask, config):
     except DataError as error:
         return {'problem': error.problems[0]}
     except UNREADABLE as error:
-        text = str(error).replace(str(image), 'it')
-        return {'problem': f'{image}: cannot be read: {type(error).__name__}: {text}'}
+        return {'problem': f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')}
     if codes.shape != (height, width):
         turned = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
@@ -1910,12 +1863,12 @@ def cache_file(config):
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
-def scan(pairs, config):
-    """Records of all pairs, in order: read in parallel, cached by size and time. DataError names bad ones."""
+def scan(pairs, config, decode=False):
+    """Records of all pairs, in order: read in parallel, cached by size and time; `decode` also decodes the images.
+    DataError names bad ones."""
     path, cache = cache_file(config), {}
-    with contextlib.suppress(OSError, ValueError):
-        cache = json.loads(path.read_text(encoding='utf-8'))
-        cache = cache if isinstance(cache, dict) else {}
+    with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: what is no table
+        cache = dict(json.loads(path.read_text(encoding='utf-8')))
 
     def record(row):
         image, mask = os.fsdecode(pairs.images[row]), os.fsdecode(pairs.masks[row])
@@ -1925,7 +1878,13 @@ def scan(pairs, config):
         except OSError as error:
             return key, None, {'problem': f'{error.filename}: cannot be read: {error.strerror}'}
         old = cache.get(key)
-        return key, mark, old[1] if old and old[0] == mark else scan_pair(image, mask, config)
+        seen = old[1] if old and old[0] == mark else scan_pair(image, mask, config)
+        if decode and 'problem' not in seen:
+            try:
+                read_image(image, config)
+            except DataError as error:
+                seen = {'problem': error.problems[0]}
+        return key, mark, seen
 
     count = len(pairs.images)
     chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
@@ -1944,10 +1903,10 @@ def scan(pairs, config):
     return records
 
 
-def inspect_data(config):
+def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs = find_pairs(config)
-    records = scan(pairs, config)
+    records = scan(pairs, config, decode)
     sound = np.array(['problem' not in record for record in records])
     left_out = [f'left out: {record["problem"]}' for record in records if 'problem' in record]
     pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule,
@@ -1980,14 +1939,6 @@ def inspect_data(config):
                      f'If so type mask_values={turned if isinstance(turned, str) else suggest(turned)}')
     return Data(pairs, coding, dict(values), shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
-
-
-def refuse_background_only(data):
-    """A training set without one pixel of foreground teaches nothing."""
-    if data.shares[1:].sum() == 0:
-        raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
-                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}; '
-                         'mask_values="{1: 1}" would say that 1 is foreground'])
 
 
 def refuse_mixture(codes, config):
@@ -2042,9 +1993,7 @@ def class_names(config, num_classes):
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
 
-# ======================================================================================
-# data: the built-in demo set
-# ======================================================================================
+# ===== data: the built-in demo set ====================================================
 
 
 def draw_demo(number, size=160):
@@ -2100,9 +2049,7 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
     return folder
 
 
-# ======================================================================================
-# data: augmenting and loading
-# ======================================================================================
+# ===== data: augmenting and loading ===================================================
 
 
 def build_augmentation(config, is_uint8):
@@ -2164,7 +2111,7 @@ def load_augmentation(path, shape, dtype):
                           'or the path of a saved pipeline') from None
     except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
-                          f'{type(error).__name__}: {" ".join(str(error).split())[:300]}') from None
+                          f'{in_words(error)}') from None
     if left_out:
         log.info('augment=%s: %s left out, the network does that itself', path,
                  ', '.join(type(step).__name__ for step in left_out))
@@ -2257,18 +2204,16 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def read(self, index):
         """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times."""
-        row = self.rows[index]
-        image_path, mask_path = os.fsdecode(self.pairs.images[row]), os.fsdecode(self.pairs.masks[row])
+        image_path, mask_path = self.name(index), os.fsdecode(self.pairs.masks[self.rows[index]])
         for attempt in range(3):
             try:
                 mask = self.coding.encode(read_mask(mask_path, self.config), mask_path)
                 image = read_image(image_path, self.config)
+                break
             except DataError:
                 if attempt == 2:
                     raise
                 time.sleep(0.2 * (attempt + 1))                        # network drives come back
-            else:
-                break
         if image.shape[:2] != mask.shape:
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
@@ -2289,12 +2234,10 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        if index not in self.kept:
-            sample = self.build_sample(epoch, index)
-            if self.is_training or self.config['cache_images'] is not True:
-                return sample
+        sample = self.kept.get(index) or self.build_sample(epoch, index)
+        if not self.is_training and self.config['cache_images'] is True:
             self.kept[index] = sample
-        return dict(self.kept[index])
+        return dict(sample)
 
     def build_sample(self, epoch, index):
         """The sample of an index, augmented for this epoch."""
@@ -2303,9 +2246,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
             if self.is_training:
                 image, mask = self.read_resized(index) if self.is_resized else self.read(index)
             else:
-                image, full_mask = self.read(index)
-                sample['full_mask'] = torch.from_numpy(full_mask)
-                mask = full_mask
+                image, mask = self.read(index)
+                sample['full_mask'] = torch.from_numpy(mask)
                 if self.is_resized:
                     image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
         except DataError as error:
@@ -2317,8 +2259,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
             image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
         if self.augmentation is not None:
-            seed = sample_seed(self.config['seed'], epoch, index)      # set_random_seed would give every transform
-            self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))   # the same draws
+            seed = int(np.random.SeedSequence((self.config['seed'], epoch, index)).generate_state(1)[0])
+            # set_random_seed would give every transform the same draws
+            self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
             augmented = self.augmentation(image=image, mask=mask)
             image, mask = augmented['image'], augmented['mask']
         if image.ndim == 2:
@@ -2326,11 +2269,6 @@ class SegmentationDataset(torch.utils.data.Dataset):
         sample['image'] = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)   # already channels_last
         sample['mask'] = torch.from_numpy(np.ascontiguousarray(mask))
         return sample
-
-
-def sample_seed(*numbers):
-    """One 32-bit seed from (seed, epoch, index)."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def collate(samples):
@@ -2431,12 +2369,8 @@ def image_statistics(dataset, config, most=100):
     chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most]
     moments = []
     for index in progress(chosen, len(chosen), 'Mean and spread of the images'):
-        try:
+        with contextlib.suppress(*[DataError] * config['skip_broken']):
             image = dataset.read(int(index))[0]
-        except DataError:
-            if not config['skip_broken']:
-                raise
-        else:
             bands = (image[top:top + 256].astype(np.float64) for top in range(0, len(image), 256))
             sums = [[band.sum((0, 1)), (band ** 2).sum((0, 1))] for band in bands]
             moments.append(np.sum(sums, axis=0) / math.prod(image.shape[:2]))
@@ -2447,9 +2381,7 @@ def image_statistics(dataset, config, most=100):
     return [[float(f'{value:.6g}') for value in values] for values in (mean, spread)]
 
 
-# ======================================================================================
-# settling: every 'auto' gets its value, with the reason
-# ======================================================================================
+# ===== settling: every 'auto' gets its value, with the reason =========================
 
 
 def settle(config, hardware, data, is_demo):
@@ -2469,9 +2401,7 @@ def settle(config, hardware, data, is_demo):
     longest = max(data.sizes, key=max) if config['size_policy'] == 'pad' else None
     limit = 256 if on_cpu else 512
     scale = 1 if config['size_policy'] == 'crop' else min(1, limit / pixels.max())
-    usual = [max(32, round(side * scale / 32) * 32) for side in pixels]
-    if config['size_policy'] == 'crop':
-        usual = [min(limit, side) for side in usual]
+    usual = [min(limit, max(32, round(side * scale / 32) * 32)) for side in pixels]
     if longest:
         usual = [math.ceil(max(size[axis] for size in data.sizes) / 32) * 32 for axis in (0, 1)]
     decide('image_size', usual, 'the largest image, in steps of 32' if longest else
@@ -2516,9 +2446,7 @@ def find_image_dtype(data):
     return 'uint8' if {words.split()[0] for words in data.modes} <= eight_bits else 'float32'
 
 
-# ======================================================================================
-# model and loss
-# ======================================================================================
+# ===== model and loss =================================================================
 
 
 class SegmentationModel(nn.Module):
@@ -2622,7 +2550,6 @@ def try_size(model):
     """One empty image through the network. Raises ConfigError where it cannot take images of image_size."""
     config, parameter = model.config, next(model.parameters())
     dtype = getattr(torch, config['image_dtype'])
-    was_training = model.training
     try:
         shape = 1, config['in_channels'], *config['image_size']
         model.eval()(torch.zeros(shape, dtype=dtype, device=parameter.device))
@@ -2634,17 +2561,14 @@ def try_size(model):
                           f'images of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): '
                           f'type another image_size, such as {width * 2}x{height * 2} or the one in the name of '
                           'the encoder') from None
-    finally:
-        model.train(was_training)
 
 
 def find_module(network, name):
     """A submodule by its dotted name."""
     modules = dict(network.named_modules())
     if name not in modules or not name:
-        top = ', '.join(child for child, _ in network.named_children())
-        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules)} '
-                          f'At the top it has {top}')
+        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules)}. '
+                          f'At the top it has {", ".join(dict(network.named_children()))}')
     return modules[name]
 
 
@@ -2695,13 +2619,9 @@ def checkpointable(network, in_channels):
     """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold at most 40 % of
     the layers. (Some encoders slice their stages anew, so that the stages themselves are never called.)"""
     called = set()
-    hooks = [m.register_forward_hook(lambda module, *_: called.add(module)) for m in network.modules()]
-    was_training = network.training
-    with torch.no_grad():
+    with torch.no_grad(), nn.modules.module.register_module_forward_hook(lambda module, *_: called.add(module)):
         network.eval()(torch.zeros(1, in_channels, 256, 256))
-    network.train(was_training)
-    for hook in hooks:
-        hook.remove()
+    network.train()
     layers = lambda module: sum(not list(m.children()) for m in module.modules())
     chosen, covered = [], set()
     for module in network.modules():                                   # parents come before their children
@@ -2727,10 +2647,8 @@ class SegmentationLoss:
 
     def __call__(self, model, batch):
         images, target = batch['image'], batch['mask'].long()
-        if 'full_mask' in batch and self.tile:
-            logits = tiled_logits(model, images, self.tile)
-        else:
-            logits = model(images)
+        in_tiles = self.tile and 'full_mask' in batch
+        logits = tiled_logits(model, images, self.tile) if in_tiles else model(images)
         losses = self.losses(logits, target)
         with torch.no_grad():
             if 'full_mask' in batch:
@@ -2777,10 +2695,9 @@ def build_class_weights(config, shares):
     if wish is None:
         return None
     if wish == 'auto':
-        weights = 1 / np.sqrt(np.maximum(shares, 1e-6))
-        weights = np.minimum(weights / (weights * shares).sum(), 20)
-        return torch.tensor(weights, dtype=torch.float32)
-    if len(wish) != config['num_classes']:
+        wish = 1 / np.sqrt(np.maximum(shares, 1e-6))
+        wish = np.minimum(wish / (wish * shares).sum(), 20)
+    elif len(wish) != config['num_classes']:
         raise ConfigError(f'class_weights={wish}: {len(wish)} factors for {config["num_classes"]} classes')
     return torch.tensor(wish, dtype=torch.float32)
 
@@ -2886,9 +2803,7 @@ def join_bands(bands, threshold=0.5):
     return torch.cat([classify(band, threshold) for band in bands])
 
 
-# ======================================================================================
-# metrics
-# ======================================================================================
+# ===== metrics ========================================================================
 
 
 def confusion_matrix(predicted, target, num_classes):
@@ -2918,9 +2833,7 @@ def compute_metrics(counts):
         f'mean_{key}': mean for key, mean in means.items()} | {f'{key}_per_class': scores[key] for key in scores}
 
 
-# ======================================================================================
-# optimisation
-# ======================================================================================
+# ===== optimisation ===================================================================
 
 
 def find_optimizer(config):
@@ -2941,13 +2854,9 @@ def build_optimizer(model, config, device):
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [{'params': [p for p in trained if p.ndim > 1], 'weight_decay': config['weight_decay']},
               {'params': [p for p in trained if p.ndim <= 1], 'weight_decay': 0.0}]
-    known, extra = inspect.signature(maker).parameters, {}
-    if 'fused' in known and device.type in ('cuda', 'cpu'):
-        extra['fused'] = True
-    if 'momentum' in known:
-        extra['momentum'] = config['momentum']
-    if maker is torch.optim.SGD and config['momentum'] > 0:
-        extra['nesterov'] = True
+    wishes = {'fused': device.type in ('cuda', 'cpu') or None, 'momentum': config['momentum'],
+              'nesterov': config['momentum'] > 0}
+    extra = {key: value for key, value in wishes.items() if key in inspect.signature(maker).parameters}
     return maker([group for group in groups if group['params']], lr=config['learning_rate'], **extra)
 
 
@@ -2958,12 +2867,6 @@ def lr_at_step(step, total_steps, config):
         return config['learning_rate'] * (step + 1) / warmup
     through = (step - warmup) / max(1, total_steps - warmup)
     return config['learning_rate'] * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, through))))
-
-
-def set_learning_rate(optimizer, rate):
-    """The same rate for every parameter group."""
-    for group in optimizer.param_groups:
-        group['lr'] = rate
 
 
 def update_average(average, model, decay, step, good):
@@ -2986,9 +2889,7 @@ def update_average(average, model, decay, step, good):
             a.copy_(m)
 
 
-# ======================================================================================
-# checkpoints
-# ======================================================================================
+# ===== checkpoints ====================================================================
 
 
 @dataclasses.dataclass
@@ -3075,7 +2976,6 @@ def write_file(path, content):
 
     content: bytes, or a function that writes into the open file.
     """
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
@@ -3136,8 +3036,7 @@ def load_checkpoint(path):
         raise OSError(f'{path} holds more than tensors and plain values, and is not loaded: '
                       f'{str(error).splitlines()[0]}') from None
     except UNREADABLE as error:
-        raise OSError(f'{path} is no checkpoint of this program: {type(error).__name__} '
-                      + ''.join(str(error).splitlines()[:1])) from None
+        raise OSError(f'{path} is no checkpoint of this program: {in_words(error)}') from None
 
 
 CHECKPOINTS = ('last.pt', 'last.new', 'previous.pt')          # last.new: a crash between two renames
@@ -3150,18 +3049,14 @@ def load_last(folder):
         path = Path(folder) / name
         if path.exists():
             try:
-                content = load_checkpoint(path)
+                return load_checkpoint(path), path
             except OSError as error:
                 problems.append(str(error))
                 log.warning('%s; trying the one before it', error)
-            else:
-                return content, path
     raise UserError(problems or f'{folder}: holds no last.pt; there is nothing to resume', 'cannot resume')
 
 
-# ======================================================================================
-# the loop: one step, as a transaction
-# ======================================================================================
+# ===== the loop: one step, as a transaction ===========================================
 
 
 class TrainingDiverged(UserError):
@@ -3193,21 +3088,18 @@ def under_autocast(model, dtype):
     def forward(*inputs, **named):
         device = next(model.parameters()).device
         with torch.autocast(device.type, dtype=getattr(torch, dtype), enabled=dtype != 'float32'):
-            output = model(*inputs, **named)
-        return to_float32(output)
+            return to_float32(model(*inputs, **named))
     return forward
 
 
 def to_float32(values):
     """Every floating-point tensor in a tensor, list, tuple or dict as float32."""
-    return pytree.tree_map(
-        lambda x: x.float() if torch.is_tensor(x) and x.is_floating_point() else x, values)
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, values)
 
 
 def to_device(batch, device):
     """Every tensor of a batch (dict, list, tuple or tensor), without waiting."""
-    return pytree.tree_map(
-        lambda x: x.to(device, non_blocking=True) if torch.is_tensor(x) else x, batch)
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, non_blocking=True), batch)
 
 
 def batch_length(batch):
@@ -3223,11 +3115,10 @@ def split_batch(batch, most):
 
 def cut_batch(batch, pieces):
     """A batch cut into consecutive pieces, given as arrays of positions."""
-    lists = isinstance(batch, dict) and {k for k, v in batch.items() if isinstance(v, list)}
     cut = lambda x, piece: x[piece[0]:piece[-1] + 1]
-    if lists:
+    if isinstance(batch, dict) and any(isinstance(value, list) for value in batch.values()):
         return [{k: cut(v, piece) for k, v in batch.items()} for piece in pieces]
-    return [pytree.tree_map(lambda x: cut(x, piece) if torch.is_tensor(x) else x, batch) for piece in pieces]
+    return [pytree.tree_map_only(torch.Tensor, lambda x: cut(x, piece), batch) for piece in pieces]
 
 
 def run_loss(loss_fn, model, batch):
@@ -3305,20 +3196,17 @@ def commit(state, result, before, config):
     elif not result.bad.item():                                        # other optimizers cost this one sync
         state.optimizer.step()
     before.put_back_where(result.bad)
-    if state.scaler.is_enabled():
-        state.scaler.update()
+    state.scaler.update()
     good = 1 - result.bad.float()
     if state.average is not None:
         update_average(state.average, state.model, config['ema_decay'], state.step, good)
     for key, value in (('loss', result.loss), ('counts', result.counts)):
         if value is not None:
-            value = torch.where(result.bad, 0, value)
-            state.totals[key] = state.totals[key] + value if key in state.totals else value
+            state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
     state.totals['images'] = state.totals.get('images', 0) + good * result.images
-    for key, bad in (('run', result.bad), ('loss_run', result.bad_loss)):
-        state.bad[key] = (state.bad.get(key, 0) + bad.long()) * bad
-    for key, bad in (('total', result.bad), ('loss_total', result.bad_loss)):
-        state.bad[key] = state.bad.get(key, 0) + bad.long()
+    for kind, bad in (('', result.bad), ('loss_', result.bad_loss)):
+        state.bad[f'{kind}total'] = state.bad.get(f'{kind}total', 0) + bad.long()
+        state.bad[f'{kind}run'] = (state.bad.get(f'{kind}run', 0) + bad.long()) * bad
 
 
 def is_out_of_memory(error):
@@ -3348,26 +3236,22 @@ def guarded_step(state, window, loss_fn, config):
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
-        if state.scaler.is_enabled():                                  # it may have unscaled already: start it afresh
-            scale = state.scaler.state_dict()
-            state.scaler = build_scaler(state.dtype, config, state.device)
-            state.scaler.load_state_dict(scale)
-        shrink(state, max(batch_length(batch) for batch in window))
+        scale, state.scaler = state.scaler.state_dict(), build_scaler(state.dtype, config, state.device)
+        state.scaler.load_state_dict(scale)                            # afresh: it may have unscaled already
+        old, state.batch_size = state.batch_size, halve(state, max(batch_length(batch) for batch in window))
+        torch.cuda.empty_cache()
+        record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
     try:
         commit(state, result, before, config)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        half = halve(state, state.batch_size)
-        raise Rewind('out of memory inside the optimizer step', batch_size=half) from None
+        raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, state.batch_size)) from None
     return result
 
 
 class WorkerDied(RuntimeError):
     """A data worker was killed during a step or while files were written; that was finished."""
-
-    def __init__(self):
-        super().__init__('a DataLoader worker was killed')
 
 
 @contextlib.contextmanager
@@ -3384,12 +3268,7 @@ def heard_later():
     finally:
         signal.signal(signal.SIGCHLD, usual)
     if heard:
-        raise WorkerDied
-
-
-def is_worker_death(error):
-    """torch reports a killed data worker by raising in whatever the main process is doing."""
-    return isinstance(error, EOFError) or 'DataLoader worker' in str(error) or 'DataLoader timed out' in str(error)
+        raise WorkerDied('a DataLoader worker was killed')
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
@@ -3404,14 +3283,6 @@ def halve(state, at_work):
     if min(state.batch_size, at_work) <= 1:
         raise UserError(TOO_LARGE, 'out of memory')
     return min(state.batch_size, at_work) // 2
-
-
-def shrink(state, at_work):
-    """Go on with half the micro-batch."""
-    old, state.batch_size = state.batch_size, halve(state, at_work)
-    if state.device.type == 'cuda':
-        torch.cuda.empty_cache()
-    record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
 
 
 def record(state, event):
@@ -3503,19 +3374,13 @@ def replay(path, model=None, loss_fn=None):
     return first_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(config))
 
 
-# ======================================================================================
-# the loop: windows, epochs, evaluation
-# ======================================================================================
-
-
-def interactive():
-    """True where a bar can be drawn over itself: a terminal or a notebook."""
-    return sys.stderr.isatty() or 'ipykernel' in sys.modules
+# ===== the loop: windows, epochs, evaluation ==========================================
 
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    return tqdm(iterable, total=total, desc=description, leave=False, disable=not interactive(), dynamic_ncols=True)
+    shows = sys.stderr.isatty() or 'ipykernel' in sys.modules
+    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True)
 
 
 def windows(loader, sampler):
@@ -3532,29 +3397,26 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict; None if stopped.
 
     A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
+    Every process validates with the statistics (BatchNorm) of the first.
     """
+    for buffer in model.buffers() if world()[1] > 1 else ():
+        dist.broadcast(buffer, 0)
     model.eval()
-    before = random_states()
+    forward, device, before = under_autocast(model, dtype), next(model.parameters()).device, random_states()
+    loss, images, counts = torch.zeros((), device=device), 0, None
     seed_everything(0)
+    bar = progress(loader, len(loader), description)
     try:
-        return evaluate_all(model, loader, loss_fn, dtype, next(model.parameters()).device, description, stop)
+        for number, batch in enumerate(bar):
+            losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
+            loss, images = loss + losses.sum(), images + len(losses)
+            counts = extra if counts is None else counts + extra
+            if number % 10 == 0 and not bar.disable:
+                bar.set_postfix(show_numbers(loss / images, counts), refresh=False)
+            if stop():
+                return None
     finally:
         set_random_states(before)
-
-
-def evaluate_all(model, loader, loss_fn, dtype, device, description, stop):
-    """evaluate, its surroundings prepared."""
-    forward = under_autocast(model, dtype)
-    loss, images, counts = torch.zeros((), device=device), 0, None
-    bar = progress(loader, len(loader), description)
-    for number, batch in enumerate(bar):
-        losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
-        loss, images = loss + losses.sum(), images + len(losses)
-        counts = extra if counts is None else counts + extra
-        if number % 10 == 0 and not bar.disable:
-            bar.set_postfix(show_numbers(loss / images, counts), refresh=False)
-        if stop():
-            return None
     parts = from_all((loss.item(), images, None if counts is None else counts.cpu()))
     counts = [part for *_, part in parts if part is not None]
     metrics = compute_metrics(sum(counts)) | {'confusion': sum(counts).tolist()} if counts else {}
@@ -3579,7 +3441,7 @@ class Run:
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
         self.asked, self.stopped_by = 0, 0                             # signals: of this process, of any of them
-        self.lock, self.handlers, self.trouble, self.unsaved = None, [], '', None
+        self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board = None                                              # TensorBoard's writer
 
@@ -3590,41 +3452,32 @@ class Run:
         from filelock import FileLock, Timeout                         # comes with torch
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = FileLock(str(self.folder / '.lock'), timeout=0)
-            self.lock.acquire()
+            self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
+            self.after.enter_context(contextlib.suppress(OSError))     # for the folder may be gone by then
+            self.after.callback((self.folder / '.holder').unlink, missing_ok=True)
             (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
         except Timeout:
+            holder = 'another run'
             with contextlib.suppress(OSError):
                 holder = (self.folder / '.holder').read_text()
-                raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir',
-                                'cannot start') from None
-            raise UserError(f'{self.folder}: is in use; choose another run_dir', 'cannot start') from None
+            raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir', 'cannot start') from None
         except OSError as error:
             raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}',
                             'cannot start') from None
-        file = SafeFileHandler(self.folder / 'log.txt', encoding='utf-8')
+        file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
+        file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         file.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
         log.addHandler(file)
-        self.handlers.append(file)
+        self.after.callback(file.close)
+        self.after.callback(log.removeHandler, file)
         self.watch_signals()
         return self
 
     def __exit__(self, *_):
-        for number, handler in self.old_signals.items():
-            signal.signal(number, handler)
-        for handler in self.handlers:
-            log.removeHandler(handler)
-            handler.close()
-        if self.board is not None:
-            self.board.close()
-        if self.lock is not None:
-            with contextlib.suppress(OSError):
-                (self.folder / '.holder').unlink(missing_ok=True)
-            self.lock.release()
+        self.after.close()
 
     def watch_signals(self):
         """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work; a second one at once."""
-        self.old_signals = {}
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
@@ -3636,10 +3489,8 @@ class Run:
             self.asked = number
             name = signal.Signals(number).name
             tqdm.write(f'{name}: finishing this step, then saving (again: leave at once)', sys.stderr)
-        for name in ('SIGTERM', 'SIGINT', 'SIGUSR1'):
-            if hasattr(signal, name):
-                number = getattr(signal, name)
-                self.old_signals[number] = signal.signal(number, stop)
+        for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
+            self.after.callback(signal.signal, number, signal.signal(number, stop))
 
     def open_board(self):
         """Show this run in TensorBoard. Raises UserError where the package is missing."""
@@ -3649,6 +3500,7 @@ class Run:
             raise UserError('tensorboard=True needs a package: pip install tensorboard', 'cannot start') from None
         if not world()[0]:
             self.board = SummaryWriter(str(self.folder / 'tensorboard'))
+            self.after.callback(self.board.close)
 
     def write(self, name, content):
         """A file of the run; if the disk is full or gone, say so once, keep training and try again next time."""
@@ -3695,13 +3547,11 @@ class Run:
                         'tried again', self.folder / name, error)
         self.trouble = str(error)
 
-
     def agree(self, config):
         """What all processes do now -> (stop, save): a signal to one stops all, the first one's clock counts."""
         if world()[1] > 1 and os.getppid() != self.launcher:           # torchrun was killed, so nobody would end us
             self.asked = signal.SIGTERM
-        wish = [self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']]
-        wishes = from_all(wish)
+        wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']])
         self.stopped_by = max(asked for asked, _ in wishes)
         return bool(self.stopped_by), wishes[0][1]
 
@@ -3712,19 +3562,16 @@ def add_totals(state):
     return {key: sum(part[key] for part in parts if key in part) for key in parts[0]}
 
 
-class SafeFileHandler(logging.FileHandler):
-    """A log file that a full disk cannot turn into a traceback."""
-
-    def handleError(self, record):
-        """Lines that cannot be written are on the screen all the same."""
-
-
 class ScreenHandler(logging.Handler):
-    """Log lines above the progress bars."""
+    """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
-        tqdm.write(clean(self.format(record)), sys.stdout)
-        sys.stdout.flush()
+        if os.environ.get('RANK', '0') == '0':
+            tqdm.write(clean(self.format(record)), sys.stdout)
+            sys.stdout.flush()
+
+
+log.addHandler(ScreenHandler())
 
 
 def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
@@ -3737,9 +3584,11 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     bar.update(state.window)
     for window in bar:
         with heard_later():
-            set_learning_rate(state.optimizer, lr_at_step(state.step, total_steps, config))
+            for group in state.optimizer.param_groups:
+                group['lr'] = lr_at_step(state.step, total_steps, config)
             result = guarded_step(state, window, loss_fn, config)
-            names = functools.partial(name_in_window, sampler, name_of)
+            names = lambda number, position: name_of(int(                  # position in a micro-batch of this window
+                sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
             for name in broken_files(window, names):
                 state.left_out[name] = state.left_out.get(name, 0) + 1
             state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
@@ -3755,11 +3604,6 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     state.totals['seconds'] = torch.tensor((time.monotonic() - begun) / world()[1])     # totals are added up
     state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
     return True
-
-
-def name_in_window(sampler, name_of, number, position):
-    """Name of one image of the window at work: `position` in its micro-batch `number`."""
-    return name_of(int(sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
 
 
 def broken_files(window, names):
@@ -3845,9 +3689,8 @@ def say_epoch(row, best, state, config):
 
 def history_csv(history):
     """All rows with all columns that any of them has."""
-    columns = list(dict.fromkeys(key for row in history for key in row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval='')
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in history for key in row)))
     writer.writeheader()
     writer.writerows(history)
     return text.getvalue()
@@ -3860,9 +3703,7 @@ def describe_model(model, config):
                          'segmentation_models_pytorch': smp.__version__, 'albumentations': A.__version__}}
 
 
-# ======================================================================================
-# training
-# ======================================================================================
+# ===== training =======================================================================
 
 
 @dataclasses.dataclass
@@ -3939,10 +3780,8 @@ def resume_config(folder, overrides):
              if k in FIXED_ON_RESUME]
     if fixed:
         raise ConfigError(fixed)
-    for key in changed:
-        if key not in FREE_ON_RESUME:
-            notes.append(f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run')
-    config['run_dir'], config['resume'] = str(folder), str(folder)
+    notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
+              for key in changed if key not in FREE_ON_RESUME]
     return config, notes
 
 
@@ -3962,22 +3801,25 @@ def chosen_keys(sources):
     return {key for key, origin in sources.items() if origin != 'default'}
 
 
-def prepare(config, sources, device, decode=False):
+def prepare(config, sources, device, decode=False, own_data=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
 
-    `sources` tells which keys the user typed; `decode` looks at every pixel of every image. The one way that train,
-    check and tune come to their settings.
+    `sources` tells which keys the user typed; `decode` looks at every pixel of every image; `own_data`: the user
+    brings it, and few settings matter. The one way that train, check and tune come to their settings.
     """
     check_names(config)
     hardware = detect_hardware(device)
     precision = resolve_precision(config, hardware, chosen_keys(sources))
+    if own_data:
+        return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
     if is_demo:
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
-    data = from_first(lambda: inspect_data(config))
-    refuse_background_only(data)
-    if decode:
-        decode_all(data, config)
+    data = from_first(lambda: inspect_data(config, decode))
+    if data.shares[1:].sum() == 0:
+        raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
+                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}; '
+                         'mask_values="{1: 1}" would say that 1 is foreground'])
     if config['image_dtype'] == 'auto':
         config = {**config, 'image_dtype': find_image_dtype(data)}
     config, why = settle(config, hardware, data, is_demo)
@@ -4003,15 +3845,13 @@ def check_names(config):
 
 def settle_statistics(config, dataset):
     """mean and std: the user's, ImageNet's under ImageNet weights on 8-bit RGB, else those of the training images."""
-    if 'auto' in (config['mean'], config['std']):
-        if config['encoder_weights'] and config['in_channels'] == 3 and config['image_dtype'] == 'uint8':
-            mean, std = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]     # torchvision's, times 255
-        else:
-            mean, std = image_statistics(dataset, config)
-        config['mean'] = mean if config['mean'] == 'auto' else config['mean']
-        config['std'] = std if config['std'] == 'auto' else config['std']
-    for key in ('mean', 'std'):
-        value = config[key] if isinstance(config[key], list) else [config[key]]
+    found = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]         # ImageNet's: torchvision's, times 255
+    suits = config['encoder_weights'] and config['in_channels'] == 3 and config['image_dtype'] == 'uint8'
+    if 'auto' in (config['mean'], config['std']) and not suits:
+        found = image_statistics(dataset, config)
+    for key, value in zip(('mean', 'std'), found):
+        value = value if config[key] == 'auto' else config[key]
+        value = value if isinstance(value, list) else [value]
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
         config[key] = value
@@ -4019,15 +3859,12 @@ def settle_statistics(config, dataset):
 
 def build_state(model, config, precision, device):
     """A fresh TrainState on the device."""
-    average = copy.deepcopy(model).to(device) if config['ema_decay'] else None
     model = model.to(device)
     if isinstance(model, SegmentationModel):
         try_size(model)
     if config['channels_last'] and all(p.ndim < 5 for p in model.parameters()):    # not a network of volumes
         model = model.to(memory_format=torch.channels_last)
-        average = average.to(memory_format=torch.channels_last) if average is not None else None
-    if average is not None:
-        average.requires_grad_(False)
+    average = copy.deepcopy(model).requires_grad_(False) if config['ema_decay'] else None
     engine = None
     if world()[1] > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world()[1])
@@ -4039,13 +3876,6 @@ def build_state(model, config, precision, device):
                                                      not isinstance(model, SegmentationModel))
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
-
-
-def share_buffers(state):
-    """Every process validates with the statistics (BatchNorm) of the first."""
-    if world()[1] > 1:
-        for buffer in state.evaluated.buffers():
-            dist.broadcast(buffer, 0)
 
 
 def build_scaler(dtype, config, device):
@@ -4062,8 +3892,7 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     """
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}', 'cannot start')
-    window = [collate_fn([train_data[(0, int(i))] if isinstance(train_data, SegmentationDataset) else train_data[int(i)]
-                          for i in indices]) for indices in sampler.micro_batches(sampler.windows()[0])]
+    window = [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(sampler.windows()[0])]
     changes, events, passed = {}, [], False
     while not passed:
         known = len(state.history)
@@ -4074,7 +3903,6 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
             record(state, rewind.event)
             changes |= rewind.changes
         else:
-            share_buffers(state)
             evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
             passed = True
         events += state.history[known:]
@@ -4094,8 +3922,7 @@ def start_compiled(state, probe):
     except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
         if is_out_of_memory(error):
             raise
-        log.warning('torch.compile does not work here (%s: %s); training without it', type(error).__name__,
-                    ' '.join(str(error).split())[:300])
+        log.warning('torch.compile does not work here (%s); training without it', in_words(error))
         state.model._compiled_call_impl = None
         torch._dynamo.reset()
         restore(state, before)
@@ -4114,12 +3941,10 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if missing and (train_data is not None or val_data is not None):
         raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss',
                         'cannot start')
-    screen, folder = ScreenHandler(), None
+    folder = None
     log.setLevel(logging.INFO)
-    log.addHandler(screen)
     try:
         config, sources, notes = resolve_config(preset, overrides)
-        screen.setLevel(logging.INFO if os.environ.get('RANK', '0') == '0' else logging.CRITICAL)
         folder = find_resume(config)                                   # each process looks, before any may write
         if folder:
             config, notes = resume_config(folder, {**(load_preset(preset) if preset else {}), **overrides})
@@ -4128,18 +3953,13 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         name = 'run' if train_data is not None else Path(config['data']).expanduser().resolve().stem
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
-            try:
-                return run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
-            finally:
-                if torch.cuda.is_available() and torch.cuda.is_initialized():
-                    torch.cuda.empty_cache()
+            return run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
     finally:
-        log.removeHandler(screen)
         if world()[1] > 1 and sys.exc_info()[0] is None:               # NCCL would wait for processes that do not come
             dist.destroy_process_group()
+        torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
-            empty = folder and not any(folder.glob('*.pt')) and (folder / 'log.txt').exists()
-            if empty and len(list(folder.iterdir())) <= 2:
+            if folder and {path.name for path in folder.iterdir()} in ({'log.txt'}, {'log.txt', '.lock'}):
                 shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
 
 
@@ -4149,18 +3969,12 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not resuming and any((run.folder / name).exists() for name in CHECKPOINTS):
         raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir starts '
                         f'afresh', 'cannot start')
-    if own_data:
-        hardware = detect_hardware(device)
-        precision = resolve_precision(config, hardware, chosen_keys(sources))
-        config, data = settle_own(config), None
-    else:
-        config, hardware, precision, data, why = prepare(config, sources, device)
+    config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config['run_dir'], config['resume'] = str(run.folder), None
     if config['tensorboard']:
         run.open_board()
     if device.type == 'cpu':
         keep_freed_memory()
-    seed_everything(config['seed'])
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
@@ -4195,7 +4009,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
-    return finish(state, val_data, loss_fn, config, run)
+    return finish(state, val_data, config, run)
 
 
 class Plain(torch.utils.data.Dataset):
@@ -4240,7 +4054,6 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         try:
             metrics = None                                             # of a stop, perhaps in mid-validation
             if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
-                share_buffers(state)
                 if world()[1] > 1:
                     run.save(state, config)                            # torchrun kills whom it does not see stop
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
@@ -4258,7 +4071,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except (RuntimeError, EOFError) as error:
             deaths += 1
             alone = world()[1] > 1
-            if not is_worker_death(error) or deaths > 3 or alone and state.window == sampler.num_windows:
+            died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
+            if not died or deaths > 3 or alone and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
             if alone and run.stopped_by:                               # agreed with them in the step that was finished
                 break
@@ -4303,9 +4117,7 @@ def resume_state(state, run, config, precision, hardware, typed):
     try:
         take_up(state, saved, config, precision, hardware, typed)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        words = ' '.join(str(error).split())[:200]
-        raise UserError(f'{path}: does not belong to this run: {type(error).__name__}: {words}',
-                        'cannot resume') from None
+        raise UserError(f'{path}: does not belong to this run: {in_words(error)}', 'cannot resume') from None
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
@@ -4367,22 +4179,19 @@ def amp_settings(dtype):
     return {'use_amp': mixed, 'amp_dtype': dtype if mixed else 'auto'}
 
 
-def finish(state, val_data, loss_fn, config, run):
+def finish(state, val_data, config, run):
     """The best weights back, the pictures, and what to type next -> Result."""
     if world()[0]:
         return Result(state.history, {}, state.evaluated, run.folder, run.stopped_by)
     run.write('history.csv', history_csv(state.history))
-    best = {}
-    model = state.evaluated
-    saved = None
-    if (run.folder / 'best.pt').exists():
-        try:
+    best, model = {}, state.evaluated
+    try:
+        if (run.folder / 'best.pt').exists():
             saved = load_checkpoint(run.folder / 'best.pt')
-        except OSError as error:
-            log.warning('%s; the last weights are returned instead', error)
-    if saved:
-        model.load_state_dict(saved['weights'])
-        best = saved['metrics'] | {'epoch': saved['epoch']}
+            model.load_state_dict(saved['weights'])
+            best = saved['metrics'] | {'epoch': saved['epoch']}
+    except OSError as error:
+        log.warning('%s; the last weights are returned instead', error)
     model.eval()
     try:
         draw_curves(state.history, run.folder / 'curves.png')
@@ -4410,9 +4219,7 @@ def finish(state, val_data, loss_fn, config, run):
     return Result(state.history, best, model, run.folder, run.stopped_by)
 
 
-# ======================================================================================
-# pictures
-# ======================================================================================
+# ===== pictures =======================================================================
 
 PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
@@ -4520,9 +4327,7 @@ def draw_curves(history, path):
     write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
 
 
-# ======================================================================================
-# using a model
-# ======================================================================================
+# ===== using a model ==================================================================
 
 
 def resolve_overrides(overrides):
@@ -4558,8 +4363,7 @@ def load(path, device='auto'):
         model.load_state_dict(saved['weights'])
         model.threshold = min(max(float(saved['threshold']), 1e-6), 1 - 1e-6)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        words = ' '.join(str(error).split())[:200]
-        raise UserError(f'{path}: makes no model: {type(error).__name__}: {words}', trouble) from None
+        raise UserError(f'{path}: makes no model: {in_words(error)}', trouble) from None
     return model.to(device).eval()
 
 
@@ -4568,18 +4372,17 @@ def as_image(image, config):
     name = 'the image'
     if isinstance(image, (str, os.PathLike)):
         name = os.fspath(image)
-        image = read_image(name, config)
-    else:
-        if isinstance(image, PIL.Image.Image):
-            image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
-        if torch.is_tensor(image):
-            image = image.detach().cpu().numpy()
-            image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
-        image = np.asarray(image)
-        if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf':
-            raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
-                            f'expected height x width x {config["in_channels"]} numbers')
-        image = convert_pixels(image, name, config)
+        image = read_array(name, config)
+    elif isinstance(image, PIL.Image.Image):
+        image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
+    elif torch.is_tensor(image):
+        image = image.detach().cpu().numpy()
+        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+    image = np.asarray(image)
+    if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf':
+        raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
+                        f'expected height x width x {config["in_channels"]} numbers')
+    image = convert_pixels(image, name, config)
     refuse_depth(image, name, config)
     return image
 
@@ -4613,8 +4416,7 @@ def predict_stream(model, images, dtype=None, flips=False):
         tiled = torch.no_grad(tiled_bands)                             # wherever its bands are asked for
         for key, image in images:
             rows = lambda first, last, image=image: tensor(image[first:last])
-            yield key, image, tiled(run, rows, image.shape[:2], config['image_size'],
-                                    batch_size=config['batch_size'])
+            yield key, image, tiled(run, rows, image.shape[:2], config['image_size'], batch_size=config['batch_size'])
         return
     images = iter(images)
     while group := list(itertools.islice(images, config['batch_size'])):
@@ -4677,8 +4479,7 @@ def tell_model_precision(model):
     """Settle in which precision a model runs here, with the warnings of it and TF32 set -> the dtype."""
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
-    for warning in precision.warnings:
-        print(f'Note: {warning}')
+    warn(precision.warnings)
     return precision.dtype
 
 
@@ -4727,12 +4528,10 @@ def refuse_overwriting(files, output):
 def read_ahead(read, paths, depth=4):
     """A future of read(path) for each path, in order, in threads that stay `depth` files ahead."""
     with ThreadPoolExecutor(depth) as pool:
-        waiting = collections.deque()
-        for path in paths:
-            waiting.append(pool.submit(read, path))
-            if len(waiting) > depth:
-                yield waiting.popleft()
+        futures = (pool.submit(read, path) for path in paths)
+        waiting = deque(itertools.islice(futures, depth))
         while waiting:
+            waiting.extend(itertools.islice(futures, 1))
             yield waiting.popleft()
 
 
@@ -4886,9 +4685,7 @@ def draw_confusion(counts, names, path):
     write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
 
 
-# ======================================================================================
-# export
-# ======================================================================================
+# ===== export =========================================================================
 
 
 def export(run, form='onnx', output=None, half=False):
@@ -4916,8 +4713,7 @@ def export(run, form='onnx', output=None, half=False):
             again = write(model, fresh, half)
             worst, agree, limit, how_many = compare_exported(model, again, 1e-3 if half else 1e-5)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-            words = ' '.join(str(error).split())[:300]
-            raise UserError(f'{path} cannot be written, or does not run on the images of this run: {words}',
+            raise UserError(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}',
                             'cannot export') from None
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
@@ -4985,8 +4781,7 @@ def export_onnx(model, path, half):
     try:
         onnx, runtime, _ = map(importlib.import_module, ('onnx', 'onnxruntime', 'onnxscript'))
     except ModuleNotFoundError as error:
-        raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime',
-                        'cannot export') from None
+        raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
     images, free = trace_example(model)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -5031,8 +4826,7 @@ def export_facts(model):
             'image_size': json.dumps(config['image_size']), 'size_policy': config['size_policy'],
             'input': 'uint8, as stored' if config['image_dtype'] == 'uint8' else
                      'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored',
-            'note': 'logits: above log(t / (1 - t)) is foreground if there is one, '
-                    'else the largest'}
+            'note': 'logits: above log(t / (1 - t)) is foreground if there is one, else the largest'}
 
 
 def export_pt2(model, path, half):
@@ -5066,9 +4860,7 @@ def export_smp(model, path, half):
     return run
 
 
-# ======================================================================================
-# measuring: memory by part, check, tune
-# ======================================================================================
+# ===== measuring: memory by part, check, tune =========================================
 
 
 def saved_bytes(model, images, target, loss_fn, dtype):
@@ -5151,8 +4943,7 @@ def check(preset, overrides):
         print(f'  {key:<28}{clean(repr(value)):<36}{why.get(key) or sources[key]}')
     print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
           f'{" with gradient scaler" if precision.needs_scaler else ""}, because {precision.reason}')
-    for note in [*notes, *precision.warnings]:
-        print('Note:', note)
+    warn([*notes, *precision.warnings])
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model)
@@ -5168,8 +4959,7 @@ def check(preset, overrides):
         images += len(batch['image'])
         if time.monotonic() - begun > 5:
             break
-    speed = images / (time.monotonic() - begun)
-    print(f'loading: {speed:.0f} images/s with {config["num_workers"]} workers, uncached')
+    print(f'loading: {images / (time.monotonic() - begun):.0f} images/s with {config["num_workers"]} workers, uncached')
     samples = [train_data[(0, index)] for index in range(min(8, len(train_data)))]
     rows = [(Path(train_data.name(sample['index'])).name,
              [viewable(sample['image'].permute(1, 2, 0).numpy()),
@@ -5180,24 +4970,6 @@ def check(preset, overrides):
     print(f'what the network will see: {path}\nready: python train_unet.py '
           + ' '.join([f'--preset {preset}'] * bool(preset) + words))
     return 0
-
-
-def decode_all(data, config):
-    """Decode every image, in threads. Raises DataError naming each that is broken."""
-    def broken(path):
-        try:
-            read_image(os.fsdecode(path), config)
-        except DataError as error:
-            return error.problems[0]
-
-    paths = data.pairs.images
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        problems = list(filter(None, progress(pool.map(broken, paths), len(paths), 'Decoding every image')))
-    if problems and config['skip_broken'] and len(problems) < len(paths):
-        warn(f'left out: {problem}' for problem in shorten(problems))
-    elif problems:
-        raise DataError([*shorten(problems), 'skip_broken=True leaves them out'],
-                        f'{len(problems)} of {len(paths)} images cannot be used')
 
 
 @dataclasses.dataclass
@@ -5230,17 +5002,7 @@ def tune(preset, overrides, seconds=60.0):
 
     Interleaved rounds for about `seconds`, then the compiler on the winner. Only the preset file is kept.
     """
-    screen = ScreenHandler()
     log.setLevel(logging.WARNING)
-    log.addHandler(screen)
-    try:
-        return run_tune(preset, overrides, seconds)
-    finally:
-        log.removeHandler(screen)
-
-
-def run_tune(preset, overrides, seconds):
-    """tune, with the log on the screen."""
     config, sources, notes = resolve_config(preset, overrides)
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
@@ -5270,8 +5032,7 @@ def run_tune(preset, overrides, seconds):
     best = min((c for c in candidates if not c.unsafe), key=lambda c: c.median)
     kinds = grouped((c for c in candidates if not c.unsafe), lambda c: (c.dtype, c.tf32)).values()
     fastest = [best] if device.type == 'cpu' else [min(kind, key=lambda c: c.median) for kind in kinds]
-    compiled = [try_compiling(one, config, device, window, loss_fn) for one in fastest]
-    compiled = [one for one in compiled if one is not None]
+    compiled = list(filter(None, (try_compiling(one, config, device, window, loss_fn) for one in fastest)))
     images = sum(batch_length(batch) for batch in window)
     wait = wait / config['num_workers'] if config['num_workers'] else wait
     print_tuning(candidates + compiled, images, wait, bool(config['num_workers']), numbers)
@@ -5295,9 +5056,9 @@ def load_window(dataset, sampler):
 def build_candidate(config, device, dtype, tf32, channels_last, compiled=False):
     """A Candidate with a fresh state; all start from the same weights."""
     seed_everything(config['seed'])
-    config = {**config, 'channels_last': channels_last, 'encoder_weights': None, 'ema_decay': None}
+    config = {**config, 'channels_last': channels_last, 'encoder_weights': None, 'ema_decay': None,
+              'learning_rate': 1e-6}                                   # measured steps learn nothing wild
     state = build_state(build_model(config), config, Precision(dtype, tf32, ''), device)
-    set_learning_rate(state.optimizer, 1e-6)                           # measured steps learn nothing wild
     return Candidate(dtype, tf32, channels_last, state, compiled)
 
 
@@ -5338,10 +5099,8 @@ def try_compiling(best, config, device, window, loss_fn):
         compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
         measure_rounds([best, compiled], window, loss_fn, config, 15)
         return compiled
-    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError,
-            AssertionError) as error:
-        words = ' '.join(str(error).split())[:200]
-        print(f'torch.compile does not work here: {type(error).__name__}: {words}')
+    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
+        print(f'torch.compile does not work here: {in_words(error)}')
 
 
 def examine_numbers(model, config, window, loss_fn, dtypes):
@@ -5460,9 +5219,7 @@ def largest_batch(config, winner, hardware, window, loss_fn):
     return size, 'estimated' if hardware.kind == 'cpu' else 'tried'
 
 
-# ======================================================================================
-# command line
-# ======================================================================================
+# ===== command line ===================================================================
 
 
 def main(argv=None):
@@ -5472,11 +5229,10 @@ def main(argv=None):
         print_help()
         return 0
     try:
-        command = parse_command(argv)
-        verb, paths, output, overrides = command.verb, command.paths, command.output, command.overrides
+        verb, paths, preset, overrides, output = parse_command(argv)
         own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
         if verb == 'train':
-            result = train(command.preset, **overrides)
+            result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else 0
         if verb == 'evaluate':
             return evaluate_run(paths[0], overrides)
@@ -5484,7 +5240,7 @@ def main(argv=None):
             return predict(paths[0], paths[1:], output, **own, **overrides)
         if verb == 'export':
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
-        return {'check': check, 'tune': tune}[verb](command.preset, overrides)
+        return {'check': check, 'tune': tune}[verb](preset, overrides)
     except UserError as error:
         print(error, file=sys.stderr)
         return getattr(error, 'exit_code', 2)
@@ -5496,8 +5252,6 @@ def main(argv=None):
         return 2
     except BrokenPipeError:                                            # piped into head
         return 1
-
-
 
 
 if __name__ == '__main__':

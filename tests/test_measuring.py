@@ -70,7 +70,7 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     overrides = {**TINY, 'data': str(small_set)}
     del overrides['use_amp']
-    assert train_unet.run_tune(None, overrides, 2) == 0
+    assert train_unet.tune(None, overrides, 2) == 0
     printed = capsys.readouterr().out
     assert 'not measured: bfloat16' in printed and 'no compiler' in printed
     speeds = re.findall(r'^float32\S*.*?(\d+\.\d) +(\d+\.\d\d)x', printed, re.MULTILINE)

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_model.py
 import copy
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -430,3 +431,23 @@ def test_validation_by_sliding_window_never_shows_more_than_a_tile():
     _, counts = loss_of(size_policy='crop')(network, batch)
     assert set(sizes) == {(32, 32)}
     assert counts.sum() == 50 * 80
+
+
+@pytest.mark.parametrize('reachable', [True, False])
+def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable):
+    """Its client would try again and again for half a minute; in its offline mode the cache still works."""
+    from huggingface_hub import constants
+
+    def connect(address, timeout):
+        asked.append((*address, timeout))
+        if not reachable:
+            raise OSError('no network')
+        return SimpleNamespace(close=lambda: None)
+
+    asked = []
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(tu.socket, 'create_connection', connect)
+    for name in ('HTTPS_PROXY', 'https_proxy'):
+        monkeypatch.delenv(name, raising=False)
+    tu.ask_hub_once()
+    assert constants.HF_HUB_OFFLINE is not reachable and asked == [('huggingface.co', 443, 3)]

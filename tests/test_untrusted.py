@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import PIL.ImageFile
 import pytest
 import scipy.io
 import tifffile
@@ -76,7 +77,9 @@ def png(width, height, depth=8, *more):
 def test_a_real_decompression_bomb_is_refused_before_it_is_decoded(set_folder, capsys, monkeypatch):
     """60 kB that are 400 million pixels: in a data set, and among the images of predict."""
     (set_folder / 'images' / '003.png').write_bytes(png(20_000, 20_000, 1))
-    monkeypatch.setattr(PIL.Image.Image, 'convert', lambda *_: pytest.fail('it was decoded'))
+    decode = PIL.ImageFile.ImageFile.load
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, 'load', lambda self: pytest.fail('it was decoded')
+                        if self.width > 10_000 else decode(self))
     assert tu.main(['check', f'data={set_folder}', *WORDS]) == 2
     told = capsys.readouterr().err
     assert '003.png' in told and 'max_image_pixels=400000000' in told
