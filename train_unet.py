@@ -1694,6 +1694,9 @@ def coding_from_table(wish, values, ignore):
     if not wish.keys() & values.keys():
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
     table = dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
+    far = 255 if 0 in wish.values() else 48                            # who names the background has named all
+    noise = {code: wish[near] for code, near in nearest_colours(values, wish, far).items()}
+    table = noise | table
     unnamed = values.keys() - table.keys()
     if unnamed and 0 in wish.values():
         raise DataError(f'mask_values does not name {names(unnamed)}; add them, '
@@ -1701,7 +1704,19 @@ def coding_from_table(wish, values, ignore):
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
+    share = sum(values[code] for code in noise.keys() - wish.keys()) / sum(values.values())
+    words += f'; {share:.2%} of the pixels are noise around these colours' if share else ''
     return Coding(table, None, max(2, highest + 1), words)
+
+
+def nearest_colours(values, named, most=48):
+    """{colour: the nearest of the named ones}, each channel at most so far away; {} unless noise makes hundreds."""
+    colours, named = ([code for code in codes if code >= COLOUR] for codes in (values, named))
+    if len(colours) <= 256 or not named:
+        return {}
+    channels = lambda codes: np.array(codes)[:, None] >> np.array([16, 8, 0]) & 255
+    steps = np.abs(channels(colours)[:, None] - channels(named)).max(2)        # (colours, named)
+    return {colours[row]: named[steps[row].argmin()] for row in np.flatnonzero(steps.min(1) <= most).tolist()}
 
 
 def suggest(table, more=(), meaning=None):
@@ -1750,6 +1765,13 @@ def explain_values(values, raw, plain, special, total):
     lines = [f'{len(values)} values (share of pixels, images): {found}']
     if len(plain) > 64:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
+        main = []
+        for code in sorted(plain if colours else (), key=lambda code: -values[code]):
+            if values[code] > total / 1000 and not nearest_colours([code] * 257, main):
+                main.append(code)
+        if 1 < len(main) <= 64:
+            lines.append('if these colours are the classes and others are noise around them type mask_values='
+                         + suggest({code: number for number, code in enumerate(sorted(main))}))
     elif colours or len(plain) > 2:
         rare = {code for code in special if values[code] < 0.1 * total}    # a void label seldom covers more
         classes = sorted(values.keys() - rare)

@@ -743,3 +743,22 @@ def test_check_names_every_file_that_has_no_partner(tmp_path, capsys):
     assert train_unet.main([f'data={tmp_path}/set', *WORDS]) == 2
     told = capsys.readouterr().err
     assert told.count('image without a mask') == 10 and '... and 15 more' in told
+
+
+def test_noise_around_colours_goes_to_the_nearest(tmp_path):
+    """Three classes in colour, saved as JPEG: thousands of colours, of which three are meant."""
+    meant, exact = np.array([[0, 0, 0], [220, 40, 40], [40, 200, 60]], np.uint8), {}
+    for n, path in enumerate(sorted((draw_set(tmp_path / 'set', count=4, size=64) / 'masks').iterdir())):
+        mask = np.zeros((64, 64), int)
+        mask[8:40, 4 + n:30], mask[30:60, 34:60] = 1, 2
+        exact[path.stem] = mask
+        PIL.Image.fromarray(meant[mask]).save(path.with_suffix('.jpg'), quality=75)
+        path.unlink()
+    line = offered(ask(tmp_path / 'set'), "mask_values=\"{'#")
+    config, data = inspect(tmp_path / 'set', **typed(line))
+    assert data.coding.num_classes == 3 and 'noise around these colours' in data.coding.words
+    found = {stem: mask_of(data, config, stem) for stem in exact}
+    order = [int(np.bincount(found['000'][exact['000'] == k]).argmax()) for k in range(3)]
+    assert sorted(order) == [0, 1, 2]
+    for stem, mask in exact.items():
+        assert (found[stem] == np.array(order)[mask]).mean() > 0.97
