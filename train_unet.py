@@ -3510,7 +3510,8 @@ class Run:
                 raise KeyboardInterrupt
             self.asked = number
             name = signal.Signals(number).name
-            tqdm.write(f'{name}: finishing this step, then saving (again: leave at once)', sys.stderr)
+            again = ' (again: leave at once)' if world()[1] == 1 else ''
+            tqdm.write(f'{name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
 
@@ -3894,10 +3895,21 @@ def build_state(model, config, precision, device):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         engine = nn.parallel.DistributedDataParallel(model, [device] if device.type == 'cuda' else None,
                                                      broadcast_buffers=False, gradient_as_bucket_view=True,
-                                                     find_unused_parameters=config['architecture'] == 'PSPNet' or
-                                                     not isinstance(model, SegmentationModel))
+                                                     find_unused_parameters=has_idle_parameters(model))
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
+
+
+def has_idle_parameters(model):
+    """Whether some parameters get no gradient (EfficientNet, DPT, PSPNet): DDP must then look for them in each step."""
+    if not isinstance(model, SegmentationModel):
+        return True                                                    # nobody knows what it takes
+    shape = 1, model.config['in_channels'], *model.config['image_size']
+    images = torch.zeros(shape, dtype=getattr(torch, model.config['image_dtype']), device=model.mean.device)
+    model.eval()(images).sum().backward()
+    idle = any(p.requires_grad and p.grad is None for p in model.parameters())
+    model.zero_grad(set_to_none=True)
+    return idle
 
 
 def build_scaler(dtype, config, device):

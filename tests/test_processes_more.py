@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -189,8 +188,9 @@ def test_a_second_signal_does_not_keep_several_processes_from_saving(undisturbed
 # ---------------------------------------------------------------- layers without a gradient
 
 
-def test_pspnet_trains_although_it_leaves_layers_of_its_encoder_out(undisturbed, tmp_path):
-    changes = {'architecture': 'PSPNet', 'encoder': 'tu-mobilenetv3_small_050'}
+@pytest.mark.parametrize('architecture, encoder', [('PSPNet', 'tu-mobilenetv3_small_050'), ('Unet', 'efficientnet-b0')])
+def test_networks_train_although_layers_of_their_encoders_are_left_out(undisturbed, tmp_path, architecture, encoder):
+    changes = {'architecture': architecture, 'encoder': encoder}
     network = train_unet.build_network({**train_unet.CONFIG, **SETTINGS, **changes, 'num_classes': 2})
     network(torch.randn(2, 3, 32, 32)).sum().backward()
     assert any(p.grad is None for p in network.parameters())           # or this test would show nothing
