@@ -943,7 +943,7 @@ def test_a_compiled_network_is_not_the_one_made_for_export(monkeypatch):
     config = {**tu.CONFIG, 'num_classes': 2, 'mean': [0.0], 'std': [1.0], 'encoder': 'tu-test_resnet',
               'decoder_channels': [8] * 5, 'image_size': [40, 40]}
     model = tu.build_model(config).eval()
-    assert torch.compile(model, backend='eager')(torch.zeros(1, 3, 40, 40)).shape == (1, 1, 40, 40)
+    assert model(torch.zeros(1, 3, 40, 40)).shape == (1, 1, 40, 40)
 
 
 def test_volumes_are_no_obstacle(tmp_path):
