@@ -589,8 +589,13 @@ except ModuleNotFoundError as error:
     if __name__ != '__main__':
         raise
     sys.exit(f'{error}: type  pip install -r requirements.txt')
+except KeyboardInterrupt:
+    if __name__ != '__main__':
+        raise
+    sys.exit(130)
 
 log = logging.getLogger('train_unet')
+logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
 
 # ===== runtime: what the machine has, and the precision that follows from it ==========
 
@@ -851,9 +856,11 @@ SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'val': 'val
                'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans'.split())
-MASK_WORDS = set('mask masks label labels labeled labelled lbl lbls annotation annotations annot annots anno '
+MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
+DERIVED_WORDS = set('overlay overlays vis viz visual visualization blend preview compare comparison fov roi '
+                    'panoptic'.split())
 PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
@@ -876,9 +883,10 @@ class Pairs:
 def folder_words(name):
     """'train_masks' -> ['train', 'masks']; 'trainannot' -> ['train', 'annot']."""
     words = []
-    for word in re.findall('[a-z]+', re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', name).lower()) + [name.lower()]:
+    plain = re.sub('[-_ ]with[-_ ].*', '', name)                       # frames-with-annotations are frames
+    for word in re.findall('[a-z]+', re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', plain).lower()) + [name.lower()]:
         match = re.fullmatch('(train|val|test)(.+)', word)
-        words += match.groups() if match and match[2] in IMAGE_WORDS | MASK_WORDS else [word]
+        words += match.groups() if match and match[2] in {*IMAGE_WORDS, *MASK_WORDS, 'crop', 'crops', 'set'} else [word]
     return words
 
 
@@ -1226,7 +1234,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
     most = max((works[line][0] for line in lines), default=0)
-    lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
+    lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)
+             and (works[line][0] * 10 >= len(files) or line == 'skip_unpaired=True')]        # else a chance
     best = max((works[line][1] for line in lines), default=None)
     lines = sorted((line for line in lines if works[line][1] == best), key=lambda line: (-works[line][0], len(line)))
     return [*['type one of these, each tried on your files:'][:len(lines)],
@@ -1236,11 +1245,21 @@ def lines_that_pair(config, root, files, seconds=10.0):
 
 def likelihood(settings):
     """How much these names sound like images and masks; below 0: the wrong way round."""
+    if not settings:
+        return 0.5
+    places = [read_place(re.sub('[^A-Za-z]+', '/', settings.get(key, '')).strip('/')) for key in ('images', 'masks')]
     image, mask = (' '.join(settings.get(f'{role}{what}', '') for what in ('s', '_pattern')).replace('{stem}', ' ')
                    for role in ('image', 'mask'))
     image_role, mask_role = (read_place(re.sub('[^A-Za-z]+', '/', text).strip('/'))[1] for text in (image, mask))
-    return ((mask_role == 'mask') - 2 * (mask_role == 'image') + (image_role == 'image') - 2 * (image_role == 'mask')
-            + ('image_pattern' in settings and image.strip().startswith('.') and len(mask) > len(image)))
+    made = [any(word in DERIVED_WORDS for word in re.findall('[a-z]+', text.lower())) for text in (image, mask)]
+    fits = ((mask_role == 'mask') - 2 * (mask_role == 'image') + (image_role == 'image') - 2 * (image_role == 'mask')
+            - 2 * made[0] - made[1])
+    if 'masks' in settings:
+        beside = os.path.dirname(settings['images']) == os.path.dirname(settings['masks'])
+        mixed = {split for split, *_ in places} - {''}                 # images of training with masks of the test
+        return fits + (beside and mask_role == 'mask') - 2 * (len(mixed) > 1)
+    plain_image = image.strip().startswith('.') and len(mask) > len(image)
+    return fits + (plain_image or 'image_pattern' not in settings)
 
 
 def folder_answers(files):
@@ -1250,11 +1269,14 @@ def folder_answers(files):
         for part in itertools.accumulate(Path(folder).parts, os.path.join):
             general = [('*' if p.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', p)) for p in Path(part).parts]
             alike['/'.join(general)][part] += 1
-    shapes = {}
+    shapes, everywhere = {}, {folder for folders in alike.values() for folder in folders}
     for general, folders in alike.items():
         columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
         parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
                  for column in columns]                                # test/ may lack what train/ has
+        glob = re.compile(re.escape('/'.join(parts)).replace(r'\*', '[^/]*'))
+        if any(glob.fullmatch(other) for other in everywhere - folders.keys()):
+            parts = general.split('/') if len(folders) > 1 else list(next(iter(folders)).split('/'))
         all_stars, numbered = set(parts) == {'*'}, any('*' in part and part != '*' for part in parts)
         shapes |= folders if all_stars or numbered and len(folders) < 5 else {}
         shapes |= {'/'.join(parts): folders.total()} if not all_stars else {}
@@ -1283,7 +1305,9 @@ def pattern_answers(files):
                 first, second = ('{stem}'.join(affixes[n:n + 2]) + end for n, end in ((0, suffix), (2, kind)))
                 seen[first, second] -= size
     for (first, second), _ in seen.most_common(12):
-        if first != second and not re.search(r'\d\{stem', first + second):
+        (one, end), (two, kind) = map(os.path.splitext, (first, second))
+        tells = kind != end or re.search('[^\\W\\d_]', two.replace('{stem}', ''))  # more than another number
+        if first != second and tells and not re.search(r'\d\{stem', first + second):
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
 
@@ -1360,6 +1384,8 @@ def check_pixels(path, shape, config):
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
     PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has one that can be set
+    if not os.path.getsize(path):
+        raise ValueError('is empty')
     picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     check_pixels(path, (picture.height, picture.width), config)
     return picture
@@ -1415,11 +1441,19 @@ def pillow_sees_all(path, config):
     return False
 
 
+def open_tiff(path):
+    """A TIFF as tifffile sees it, to be closed. Raises ValueError for one that is none."""
+    import tifffile                                                    # only TIFF needs it
+    try:
+        return tifffile.TiffFile(path)
+    except tifffile.TiffFileError as error:                            # of no common kind in older versions
+        raise ValueError(str(error)) from None
+
+
 @contextlib.contextmanager
 def open_series(path, config):
     """The first image of a TIFF as tifffile sees it -> (series, axis of its bands or None), still to be decoded."""
-    import tifffile                                                    # only TIFF needs it
-    with tifffile.TiffFile(path) as file:
+    with open_tiff(path) as file:
         series = file.series[0]
         size = [series.shape[series.axes.index(axis)] for axis in 'YX']
         check_pixels(path, (*size, math.prod(series.shape) // max(1, math.prod(size))), config)
@@ -1552,7 +1586,7 @@ class TiffRows:
     def __init__(self, path, config):
         import tifffile                                                # only TIFF needs it
         self.path, self.config = path, config
-        self.page = page = tifffile.TiffFile(path).pages[0]
+        self.page = page = open_tiff(path).pages[0]
         weakref.finalize(self, page.parent.close)
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
         self.dtype = np.dtype(np.uint8 if page.dtype == np.uint8 else np.float32)      # as convert_pixels gives it
@@ -1772,13 +1806,15 @@ def explain_values(values, raw, plain, special, total):
         if 1 < len(main) <= 64:
             lines.append('if these colours are the classes and others are noise around them type mask_values='
                          + suggest({code: number for number, code in enumerate(sorted(main))}))
-    elif colours or len(plain) > 2:
-        rare = {code for code in special if values[code] < 0.1 * total}    # a void label seldom covers more
-        classes = sorted(values.keys() - rare)
-        table = {code: number for number, code in enumerate(classes)} | dict.fromkeys(rare, IGNORE)
-        what = 'colours' if colours else 'values'
-        lines += [f'if these {what} are the classes type mask_values={suggest(table)}',
-                  '(255 after a colon means ignored; reorder as you like)']
+    elif colours or len(values) > 2:
+        table = {code: number for number, code in enumerate(sorted(values))}
+        void = {code: number for number, code in enumerate(plain)} | dict.fromkeys(special, IGNORE)
+        said = [f'if these {"colours" if colours else "values"} are the classes type mask_values={suggest(table)}']
+        if special and len(plain) > 1:
+            rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
+            said.insert(not rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored type '
+                                  f'mask_values={suggest(void)}')
+        lines += [*said, '(255 after a colon means ignored; reorder as you like)']
     if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
         lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
@@ -1954,6 +1990,11 @@ def inspect_data(config, decode=False):
     notes = [*pairs.notes, *differing_palettes(records)]
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
+    seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
+    falling = all(a >= b for a, b in itertools.pairwise(seen_in)) and len(seen_in) > 4 and seen_in[-1] < seen_in[0] / 2
+    if coding.num_classes > 5 and config['num_classes'] == 'auto' and config['mask_values'] is None and falling:
+        notes.append('each higher number occurs in fewer masks: if these are ids of objects, not classes, '
+                     'type mask_values=nonzero')
     if coding.num_classes == 2 and shares[1] > 0.9:
         turned = {as_grey(code): {0: 1, 1: 0}.get(coding.table[code], IGNORE) for code in values} \
             if coding.table is not None else f"'<{coding.threshold + 1}'"
@@ -3781,7 +3822,8 @@ def find_resume(config):
     for folder in folders[:1]:
         if any((folder / name).exists() for name in CHECKPOINTS) and (folder / 'config.py').is_file():
             epoch = load_last(folder)[0].get('epoch')                  # what is no number is told later
-            if not isinstance(epoch, int) or epoch < load_preset(folder / 'config.py')['num_epochs']:
+            named = config['run_dir'] != 'auto'                        # then a finished one is simply done
+            if named or not isinstance(epoch, int) or epoch < load_preset(folder / 'config.py')['num_epochs']:
                 return folder
     return None
 
@@ -3798,6 +3840,8 @@ def resume_config(folder, overrides):
     saved = load_preset(folder / 'config.py')
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
     config, _, notes = resolve_config(None, overrides, base=base)
+    if isinstance(config['image_size'], int):
+        config['image_size'] = [config['image_size']] * 2
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and k in overrides_of(overrides)]
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
@@ -4369,6 +4413,9 @@ def resolve_overrides(overrides):
     config, _, _ = resolve_config(None, overrides)
     if isinstance(config['image_size'], int):
         config['image_size'] = [config['image_size']] * 2
+    fixed = overrides_of(overrides) & {'architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes'}
+    if fixed:
+        raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     return {key: config[key] for key in overrides_of(overrides) if config[key] != 'auto' or key == 'device'}
 
 
@@ -4550,8 +4597,8 @@ def list_inputs(inputs, output):
 
 def refuse_overwriting(files, output):
     """A mask must not take the place of the image that it is made of."""
-    if output.exists() and not output.is_dir():
-        raise UserError(f'-o {output}: is a file; name a folder', 'nothing to predict')
+    if output.exists() and not output.is_dir() or output.suffix.lower() in SUFFIXES and not output.exists():
+        raise UserError(f'-o {output}: name a folder; masks get the names of their images', 'nothing to predict')
     real = os.path.realpath
     lost = [path for path, target in files if real(path) in (real(target), real(target.with_suffix('.tif')))]
     if lost:

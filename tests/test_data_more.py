@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_data_more.py
 """
+import contextlib
 import csv
 import json
 import logging
@@ -762,3 +763,73 @@ def test_noise_around_colours_goes_to_the_nearest(tmp_path):
     assert sorted(order) == [0, 1, 2]
     for stem, mask in exact.items():
         assert (found[stem] == np.array(order)[mask]).mean() > 0.97
+
+
+def test_photographs_are_never_offered_as_masks_of_each_other(tmp_path):
+    """A folder of photographs alone, whose names differ in a digit."""
+    fill(tmp_path / 'set', [f'train/p{n:03}.jpg' for n in range(30)], [])
+    assert not typed_lines(ask(tmp_path / 'set'))
+
+
+@pytest.mark.parametrize('split', [('TR', 'TE'), ('train', 'test')])
+def test_images_of_training_are_never_offered_with_masks_of_the_test(tmp_path, split):
+    """DUTS: DUTS-TR/DUTS-TR-Image, DUTS-TE/DUTS-TE-Mask; the same names in both."""
+    for s in split:
+        fill(tmp_path / 'set', [f'{s}/{s}-photo/{n}.jpg' for n in range(9)],
+             [f'{s}/{s}-{kind}/{n}.png' for n in range(9) for kind in ('truth', 'edges')])
+    with contextlib.suppress(DataError):
+        inspect(tmp_path / 'set')
+        return
+    for line in typed_lines(ask(tmp_path / 'set')):
+        for image, mask in partners(inspect(tmp_path / 'set', **typed(line))[1], tmp_path / 'set').items():
+            assert image.split('/')[0] == mask.split('/')[0]
+
+
+def test_overlays_are_not_offered_as_images(tmp_path):
+    """They show the truth."""
+    fill(tmp_path / 'set', [f'{n}.png' for n in range(9)], [f'{n}_gt.png' for n in range(9)])
+    fill(tmp_path / 'set', [f'{n}_overlay.png' for n in range(9)], [])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines and not [line for line in lines if 'overlay' in line.split(' mask')[0]]
+
+
+def test_three_grey_levels_are_offered_as_classes(tmp_path):
+    """Disc and cup: 0, 128, 255; 255 may be void or a class, so both lines are there."""
+    folder, place = coded_set(tmp_path / 'set', [0, 128, 255])
+    lines = [line.split(' type ')[1] for line in ask(folder).problems if ' type mask_values="{0' in line]
+    assert lines == ['mask_values="{0: 0, 128: 1, 255: 2}"', 'mask_values="{0: 0, 128: 1, 255: 255}"']
+    config, data = inspect(folder, **typed(lines[0]))
+    assert (mask_of(data, config, '1') == place).all()
+
+
+def test_ids_that_could_be_classes_are_suspected(tmp_path):
+    """0 to n in each mask, with few different n: taken as classes, but said."""
+    for n in range(12):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((16, 16, 3)))
+        save(tmp_path / f'set/masks/{n}.png', np.resize([*range([4, 6, 8][n % 3])], 16)[:, None].repeat(16, 1))
+    _, data = inspect(tmp_path / 'set')
+    assert data.coding.num_classes == 8 and [note for note in data.notes if 'mask_values=nonzero' in note]
+
+
+def test_splits_in_folder_names_such_as_traincrop(tmp_path):
+    """Crack500 and DeepCrack."""
+    for split in ('train', 'val', 'test'):
+        fill(tmp_path / 'a', [f'{split}crop/{split}{n}.jpg' for n in range(3)],
+             [f'{split}crop/{split}{n}.png' for n in range(3)])
+        fill(tmp_path / 'b', [f'{split}_img/{split}{n}.jpg' for n in range(3)],
+             [f'{split}_lab/{split}{n}.png' for n in range(3)])
+    for name in 'ab':
+        _, data = inspect(tmp_path / name)
+        assert [len(data.pairs.rows(s)) for s in train_unet.SPLITS] == [3, 3, 3]
+
+
+def test_frames_with_annotations_are_images(tmp_path):
+    """RUGD."""
+    fill(tmp_path / 'set', [f'RUGD_frames-with-annotations/park/{n}.png' for n in range(4)],
+         [f'RUGD_annotations/park/{n}.png' for n in range(4)])
+    assert len(inspect(tmp_path / 'set')[1].pairs.images) == 4
+
+
+def test_an_empty_file_is_called_empty(small_set):
+    (small_set / 'images/003.png').write_bytes(b'')
+    assert 'images/003.png: cannot be read: ValueError: is empty' in str(ask(small_set))

@@ -461,7 +461,8 @@ def test_predict_never_writes_over_the_images(two, tmp_path, monkeypatch, capsys
     assert train_unet.main(['predict', str(two[0]), 'photo.png', '-o', '.']) == 2
     assert 'would be overwritten' in capsys.readouterr().err and Path('photo.png').read_bytes() == before
     assert train_unet.main(['predict', str(two[0]), 'photo.png', '-o', 'photo.png']) == 2
-    assert 'is a file; name a folder' in capsys.readouterr().err
+    assert 'name a folder' in capsys.readouterr().err
+    assert train_unet.main(['predict', str(two[0]), 'photo.png', '-o', 'out/one.png']) == 2 and not Path('out').exists()
 
 
 def test_masks_of_an_earlier_time_are_no_images(two, tmp_path, monkeypatch):
@@ -488,7 +489,7 @@ def test_colours_are_greyed_alike_as_arrays_and_as_pictures(tmp_path):
     """in_channels=1: the weights are those of Pillow, the type stays."""
     colours = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
     config = {**train_unet.CONFIG, 'in_channels': 1, 'image_dtype': 'uint8'}
-    as_array, as_picture = train_unet.as_image(colours, config), train_unet.as_image(PIL.Image.fromarray(colours), config)
+    as_array, as_picture = (train_unet.as_image(image, config) for image in (colours, PIL.Image.fromarray(colours)))
     assert as_array.dtype == np.uint8
     assert np.abs(as_array[..., 0].astype(int) - as_picture.reshape(16, 16)).max() <= 1
 
@@ -530,3 +531,9 @@ def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
     (tmp_path / 'taken').write_text('x')
     assert train_unet.main(['export', str(two[0]), '-o', str(tmp_path / 'taken' / 'model.onnx')]) == 2
     assert 'taken' in capsys.readouterr().err
+
+
+def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, capsys):
+    """More classes than it was trained for would only give zeros."""
+    assert train_unet.main(['evaluate', str(two[0]), f'data={two[1]}', 'num_classes=4']) == 2
+    assert 'num_classes: belongs to the trained network' in capsys.readouterr().err
