@@ -1270,7 +1270,7 @@ def folder_answers(files):
             general = [('*' if p.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', p)) for p in Path(part).parts]
             alike['/'.join(general)][part] += 1
     shapes, everywhere = {}, {folder for folders in alike.values() for folder in folders}
-    for general, folders in alike.items():
+    for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
         columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
         parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
                  for column in columns]                                # test/ may lack what train/ has
@@ -1297,7 +1297,7 @@ def pattern_answers(files):
     images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
                      [name for _, name in files] for other in ('mask', 'image'))
     seen = Counter()
-    for image in {images[0], images[len(images) // 2], images[-1]} if images else ():
+    for image in dict.fromkeys([images[0], images[len(images) // 2], images[-1]]) if images else ():
         stem, suffix = os.path.splitext(image)
         for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
             stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
@@ -1305,8 +1305,8 @@ def pattern_answers(files):
                 first, second = ('{stem}'.join(affixes[n:n + 2]) + end for n, end in ((0, suffix), (2, kind)))
                 seen[first, second] -= size
     for (first, second), _ in seen.most_common(12):
-        (one, end), (two, kind) = map(os.path.splitext, (first, second))
-        tells = kind != end or re.search('[^\\W\\d_]', two.replace('{stem}', ''))  # more than another number
+        (_, end), (name, kind) = map(os.path.splitext, (first, second))
+        tells = kind != end or re.search('[^\\W\\d_]', name.replace('{stem}', ''))  # more than another number
         if first != second and tells and not re.search(r'\d\{stem', first + second):
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
