@@ -1,0 +1,96 @@
+"""The step on a GPU, without one: fake CUDA tensors know devices, shapes and dtypes, but hold no numbers.
+
+Whatever mixes devices raises, and so does whatever waits for a number (.item(), if, float()).
+Run: python -m pytest tests/test_gpu.py
+"""
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import train_unet as tu
+
+GPU = torch.device('cuda:0')
+TINY = {**tu.CONFIG, 'encoder': 'resnet18', 'decoder_channels': [16, 12, 8, 8, 8], 'num_classes': 3,
+        'image_size': [64, 64], 'image_dtype': 'uint8', 'mean': [120.0] * 3, 'std': [60.0] * 3,
+        'learning_rate': 1e-3, 'ema_decay': 0.99}
+CASES = [{}, {'num_classes': 2}, {'class_weights': [1.0, 2.0, 3.0]}, {'loss': 'focal+dice'},
+         {'size_policy': 'crop'}, {'activation_checkpointing': True}, {'architecture': 'Segformer'},
+         {'ema_decay': None, 'grad_clip': None}]
+
+
+def moved(model):
+    """The model on the GPU: fake parameters cannot be exchanged in place, as .to() does."""
+    for module in model.modules():
+        for name, value in list(module._parameters.items()):
+            if value is not None:
+                fake = torch.empty(value.shape, dtype=value.dtype, device=GPU)
+                module._parameters[name] = nn.Parameter(fake, requires_grad=value.requires_grad)
+        for name, value in list(module._buffers.items()):
+            if value is not None:
+                module._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=GPU)
+    return model
+
+
+class Heard(list):
+    """A list that also takes the model whose gradients backward makes."""
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """A fake GPU -> the list of what waited for it."""
+    heard = Heard()
+
+    def backward(loss):
+        """Gradients by hand: the real engine asks the driver for its streams."""
+        assert loss.device == GPU and loss.dtype == torch.float32
+        for parameter in backward.model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+
+    def watched(name, real, answer):
+        """A method that waits where the tensor is on the GPU."""
+        def method(tensor, *rest, **named):
+            if tensor.device != GPU:
+                return real(tensor, *rest, **named)
+            heard.append(name)
+            return answer
+        monkeypatch.setattr(torch.Tensor, name, method)
+
+    for name, answer in (('item', False), ('tolist', []), ('cpu', None), ('numpy', None)):
+        watched(name, getattr(torch.Tensor, name), answer)
+    monkeypatch.setattr(torch.Tensor, 'backward', backward)
+    monkeypatch.setattr(torch.cuda, 'get_rng_state', lambda *_: None)
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda *_: True)        # or autocast switches itself off
+    monkeypatch.setattr(torch.cuda.amp.common, 'amp_definitely_not_available', lambda: False)
+    heard.use = lambda model: setattr(backward, 'model', model)
+    return heard
+
+
+@pytest.mark.parametrize('dtype, changes', [('float32', {}), *(('bfloat16', case) for case in CASES)], ids=str)
+def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, waits):
+    config = {**TINY, **changes}
+    with FakeTensorMode():
+        model, average = moved(tu.build_model(config)), moved(tu.build_model(config)).requires_grad_(False)
+        average = average if config['ema_decay'] else None
+        state = tu.TrainState(model, tu.build_optimizer(model, config, GPU),
+                              tu.build_scaler(dtype, config, GPU), average, dtype, batch_size=4)
+        waits.use(model)
+        loss_fn = tu.SegmentationLoss(config, tu.build_class_weights(config, None))
+        batch = {'image': torch.zeros(4, 3, 64, 64, dtype=torch.uint8),
+                 'mask': torch.zeros(4, 64, 64, dtype=torch.uint8), 'index': torch.arange(4)}
+        for step in range(3):
+            result = tu.guarded_step(state, [batch, batch], loss_fn, config)
+            assert waits == ['item'], step           # once, before the optimizer has any state
+            assert {t.device for t in (result.loss, result.norm, result.counts, result.bad)} == {GPU}
+        assert {value.device for value in [*state.totals.values(), *state.bad.values()]} == {GPU}
+        count, side = (4, 64) if config['size_policy'] == 'resize' else (1, 160)
+        batch = {'image': torch.zeros(count, 3, side, side, dtype=torch.uint8),
+                 'mask': torch.zeros(count, side, side, dtype=torch.uint8),
+                 'full_mask': [torch.zeros(90, 110, dtype=torch.uint8)] * count}
+        if count == 1:
+            batch['full_mask'] = [torch.zeros(side, side, dtype=torch.uint8)]
+        state.evaluated.eval()
+        with torch.no_grad():
+            forward = tu.under_autocast(state.evaluated, dtype)
+            losses, counts = tu.evaluate_batch(loss_fn, forward, tu.to_device(batch, GPU))
+        assert losses.device == counts.device == GPU and waits == ['item']
