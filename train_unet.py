@@ -678,7 +678,8 @@ def join_processes(config):
         device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group('nccl' if device.type == 'cuda' else 'gloo', timeout=datetime.timedelta(hours=1))
+        backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'        # what is agreed on waits for no GPU
+        dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
     return device
 
 
@@ -720,6 +721,12 @@ def detect_hardware(device):
     if device.type == 'mps':
         return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=torch.mps.recommended_max_memory())
     return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
+
+
+def num_cores():
+    """CPU cores for this process: those it may run on, shared with the others that torchrun started here."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return max(1, allowed // int(os.environ.get('LOCAL_WORLD_SIZE', 1)))
 
 
 def free_memory():
@@ -1946,7 +1953,7 @@ def scan(pairs, config, decode=False):
 
     count = len(pairs.images)
     chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, num_cores())) as pool:
         parts = pool.map(lambda rows: [record(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
     records = [record for _, _, record in found]
@@ -2484,8 +2491,8 @@ def settle(config, hardware, data, is_demo):
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
-    decide('num_workers', 0 if on_cpu else min(8, max(1, (os.cpu_count() or 2) - 1)),
-           'the CPU is busy training' if on_cpu else 'one per core, at most 8')
+    decide('num_workers', 0 if on_cpu else min(8, max(1, num_cores() - 1)),
+           'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8')
     size = SharedCache.size(count, (*config['image_size'], config['in_channels']), config['image_dtype'])
     size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
     fits = config['size_policy'] == 'resize' and size < free_memory() / 4

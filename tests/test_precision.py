@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_precision.py
 """
 import itertools
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -328,3 +329,12 @@ def test_tf32_on_older_torch_uses_the_old_flags(monkeypatch, setting, allowed):
         set_float32_matmul_precision=asked.append))
     apply_tf32(setting)
     assert (asked, cudnn.allow_tf32) == ([setting], allowed)
+
+
+@pytest.mark.parametrize('allowed, processes, cores', [(16, None, 16), (16, '4', 4), (2, '8', 1)])
+def test_processes_on_one_machine_share_the_cores_they_may_run_on(monkeypatch, allowed, processes, cores):
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(allowed)), raising=False)
+    monkeypatch.delenv('LOCAL_WORLD_SIZE', raising=False)
+    if processes:
+        monkeypatch.setenv('LOCAL_WORLD_SIZE', processes)
+    assert train_unet.num_cores() == cores
