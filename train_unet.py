@@ -2945,18 +2945,17 @@ def update_average(average, model, decay, step, good):
     Early on the decay is (1 + step) / (10 + step), as in TensorFlow's ExponentialMovingAverage.
     """
     decay = min(decay, (1 + step) / (10 + step))
-    pairs = [(a, m.detach()) for a, m in zip(average.state_dict().values(), model.state_dict().values())]
-    floats = [pair for pair in pairs if pair[0].is_floating_point()]
-    averaged, current, weight = [a for a, _ in floats], [m for _, m in floats], good * (1 - decay)
+    tensors = lambda module, floats: [t.data for t in itertools.chain(module.parameters(), module.buffers())
+                                      if t.is_floating_point() == floats]
+    averaged, current, weight = tensors(average, True), tensors(model, True), good * (1 - decay)
     if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
         moves = torch._foreach_sub(current, averaged)
         torch._foreach_mul_(moves, weight)
         torch._foreach_add_(averaged, moves)
-    for a, m in pairs:
-        if not a.is_floating_point():
-            a.copy_(m)
+    if counters := tensors(average, False):
+        torch._foreach_copy_(counters, tensors(model, False))
 
 
 # ===== checkpoints ====================================================================
@@ -3236,24 +3235,30 @@ class Snapshot:
     """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
 
     def __init__(self, model):
-        self.buffers = list(model.buffers())
-        self.kept = [buffer.clone() for buffer in self.buffers]
+        self.groups = list(grouped(model.buffers(), lambda buffer: buffer.dtype).values())
+        self.kept = [flat(buffers) for buffers in self.groups]
         self.random = torch.get_rng_state()
         self.device = next(model.parameters()).device
         self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
 
     def put_back(self):
         """Everything as it was, for a replay."""
-        for buffer, kept in zip(self.buffers, self.kept):
-            buffer.data.copy_(kept)
+        self.put_back_where(torch.tensor(True, device=self.device))
         torch.set_rng_state(self.random)
         if self.device_random is not None:
             torch.cuda.set_rng_state(self.device_random, self.device)
 
     def put_back_where(self, bad):
         """Buffers as they were if `bad`, decided on the device."""
-        for buffer, kept in zip(self.buffers, self.kept):
-            buffer.data.copy_(torch.where(bad, kept, buffer))
+        for buffers, kept in zip(self.groups, self.kept):
+            parts = torch.where(bad, kept, flat(buffers)).split([buffer.numel() for buffer in buffers])
+            torch._foreach_copy_([buffer.data for buffer in buffers],
+                                 [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
+
+
+def flat(tensors):
+    """Their values as one tensor (N,): a network has hundreds of small buffers, and every kernel takes its time."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def commit(state, result, before, config):
