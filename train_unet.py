@@ -100,7 +100,8 @@ CONFIG = {
     'image_size': 'auto',         # pixels: 512, or [height, width]; 'auto' follows the images, at most 512 (CPU: 256)
     'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
                                   # 'pad' to image_size without scaling
-    'augment': 'default',         # 'none', 'default', 'strong', or an albumentations file (A.to_dict as JSON or YAML)
+    'augment': 'default',         # 'none', 'default' (mirror images; in long runs turned, scaled and brightened too),
+                                  # 'strong', or an albumentations file (A.to_dict as JSON or YAML)
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': of the training images,
     'std': 'auto',                # or ImageNet's under ImageNet weights
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
@@ -116,7 +117,7 @@ CONFIG = {
     'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
 
     # --- training ---
-    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, between 20 and 200 epochs
+    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps (CPU: 1,000), 20 to 200 epochs
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
@@ -125,7 +126,8 @@ CONFIG = {
     'momentum': 0.9,              # of SGD
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
-    'loss': 'ce+dice',            # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'; always one value per image
+    'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
+                                  # 'ce+dice' for two classes, 'dice' for more, which serves the rare ones
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
     'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run
     'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
@@ -174,7 +176,7 @@ CHOICES = {
     'architecture': ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus',
                      'UPerNet', 'Segformer', 'DPT'),
     'size_policy': ('resize', 'crop', 'pad'),
-    'loss': ('ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
+    'loss': ('auto', 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
     'amp_dtype': ('auto', 'bfloat16', 'float16'),
     'tf32_matmul_precision': ('highest', 'high', 'medium'),
     'image_dtype': ('auto', 'uint8', 'float32'),
@@ -859,15 +861,15 @@ def seed_everything(seed):
 
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
-SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'val': 'val', 'valid': 'val', 'dev': 'val',
-               'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test'}
+SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'trainval': 'train', 'val': 'val', 'valid': 'val',
+               'dev': 'val', 'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test', 'te': 'test'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
-DERIVED_WORDS = set('overlay overlays vis viz visual visualization blend preview compare comparison fov roi '
-                    'panoptic'.split())
+DERIVED_WORDS = set('overlay overlays vis viz visual visualization blend preview compare comparison fov roi panoptic '
+                    'instance instances instanceids object color colour edge edges gray invgray depth dsm'.split())
 PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
@@ -1089,9 +1091,34 @@ def affix_rules(images, masks):
             said = ' and '.join(f'{side} {a}...{b}' for side, (a, b) in
                                 zip(('images', 'masks'), (affixes[:2], affixes[2:])) if a or b)
             yield f'stems without affixes ({said})', between(*affixes[:2]), between(*affixes[2:])
+    yield from word_rules(images[len(images) // 2].stem.casefold(), stems)
     for which, position in (('last', -1), ('first', 0)):
         number = lambda stem, position=position: str(int((re.findall(r'\d+', stem) or ['-1'])[position]))
         yield f'the {which} number in the stem', number, number
+
+
+def word_rules(image, masks):
+    """Rules by which a stem and a mask's differ in one word inside: tile_sat_01 and tile_mask_01."""
+    tokens, seen = re.compile(r'[a-z]+_?|\d+|\W|_').findall, set()
+    digits = max(re.findall(r'\d+', image) or [''], key=len)
+    for mask in difflib.get_close_matches(image, [stem for stem in masks if digits in stem][:200], 8, 0.4):
+        parts = tokens(image), tokens(mask)
+        changes = [change[1:] for change in difflib.SequenceMatcher(None, *parts, autojunk=False).get_opcodes()
+                   if change[0] != 'equal']
+        if len(changes) != 1:
+            continue
+        a, b, c, d = changes[0]
+        words = ''.join(parts[0][a:b]), ''.join(parts[1][c:d])
+        said = f'stems without {words[0]!r} and {words[1]!r}'
+        if said not in seen and not re.search(r'\d', ''.join(words)):
+            seen.add(said)
+            yield said, *(functools.partial(without_word, word) for word in words)
+
+
+def without_word(word, stem):
+    """The stem without the first place of a word; None if the word is not in it."""
+    before, found, after = stem.partition(word) if word else (stem, True, '')
+    return before + after if found else None
 
 
 def grouped(items, key):
@@ -1213,16 +1240,18 @@ def pair_files(config, root, files):
                          *shorten(notes, 5), 'expected folders such as images/ and masks/'])
     refuse_kinds(images, masks)
     pairs, rule, *left = unite_folders(images, masks) or match_pairs(images, masks)
-    notes += refuse_unpaired(pairs, *left, config)
+    notes += refuse_unpaired(pairs, *left, config, rule)
     if not pairs:
         raise DataError(f'{root}: no image has a mask')
+    if any(image.path == mask.path for image, mask in pairs):
+        raise DataError(f'{pairs[0][0].path}: would be an image and its mask at once')
     return pairs, rule, notes
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     files = [file for file in files if os.path.splitext(file[1])[1].lower() in SUFFIXES and file[1][0] != '.']
-    works, deadline = {}, time.monotonic() + seconds
+    works, deadline, appearance_of = {}, time.monotonic() + seconds, functools.cache(lambda p: appearance(p, config))
     folders, patterns = folder_answers(files), pattern_answers(files)
     for settings in [{}, *itertools.chain.from_iterable(itertools.zip_longest(patterns, folders))]:
         for skip in (False, True) if settings is not None else ():
@@ -1231,23 +1260,47 @@ def lines_that_pair(config, root, files, seconds=10.0):
                 continue
             try:
                 pairs, *_ = pair_files({**config, **tried}, root, files)
+                choose_splits([image for image, _ in pairs], config)
             except DataError as error:
                 if 'several files share one stem' in str(error):       # to skip what is left over mends nothing
                     break
             else:
                 line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-                works[line] = len(pairs), (likelihood(settings), not skip)
+                chosen = [[appearance_of(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
+                looks = sum(suit(*pair) for pair in chosen) / 3
+                if looks > -2 and (not skip or not settings or 10 * len(pairs) >= len(files)):     # else a chance
+                    works[line] = len(pairs), (likelihood(settings) + looks, not skip)
                 break
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
+    best = max((works[line][1] for line in lines), default=None)
+    lines = [line for line in lines if works[line][1][0] > best[0] - 2]
     most = max((works[line][0] for line in lines), default=0)
-    lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)
-             and (works[line][0] * 10 >= len(files) or line == 'skip_unpaired=True')]        # else a chance
+    lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
     best = max((works[line][1] for line in lines), default=None)
     lines = sorted((line for line in lines if works[line][1] == best), key=lambda line: (-works[line][0], len(line)))
     return [*['type one of these, each tried on your files:'][:len(lines)],
             *(f'    {line}   ({works[line][0]} pairs)' for line in lines[:6]),
             'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
+
+
+def appearance(path, config):
+    """What a file looks like -> (its size (H, W), whether it may be a photograph, a mask, a mask of one value)."""
+    try:
+        codes = read_mask(path, config)
+    except DataError:                                                  # fractions, many bands
+        with contextlib.suppress(DataError):
+            return read_array(path, config).shape[:2], True, False, False
+        return None
+    counts = np.sort(np.unique(codes, return_counts=True)[1])[::-1]
+    return codes.shape, counts[:16].sum() < 0.9 * codes.size, counts[:64].sum() > 0.7 * codes.size, len(counts) == 1
+
+
+def suit(image, mask):
+    """0 if two appearances are those of an image and its mask, down to -4 where they are not."""
+    if image is None or mask is None or image[0] != mask[0]:
+        return -3
+    return -2 * (not mask[2]) - mask[3] - (not image[1])
 
 
 def likelihood(settings):
@@ -1270,12 +1323,22 @@ def likelihood(settings):
 
 
 def folder_answers(files):
-    """images= and masks= for any two folders; * for numbers and splits where several folders differ in them."""
-    shared, alike = shared_folder(files), defaultdict(Counter)         # the folder with all numbers as * -> folders
+    """images= and masks= for any two folders; * for numbers, splits, and what holds the same folders as its brothers.
+    """
+    shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
+    ways = {folder: [*itertools.accumulate(Path(folder).parts, os.path.join)] for folder in set(next(zip(*files), ()))}
+    for path in itertools.chain.from_iterable(ways.values()):
+        inner[os.path.dirname(path)].add(os.path.basename(path))
+    brothers = Counter((os.path.dirname(path), frozenset(names)) for path, names in inner.items())
     for folder, _ in files:
-        for part in itertools.accumulate(Path(folder).parts, os.path.join):
-            general = [('*' if p.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', p)) for p in Path(part).parts]
-            alike['/'.join(general)][part] += 1
+        plain, merged = [], []                                         # the folder with * in it -> folders
+        for part in ways[folder]:
+            name = os.path.basename(part)
+            plain.append('*' if name.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', name))
+            has_brothers = brothers[os.path.dirname(part), frozenset(inner.get(part, ()))] > 2
+            merged.append('*' if has_brothers else plain[-1])
+            for form in {'/'.join(plain), '/'.join(merged)}:
+                alike[form][part] += 1
     shapes, everywhere = {}, {folder for folders in alike.values() for folder in folders}
     for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
         columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
@@ -1319,7 +1382,7 @@ def pattern_answers(files):
             yield {'image_pattern': first, 'mask_pattern': second}
 
 
-def refuse_unpaired(pairs, images, masks, clashes, config):
+def refuse_unpaired(pairs, images, masks, clashes, config, rule):
     """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images]
@@ -1328,7 +1391,8 @@ def refuse_unpaired(pairs, images, masks, clashes, config):
         return []
     folders = {f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind}
     two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders    # S1/ and S2/
-    if config['skip_unpaired'] and not problems and not two_kinds:
+    by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
+    if config['skip_unpaired'] and not problems and not two_kinds and not by_chance:
         return [f'skipped {len(lonely)} files without a partner']
     raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found'], 'images and masks do not pair')
 
@@ -1338,8 +1402,10 @@ def choose_splits(images, config):
     without validation, are split by a seeded draw of groups."""
     train, val = SPLITS.index('train'), SPLITS.index('val')
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
-    if val in splits and -1 not in splits:
+    if val in splits and train in splits and -1 not in splits:
         return splits
+    if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
+        splits[:] = -1
     if config['val_fraction'] == 0:
         return np.where(splits < 0, train, splits)
     pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
@@ -1512,18 +1578,35 @@ def check_compressed(path, most):
 
 
 def read_mat(path, config, as_mask):
-    """The only matrix of a MATLAB file."""
+    """The only matrix of a MATLAB file, or the only one whose name is that of a mask."""
     import scipy.io                                                    # only .mat needs it
     check_compressed(path, 8 * config['max_image_pixels'])             # doubles
     try:
         content = scipy.io.loadmat(path)
     except scipy.io.matlab.MatReadError as error:
         raise ValueError(str(error)) from None
-    arrays = [v for v in content.values() if isinstance(v, np.ndarray) and v.ndim >= 2
-              and v.dtype.kind in 'biuf' and min(v.shape[:2]) > 1]
+    arrays = [pair for key, value in content.items() for pair in matrices(value, key)]
+    if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
+        arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
-        raise ValueError(f'holds {len(arrays)} matrices; expected one')
-    return arrays[0]
+        raise ValueError(f'holds {len(arrays)} matrices; expected one' + ': ' * bool(arrays)
+                         + ', '.join(name for name, _ in arrays[:6]))
+    return arrays[0][1]
+
+
+def matrices(value, name):
+    """Every numeric matrix in what scipy reads of a MATLAB variable, structs and cells included: (name, array)."""
+    if not isinstance(value, np.ndarray):
+        return
+    if value.dtype.names:
+        for field in value.dtype.names:
+            for part in value[field].flat:
+                yield from matrices(part, field)
+    elif value.dtype == object:
+        for part in value.flat:
+            yield from matrices(part, name)
+    elif value.ndim >= 2 and value.dtype.kind in 'biuf' and min(value.shape[:2]) > 1:
+        yield name, value
 
 
 READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': lambda *how: np.array(open_npy(*how)),
@@ -1819,8 +1902,10 @@ def explain_values(values, raw, plain, special, total):
         said = [f'if these {"colours" if colours else "values"} are the classes type mask_values={suggest(table)}']
         if special and len(plain) > 1:
             rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
-            said.insert(not rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored type '
-                                  f'mask_values={suggest(void)}')
+            steps = np.diff(sorted(values))                            # 0, 64, 128, 191, 255 are a scale
+            is_scale = bool(steps.min() > 1 and np.ptp(steps) <= 2)
+            said.insert(is_scale or not rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored '
+                                              f'type mask_values={suggest(void)}')
         lines += [*said, '(255 after a colon means ignored; reorder as you like)']
     if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
         lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
@@ -1977,8 +2062,8 @@ def inspect_data(config, decode=False):
     pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule,
                   pairs.notes + shorten(left_out))
     records = [record for record in records if 'problem' not in record]
-    if not len(pairs.rows('train')) or not len(pairs.rows('val')):
-        raise DataError([f'{config["data"]}: there are no training images left', *pairs.notes][:12])
+    if not len(pairs.images):
+        raise DataError([f'{config["data"]}: there are no images left', *pairs.notes][:12])
     values, in_train, tops = defaultdict(lambda: [0, 0]), Counter(), []
     for split, record in zip(pairs.splits, records):
         codes = {int(code): pixels for code, pixels in record['codes'].items()}
@@ -1990,6 +2075,7 @@ def inspect_data(config, decode=False):
     refuse_mixture([record['codes'].keys() for record in records], config)
     plain = [top for top in tops if top >= 0]
     counts_up = len(plain) > 0.7 * len(tops) and len(set(plain)) > 3 and max(plain) > 3
+    counts_up |= len(values) > 10 and all(record['mask'].startswith('I') for record in records)    # 16 bits
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
     shares = np.zeros(256)
     np.add.at(shares, coding.encode(np.array([[*in_train]], int))[0], [*in_train.values()])
@@ -1999,9 +2085,11 @@ def inspect_data(config, decode=False):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
     falling = all(a >= b for a, b in itertools.pairwise(seen_in)) and len(seen_in) > 4 and seen_in[-1] < seen_in[0] / 2
-    if coding.num_classes > 5 and config['num_classes'] == 'auto' and config['mask_values'] is None and falling:
-        notes.append('each higher number occurs in fewer masks: if these are ids of objects, not classes, '
-                     'type mask_values=nonzero')
+    few = coding.num_classes > 20 and 3 * np.median([len(record['codes']) for record in records]) < coding.num_classes
+    guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
+    if guessed and (falling or few):
+        notes.append(('each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers')
+                     + ': if these are ids of objects, not classes, type mask_values=nonzero')
     if coding.num_classes == 2 and shares[1] > 0.9:
         turned = {as_grey(code): {0: 1, 1: 0}.get(coding.table[code], IGNORE) for code in values} \
             if coding.table is not None else f"'<{coding.threshold + 1}'"
@@ -2125,7 +2213,9 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 def build_augmentation(config, is_uint8):
     """The albumentations pipeline of one training sample, after resizing or cropping. None: nothing to do.
 
-    Raises ConfigError for a file that is no saved pipeline.
+    Strangeness slows learning and prevents learning by heart: by default an image that is seen 12 times is changed
+    beyond a mirror image with a chance of 1 in 10, one seen 60 times or more with 1 in 2. Raises ConfigError for a
+    file that is no saved pipeline.
     """
     wish = config['augment']
     if wish == 'none':
@@ -2135,16 +2225,17 @@ def build_augmentation(config, is_uint8):
         return load_augmentation(wish, shape, np.uint8 if is_uint8 else np.float32)
     border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
     height, width = config['image_size']
-    strong = wish == 'strong'
+    strong, chance = wish == 'strong', min(0.5, config['num_epochs'] / 120)
     steps = [A.HorizontalFlip(p=0.5)]
     if strong:
         steps += [A.D4(p=1)] if height == width else [A.VerticalFlip(p=0.5)]
     steps.append(A.Affine(scale=(0.7, 1.4) if strong else (0.85, 1.2), rotate=(-30, 30) if strong else (-15, 15),
-                          translate_percent=(-0.06, 0.06), p=0.8 if strong else 0.5, **border))
+                          translate_percent=(-0.06, 0.06), p=0.8 if strong else chance, **border))
     if strong:
         steps.append(A.ElasticTransform(alpha=60, sigma=8, p=0.3, **border))
     if is_uint8:                                                       # other depths have no known range to jitter in
-        steps.append(A.RandomBrightnessContrast(0.3 if strong else 0.2, 0.3 if strong else 0.2, p=0.5))
+        limit = 0.3 if strong else 0.2
+        steps.append(A.RandomBrightnessContrast(limit, limit, p=0.5 if strong else chance))
         if strong:
             steps += [A.RandomGamma((70, 140), p=0.3), A.GaussianBlur(p=0.15), A.GaussNoise(p=0.2)]
     return A.Compose(steps)
@@ -2486,8 +2577,10 @@ def settle(config, hardware, data, is_demo):
            'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
-    epochs = 10 if is_demo else min(200, max(20, round(4000 * effective / count)))
-    decide('num_epochs', epochs, 'enough for the demo' if is_demo else 'about 4,000 steps')
+    steps = 1000 if on_cpu else 4000
+    epochs = 10 if is_demo else min(200, max(20, round(steps * effective / count)))
+    decide('num_epochs', epochs, 'enough for the demo' if is_demo else f'about {steps:,} steps, 20 to 200 epochs')
+    decide('loss', usual_loss(config), f'the usual one for {wanted} classes')
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
@@ -2508,6 +2601,12 @@ def usual_rate(config):
     rate = min(2e-3 * math.sqrt(effective / 8), 0.01) if adaptive else min(0.02 * effective / 8, 0.1)
     words = ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}'
     return float(f'{rate:.2g}'), words
+
+
+def usual_loss(config):
+    """The kind of loss. Dice alone serves the mean over many classes best; class_weights weigh the cross-entropy."""
+    usual = 'ce+dice' if config['num_classes'] == 2 or config['class_weights'] is not None else 'dice'
+    return usual if config['loss'] == 'auto' else config['loss']
 
 
 def find_image_dtype(data):
@@ -2711,7 +2810,7 @@ class SegmentationLoss:
     """
 
     def __init__(self, config, class_weights=None):
-        self.kind, self.num_classes = config['loss'], config['num_classes']
+        self.kind, self.num_classes = usual_loss(config), config['num_classes']
         self.class_weights = class_weights
         self.tile = None if config['size_policy'] == 'resize' else config['image_size']
 
@@ -3895,6 +3994,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if is_demo:
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config, decode))
+    if not len(data.pairs.rows('train')) or not len(data.pairs.rows('val')):
+        raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
     if data.shares[1:].sum() == 0:
         raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
                          f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}; '

@@ -160,7 +160,7 @@ def test_refused(key, value, told):
     assert problem.startswith(f'{key}={value!r}') and told in problem
 
 
-@pytest.mark.parametrize('key', ['size_policy', 'loss', 'tf32_matmul_precision'])
+@pytest.mark.parametrize('key', ['size_policy', 'architecture', 'tf32_matmul_precision'])
 def test_auto_is_refused_where_it_is_no_choice(key):
     assert 'choose from' in problems_of(**{key: 'auto'})[0]
 

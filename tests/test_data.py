@@ -581,6 +581,9 @@ def samples(data, config, workers, epoch=0):
             for i, image, mask in zip(batch['index'], batch['image'], batch['mask'])}
 
 
+LONG = {'num_epochs': 100}         # a run in which the default changes every other image
+
+
 def differing(first, second):
     """How many images are not the same."""
     return sum(not torch.equal(first[i][0], second[i][0]) for i in first)
@@ -588,19 +591,19 @@ def differing(first, second):
 
 @pytest.mark.parametrize('augment', ['default', 'strong'])
 def test_augmentation_is_the_same_for_any_number_of_workers(small_set, augment):
-    data, config = dataset(small_set, augment=augment)
+    data, config = dataset(small_set, augment=augment, **LONG)
     alone, helped = samples(data, config, 0), samples(data, config, 2)
     assert differing(alone, helped) == 0
     assert all(torch.equal(alone[i][1], helped[i][1]) for i in alone)
 
 
 def test_augmentation_differs_between_epochs(small_set):
-    data, config = dataset(small_set)
+    data, config = dataset(small_set, **LONG)
     assert differing(samples(data, config, 0, 0), samples(data, config, 0, 1)) >= len(data) - 2
 
 
 def test_augmentation_differs_between_seeds(small_set):
-    data, config = dataset(small_set)
+    data, config = dataset(small_set, **LONG)
     first = samples(data, config, 0)
     data.config = config = {**config, 'seed': 1}
     assert differing(first, samples(data, config, 0)) >= len(data) - 2
@@ -611,13 +614,13 @@ def test_augmentation_differs_between_images(tmp_path):
     folder, place = coded_set(tmp_path / 'set', [0, 1], count=12)
     for path in (folder / 'images').iterdir():
         save(path, np.random.default_rng(0).integers(0, 255, (*place.shape, 3)))
-    data, config = dataset(folder)
+    data, config = dataset(folder, **LONG)
     assert len({image.numpy().tobytes() for image, _ in samples(data, config, 0).values()}) >= 7
 
 
 def test_transforms_are_drawn_independently(small_set):
     """Three coins leave one image in eight as it is; with one coin for all it would be half."""
-    data, config = dataset(small_set)
+    data, config = dataset(small_set, **LONG)
     same = []
     for index in range(len(data)):
         plain = torch.from_numpy(data.read_resized(index)[0]).permute(2, 0, 1)
@@ -633,7 +636,7 @@ def test_transforms_are_drawn_independently(small_set):
 def test_masks_hold_only_original_ids(tmp_path, augment, policy):
     """No class is made up between two others; what comes in from outside is ignored."""
     folder, _ = coded_set(tmp_path / 'set', [0, 5, 9], kind='P', count=8)
-    data, config = dataset(folder, augment=augment, size_policy=policy)
+    data, config = dataset(folder, augment=augment, size_policy=policy, **LONG)
     seen = set()
     for epoch in range(4):
         for _, mask in samples(data, config, 0, epoch).values():
@@ -648,7 +651,7 @@ def test_fill_is_ignored(tmp_path, augment):
     folder, _ = coded_set(tmp_path / 'set', [0] * 9 + [1], count=12)
     for path in (folder / 'images').iterdir():
         save(path, np.full((20, 16, 3), 200))
-    data, config = dataset(folder, augment=augment, image_dtype='float32')   # no change of colour
+    data, config = dataset(folder, augment=augment, image_dtype='float32', **LONG)   # no change of colour
     filled = 0
     for epoch in range(3):
         for image, mask in samples(data, config, 0, epoch).values():
@@ -677,7 +680,7 @@ def test_augmentation_of_any_bands(tmp_path, channels, dtype, augment):
         array = np.random.default_rng(0).integers(0, 255, (*place.shape, channels)).astype(dtype)
         save(path.with_suffix('.npy'), array)
         path.unlink()
-    data, config = dataset(folder, augment=augment, in_channels=channels)
+    data, config = dataset(folder, augment=augment, in_channels=channels, **LONG)
     for epoch in range(3):
         for image, _ in samples(data, config, 0, epoch).values():
             assert image.shape == (channels, 32, 32)
@@ -963,3 +966,22 @@ def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkey
     assert all(torch.equal(torch.as_tensor(kept[0][key]), torch.as_tensor(first[key])) for key in first)
     with pytest.raises(pytest.fail.Exception):
         fresh[0]
+
+
+@pytest.mark.parametrize('kind, count, epochs', [('cpu', 400, 20), ('cpu', 100, 80), ('cuda', 400, 80), ('cuda', 10, 200)])
+def test_usual_number_of_epochs(small_set, kind, count, epochs):
+    """About 1,000 steps on a CPU and 4,000 on a GPU, between 20 and 200 epochs."""
+    config, data = inspect(small_set)
+    data.pairs.images = np.repeat(data.pairs.images, -(-count // 9))[:count]
+    data.pairs.masks, data.pairs.splits = data.pairs.images, np.zeros(count, np.int8)
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
+    assert settled['num_epochs'] == epochs
+
+
+@pytest.mark.parametrize('augment, epochs, chances', [
+    ('default', 12, [0.5, 0.1, 0.1]), ('default', 60, [0.5, 0.5, 0.5]), ('default', 200, [0.5, 0.5, 0.5])])
+def test_augmentation_grows_with_the_run(augment, epochs, chances):
+    """Mirror images always, other changes the more often the more often an image is seen."""
+    config = {**train_unet.CONFIG, 'augment': augment, 'num_epochs': epochs, 'image_size': [32, 32]}
+    steps = train_unet.build_augmentation(config, True).transforms
+    assert [step.p for step in steps] == chances

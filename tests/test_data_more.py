@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import PIL.Image
 import pytest
+import scipy.io
 import tifffile
 import torch
 import yaml
@@ -231,12 +232,14 @@ def typed_lines(error):
 OFFERED = [
     ('two kinds of masks in splits', ['images/{s}/{n}.png', 'masks_a/{s}/{n}.png', 'masks_b/{s}/{n}.png'],
      ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']),
-    ('two kinds of masks in a folder', ['images/x{n}.png', 'masks/x{n}_color.png', 'masks/x{n}_ids.png'],
-     ['mask_pattern="{stem}_color.png"', 'mask_pattern="{stem}_ids.png"']),
+    ('two kinds of masks in a folder', ['images/x{n}.png', 'masks/x{n}_cell.png', 'masks/x{n}_core.png'],
+     ['mask_pattern="{stem}_cell.png"', 'mask_pattern="{stem}_core.png"']),
+    ('colours made of numbers', ['images/x{n}.png', 'masks/x{n}_color.png', 'masks/x{n}_ids.png'],
+     ['mask_pattern="{stem}_ids.png"']),
     ('Cityscapes', ['leftImg8bit/{s}/ulm/ulm_{n:06}_000019_leftImg8bit.png',
                     'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_labelIds.png',
                     'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_color.png'],
-     ['mask_pattern="{stem}gtFine_color.png"', 'mask_pattern="{stem}gtFine_labelIds.png"']),
+     ['mask_pattern="{stem}gtFine_labelIds.png"']),
     ('CHASE, two experts', ['Image_{n:02}L.jpg', 'Image_{n:02}L_1stHO.png', 'Image_{n:02}L_2ndHO.png'],
      ['image_pattern="{stem}.jpg" mask_pattern="{stem}_1stHO.png"',
       'image_pattern="{stem}.jpg" mask_pattern="{stem}_2ndHO.png"']),
@@ -833,3 +836,111 @@ def test_frames_with_annotations_are_images(tmp_path):
 def test_an_empty_file_is_called_empty(small_set):
     (small_set / 'images/003.png').write_bytes(b'')
     assert 'images/003.png: cannot be read: ValueError: is empty' in str(ask(small_set))
+
+
+# --- what public sets taught ----------------------------------------------------------
+
+
+def test_one_word_inside_the_names_differs(tmp_path):
+    """855_sat_01 and 855_mask_01; KITTI's um_000001 and um_road_000001, with um_lane_000001 left over."""
+    fill(tmp_path / 'forest', [f'images/{n}_sat_{n % 3:02}.png' for n in range(101, 108)],
+         [f'masks/{n}_mask_{n % 3:02}.png' for n in range(101, 108)])
+    _, data = inspect(tmp_path / 'forest')
+    assert partners(data, tmp_path / 'forest') == {f'images/{n}_sat_{n % 3:02}.png': f'masks/{n}_mask_{n % 3:02}.png'
+                                                   for n in range(101, 108)}
+    kinds = ('um', 'umm', 'uu')
+    fill(tmp_path / 'kitti', [f'image_2/{k}_{n:06}.png' for k in kinds for n in range(3)],
+         [f'gt_image_2/{k}_road_{n:06}.png' for k in kinds for n in range(3)] +
+         [f'gt_image_2/um_lane_{n:06}.png' for n in range(3)])
+    line = typed_lines(ask(tmp_path / 'kitti'))[0]
+    _, data = inspect(tmp_path / 'kitti', **typed(line))
+    assert partners(data, tmp_path / 'kitti') == {f'image_2/{k}_{n:06}.png': f'gt_image_2/{k}_road_{n:06}.png'
+                                                  for k in kinds for n in range(3)}
+
+
+def test_affixes_that_pair_a_few_are_a_chance(tmp_path):
+    """skip_unpaired=True skips what is left over, not most of the files."""
+    fill(tmp_path / 'set', [f'images/a{n}.png' for n in range(9)] + ['images/b_x.png'],
+         [f'masks/{n}{n}q.png' for n in range(9)] + ['masks/b_y.png'])
+    assert 'do not pair' in ask(tmp_path / 'set', skip_unpaired=True).title
+
+
+def test_an_image_is_never_its_own_mask(tmp_path):
+    fill(tmp_path / 'set', [f'A{k}/{k}{n}.png' for k in '12' for n in range(4)], [])
+    error = ask(tmp_path / 'set', images='A*', masks='A1', skip_unpaired=True)
+    assert 'image and its mask at once' in str(error)
+    assert 'masks="A' not in str(error)
+
+
+def test_photographs_are_not_offered_as_masks(tmp_path):
+    """Both lines pair everything; what the files hold tells which of them is right."""
+    draw = np.random.default_rng(0)
+    for n in range(6):
+        photo = draw.integers(0, 256, (40, 40, 3))
+        save(tmp_path / f'set/1/s{n}.png', photo)
+        save(tmp_path / f'set/2/s{n}.png', np.arange(1600).reshape(40, 40) % 40 // 20 * 255)
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="1" masks="2"']
+
+
+@pytest.mark.parametrize('split', ['val', 'test'])
+def test_a_set_that_is_all_in_one_split_is_split_afresh(tmp_path, split):
+    """RailSem19 has only rs19_val, MVTec's masks lie all in test/."""
+    fill(tmp_path / 'set', [f'images/{split}/{n}.png' for n in range(10)], [f'masks/{split}/{n}.png' for n in range(10)])
+    _, data = inspect(tmp_path / 'set')
+    assert [len(data.pairs.rows(name)) for name in train_unet.SPLITS] == [8, 2, 0]
+    _, data = inspect(tmp_path / 'set', val_fraction=0)                # as evaluate asks
+    assert (data.pairs.splits == train_unet.SPLITS.index(split)).all()
+
+
+def test_folders_with_the_same_folders_inside_are_brothers(tmp_path):
+    """human brain/tissue images, human brain/mask binary; human liver/...: a star stands for the organ."""
+    for organ in ('human brain', 'human liver', 'mouse heart'):
+        name = organ.replace(' ', '_')
+        fill(tmp_path / 'set', [f'{organ}/tissue images/{name}_{n}.png' for n in range(4)],
+             [f'{organ}/{kind}/{name}_{n}.png' for n in range(4) for kind in ('mask binary', 'mask border')])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert 'images="*/tissue images" masks="*/mask binary"' in lines
+    _, data = inspect(tmp_path / 'set', **typed('images="*/tissue images" masks="*/mask binary"'))
+    assert len(data.pairs.images) == 12
+
+
+def test_matrix_inside_a_matlab_struct(tmp_path):
+    """CrackForest: groundTruth.Segmentation beside groundTruth.Boundaries."""
+    for n in range(4):
+        fill(tmp_path / 'set', [f'images/{n}.png'], [])
+        mask = np.ones((8, 8), np.uint8)
+        mask[n] = 2
+        path = tmp_path / f'set/masks/{n}.mat'
+        path.parent.mkdir(exist_ok=True)
+        scipy.io.savemat(path, {'groundTruth': {'Segmentation': mask, 'Boundaries': mask * 0}})
+    config, data = inspect(tmp_path / 'set', mask_values={1: 0, 2: 1})
+    assert mask_of(data, config, '2').sum(1).tolist() == [0, 0, 8, 0, 0, 0, 0, 0]
+    scipy.io.savemat(tmp_path / 'set/masks/0.mat', {'a': mask, 'b': mask})
+    assert 'holds 2 matrices; expected one: a, b' in str(ask(tmp_path / 'set'))
+
+
+def test_deep_masks_of_many_values_are_asked_about(tmp_path):
+    """16-bit ids of cells that are numbered through: as 8-bit class numbers the same values pass, with a note."""
+    for depth in (np.uint16, np.uint8):
+        draw = np.random.default_rng(0)
+        folder = tmp_path / np.dtype(depth).name
+        for n in range(12):
+            fill(folder, [f'images/{n}.png'], [])
+            mask = np.zeros((8, 8), depth)
+            mask[:5, 0] = draw.choice(np.arange(1, 31), 5, replace=False)
+            mask[7] = n + 19
+            save(folder / f'masks/{n}.png', mask, 'I;16' if depth == np.uint16 else None)
+    assert 'mask_values=nonzero' in str(ask(tmp_path / 'uint16'))
+    _, data = inspect(tmp_path / 'uint8')
+    assert any('most masks hold few of the numbers' in note for note in data.notes)
+
+
+def test_evenly_spaced_values_are_a_scale(tmp_path):
+    """0, 64, 128, 191, 255 (four experts): 255 is not what is ignored."""
+    for n in range(4):
+        fill(tmp_path / 'set', [f'images/{n}.png'], [])
+        mask = np.zeros((8, 8))
+        mask[0, :4] = [64, 128, 191, 255]
+        save(tmp_path / f'set/masks/{n}.png', mask)
+    lines = [line for line in ask(tmp_path / 'set').problems if 'mask_values' in line]
+    assert '255: 4' in lines[0] and '255: 255' in lines[1]

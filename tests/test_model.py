@@ -451,3 +451,11 @@ def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable):
         monkeypatch.delenv(name, raising=False)
     tu.ask_hub_once()
     assert constants.HF_HUB_OFFLINE is not reachable and asked == [('huggingface.co', 443, 3)]
+
+
+@pytest.mark.parametrize('settings, kind', [
+    ({'num_classes': 2}, 'ce+dice'), ({'num_classes': 5}, 'dice'), ({'num_classes': 5, 'loss': 'ce'}, 'ce'),
+    ({'num_classes': 5, 'class_weights': 'auto'}, 'ce+dice')])
+def test_the_usual_loss(settings, kind):
+    """Class weights weigh the cross-entropy, so who sets them gets one."""
+    assert tu.SegmentationLoss({**tu.CONFIG, **settings}).kind == kind
