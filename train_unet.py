@@ -1251,30 +1251,26 @@ def pair_files(config, root, files):
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     files = [file for file in files if os.path.splitext(file[1])[1].lower() in SUFFIXES and file[1][0] != '.']
-    works, deadline, appearance_of = {}, time.monotonic() + seconds, functools.cache(lambda p: appearance(p, config))
-    folders, patterns = folder_answers(files), pattern_answers(files)
-    for settings in [{}, *itertools.chain.from_iterable(itertools.zip_longest(patterns, folders))]:
-        for skip in (False, True) if settings is not None else ():
-            tried = settings | ({'skip_unpaired': True} if skip else {})
-            if not tried or time.monotonic() > deadline:
-                continue
+    works, deadline, seen = {}, time.monotonic() + seconds, functools.cache(lambda path: appearance(path, config))
+    answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
+    for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
+        for skip in ([False, True] if settings else [True]) * (time.monotonic() < deadline):
+            tried = settings | {'skip_unpaired': True} if skip else settings
             try:
                 pairs, *_ = pair_files({**config, **tried}, root, files)
                 choose_splits([image for image, _ in pairs], config)
             except DataError as error:
                 if 'several files share one stem' in str(error):       # to skip what is left over mends nothing
                     break
-            else:
+                continue
+            looks = sum(suit(*(seen(file.path) for file in pairs[i])) for i in (0, len(pairs) // 2, -1)) / 3
+            if looks > -2 and (not skip or not settings or 10 * len(pairs) >= len(files)):     # else a chance
                 line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-                chosen = [[appearance_of(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
-                looks = sum(suit(*pair) for pair in chosen) / 3
-                if looks > -2 and (not skip or not settings or 10 * len(pairs) >= len(files)):     # else a chance
-                    works[line] = len(pairs), (likelihood(settings) + looks, not skip)
-                break
+                works[line] = len(pairs), (likelihood(settings) + looks, not skip)
+            break
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
-    best = max((works[line][1] for line in lines), default=None)
-    lines = [line for line in lines if works[line][1][0] > best[0] - 2]
+    lines = [line for line in lines if works[line][1][0] > max(works[line][1] for line in lines)[0] - 2]
     most = max((works[line][0] for line in lines), default=0)
     lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
     best = max((works[line][1] for line in lines), default=None)
@@ -1286,14 +1282,18 @@ def lines_that_pair(config, root, files, seconds=10.0):
 
 def appearance(path, config):
     """What a file looks like -> (its size (H, W), whether it may be a photograph, a mask, a mask of one value)."""
+    with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
+        height, width, _ = read_header(path, config)
+        if height * width > 2**24:                                     # not to be decoded for a guess
+            return (height, width), True, True, False
     try:
         codes = read_mask(path, config)
     except DataError:                                                  # fractions, many bands
         with contextlib.suppress(DataError):
             return read_array(path, config).shape[:2], True, False, False
         return None
-    counts = np.sort(np.unique(codes, return_counts=True)[1])[::-1]
-    return codes.shape, counts[:16].sum() < 0.9 * codes.size, counts[:64].sum() > 0.7 * codes.size, len(counts) == 1
+    counts = np.sort(np.unique(codes, return_counts=True)[1])[::-1] / codes.size
+    return codes.shape, counts[:16].sum() < 0.9, counts[:64].sum() > 0.7, len(counts) == 1
 
 
 def suit(image, mask):
@@ -2863,6 +2863,8 @@ def build_class_weights(config, shares):
     wish = config['class_weights']
     if wish is None:
         return None
+    if config['loss'] == 'dice':
+        warn(['class_weights weigh the cross-entropy: no effect with loss=dice; type loss=ce+dice'])
     if wish == 'auto':
         wish = 1 / np.sqrt(np.maximum(shares, 1e-6))
         wish = np.minimum(wish / (wish * shares).sum(), 20)

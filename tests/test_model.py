@@ -285,7 +285,7 @@ def test_class_weights_weigh_the_entropy_of_their_class_and_no_dice():
 
 def test_automatic_class_weights_favour_rare_classes_and_keep_the_mean():
     shares = torch.tensor([0.9, 0.09, 0.01]).double().numpy()
-    weights = tu.build_class_weights({'class_weights': 'auto', 'num_classes': 3}, shares).double()
+    weights = tu.build_class_weights({'class_weights': 'auto', 'num_classes': 3, 'loss': 'ce'}, shares).double()
     assert (weights * torch.from_numpy(shares)).sum() == pytest.approx(1)
     assert weights[1] / weights[0] == pytest.approx(math.sqrt(10))
     assert weights[0] < weights[1] < weights[2]
@@ -293,7 +293,7 @@ def test_automatic_class_weights_favour_rare_classes_and_keep_the_mean():
 
 def test_class_weights_of_the_wrong_number_are_refused():
     with pytest.raises(tu.ConfigError, match='2 factors for 3 classes'):
-        tu.build_class_weights({'class_weights': [1.0, 2.0], 'num_classes': 3}, None)
+        tu.build_class_weights({'class_weights': [1.0, 2.0], 'num_classes': 3, 'loss': 'ce'}, None)
 
 
 # --- confusion matrix and metrics ---
@@ -459,3 +459,11 @@ def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable):
 def test_the_usual_loss(settings, kind):
     """Class weights weigh the cross-entropy, so who sets them gets one."""
     assert tu.SegmentationLoss({**tu.CONFIG, **settings}).kind == kind
+
+
+def test_class_weights_without_cross_entropy_are_told(caplog):
+    config = {**tu.CONFIG, 'num_classes': 2, 'class_weights': [1.0, 2.0]}
+    for kind, told in (('ce', 0), ('dice', 1)):
+        caplog.clear()
+        tu.build_class_weights({**config, 'loss': kind}, None)
+        assert len(caplog.records) == told
