@@ -89,6 +89,7 @@ CONFIG = {
     'image_pattern': None,        # file names of the images, where suffixes differ: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
+    'rescale_masks': False,       # True: masks smaller or larger than their images are brought to their size
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
                                   # training images, which proves nothing but that the network can learn them
     'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
@@ -117,7 +118,8 @@ CONFIG = {
     'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
 
     # --- training ---
-    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps (CPU: 1,000), 20 to 200 epochs
+    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, 20 to 200 epochs (CPU: 1,000 steps,
+                                  # 10 to 200 epochs)
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
@@ -1298,9 +1300,9 @@ def appearance(path, config):
 
 def suit(image, mask):
     """0 if two appearances are those of an image and its mask, down to -4 where they are not."""
-    if image is None or mask is None or image[0] != mask[0]:
+    if image is None or mask is None or not same_shape(image[0], mask[0]):
         return -3
-    return -2 * (not mask[2]) - mask[3] - (not image[1])
+    return -(image[0] != mask[0]) - 2 * (not mask[2]) - mask[3] - (not image[1])
 
 
 def likelihood(settings):
@@ -1969,8 +1971,10 @@ def scan_pair(image, mask, config):
         return {'problem': error.problems[0]}
     except UNREADABLE as error:
         return {'problem': f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')}
-    if codes.shape != (height, width):
+    if codes.shape != (height, width) and not (config['rescale_masks'] and same_shape(codes.shape, (height, width))):
         turned = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
+        if same_shape(codes.shape, (height, width)):
+            turned = '; if they show the same type rescale_masks=True'
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             turned = f'; if its bands come first type in_channels={height}'
         return {'problem': f'{image}: is {width} x {height} pixels, '
@@ -1984,6 +1988,11 @@ def scan_pair(image, mask, config):
     mask_mode, colours = mask_header(mask, found.tolist())
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
             'codes': dict(zip(map(str, found.tolist()), counts.tolist()))}    # in JSON keys are text
+
+
+def same_shape(first, second):
+    """Whether two sizes (H, W) are one shape at different scales, give or take a pixel."""
+    return abs(first[0] / first[1] * second[1] - second[0]) <= max(1, second[1] / first[1], second[0] / first[0])
 
 
 def mask_header(path, codes):
@@ -2009,7 +2018,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], 3])
+                      config['max_image_pixels'], config['rescale_masks'], 3])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2375,6 +2384,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 if attempt == 2:
                     raise
                 time.sleep(0.2 * (attempt + 1))                        # network drives come back
+        if self.config['rescale_masks'] and same_shape(mask.shape, image.shape[:2]):
+            mask = resize(mask, *image.shape[:2], is_mask=True)
         if image.shape[:2] != mask.shape:
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
@@ -2577,9 +2588,9 @@ def settle(config, hardware, data, is_demo):
            'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
-    steps = 1000 if on_cpu else 4000
-    epochs = 10 if is_demo else min(200, max(20, round(steps * effective / count)))
-    decide('num_epochs', epochs, 'enough for the demo' if is_demo else f'about {steps:,} steps, 20 to 200 epochs')
+    steps, least = (1000, 10) if on_cpu else (4000, 20)
+    epochs = 10 if is_demo else min(200, max(least, round(steps * effective / count)))
+    decide('num_epochs', epochs, 'enough for the demo' if is_demo else f'about {steps:,} steps, {least} to 200 epochs')
     decide('loss', usual_loss(config), f'the usual one for {wanted} classes')
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)

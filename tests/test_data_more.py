@@ -944,3 +944,20 @@ def test_evenly_spaced_values_are_a_scale(tmp_path):
         save(tmp_path / f'set/masks/{n}.png', mask)
     lines = [line for line in ask(tmp_path / 'set').problems if 'mask_values' in line]
     assert '255: 4' in lines[0] and '255: 255' in lines[1]
+
+
+def test_masks_of_another_scale(tmp_path):
+    """CelebAMask-HQ: images of 1024 pixels, masks of 512. Named, with the line; brought to size when asked."""
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((21, 40, 3)))
+        save(tmp_path / f'set/masks/{n}.png', np.eye(10, 20, dtype=int))
+    error = ask(tmp_path / 'set')
+    assert 'is 40 x 21 pixels' in str(error) and offered(error, 'rescale') == 'rescale_masks=True'
+    data, _ = dataset(tmp_path / 'set', rescale_masks=True, num_classes=2)
+    image, mask = data.read(0)
+    assert image.shape[:2] == mask.shape == (21, 40) and set(np.unique(mask)) == {0, 1}
+    assert mask[:2, :2].all() and mask[-2:, 18:20].all()
+    inspect(tmp_path / 'set', rescale_masks=True)                      # remembered; asked again without:
+    assert 'rescale_masks=True' in str(ask(tmp_path / 'set'))
+    save(tmp_path / 'set/masks/0.png', np.eye(20, 20, dtype=int))
+    assert 'masks/0.png 20 x 20' in str(ask(tmp_path / 'set', rescale_masks=True))
