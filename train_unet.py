@@ -118,8 +118,8 @@ CONFIG = {
     'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
 
     # --- training ---
-    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, 20 to 200 epochs (CPU: 1,000 steps,
-                                  # 10 to 200 epochs)
+    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, from 20 to 200 epochs;
+                                  # on a CPU about 1,000 steps, from 10 to 200 epochs
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum

@@ -968,8 +968,8 @@ def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkey
         fresh[0]
 
 
-@pytest.mark.parametrize('kind, count, epochs', [('cpu', 400, 20), ('cpu', 9000, 10), ('cuda', 400, 80), ('cuda', 10, 200),
-                                                 ('cuda', 9000, 20)])
+@pytest.mark.parametrize('kind, count, epochs', [
+    ('cpu', 400, 20), ('cpu', 9000, 10), ('cuda', 400, 80), ('cuda', 10, 200), ('cuda', 9000, 20)])
 def test_usual_number_of_epochs(small_set, kind, count, epochs):
     """About 1,000 steps on a CPU and 4,000 on a GPU, at least 10 and 20 epochs, at most 200."""
     config, data = inspect(small_set)
