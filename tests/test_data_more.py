@@ -885,7 +885,7 @@ def test_photographs_are_not_offered_as_masks(tmp_path):
 @pytest.mark.parametrize('split', ['val', 'test'])
 def test_a_set_that_is_all_in_one_split_is_split_afresh(tmp_path, split):
     """RailSem19 has only rs19_val, MVTec's masks lie all in test/."""
-    fill(tmp_path / 'set', [f'images/{split}/{n}.png' for n in range(10)], [f'masks/{split}/{n}.png' for n in range(10)])
+    fill(tmp_path / 'set', *[[f'{kind}/{split}/{n}.png' for n in range(10)] for kind in ('images', 'masks')])
     _, data = inspect(tmp_path / 'set')
     assert [len(data.pairs.rows(name)) for name in train_unet.SPLITS] == [8, 2, 0]
     _, data = inspect(tmp_path / 'set', val_fraction=0)                # as evaluate asks
