@@ -871,7 +871,7 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualization blend preview compare comparison fov roi panoptic '
-                    'instance instances instanceids object color colour edge edges gray invgray depth dsm'.split())
+                    'instance instances color colour edge edges gray invgray depth dsm'.split())
 PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
@@ -1313,7 +1313,7 @@ def likelihood(settings):
     image, mask = (' '.join(settings.get(f'{role}{what}', '') for what in ('s', '_pattern')).replace('{stem}', ' ')
                    for role in ('image', 'mask'))
     image_role, mask_role = (read_place(re.sub('[^A-Za-z]+', '/', text).strip('/'))[1] for text in (image, mask))
-    made = [any(word in DERIVED_WORDS for word in re.findall('[a-z]+', text.lower())) for text in (image, mask)]
+    made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+', text)) for text in (image, mask)]
     fits = ((mask_role == 'mask') - 2 * (mask_role == 'image') + (image_role == 'image') - 2 * (image_role == 'mask')
             - 2 * made[0] - made[1])
     if 'masks' in settings:

@@ -236,6 +236,8 @@ OFFERED = [
      ['mask_pattern="{stem}_cell.png"', 'mask_pattern="{stem}_core.png"']),
     ('colours made of numbers', ['images/x{n}.png', 'masks/x{n}_color.png', 'masks/x{n}_ids.png'],
      ['mask_pattern="{stem}_ids.png"']),
+    ('ACDC', ['images/x{n}.png', 'masks/x{n}_labelIds.png', 'masks/x{n}_labelColor.png', 'masks/x{n}_invGray.png'],
+     ['mask_pattern="{stem}_labelIds.png"']),
     ('Cityscapes', ['leftImg8bit/{s}/ulm/ulm_{n:06}_000019_leftImg8bit.png',
                     'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_labelIds.png',
                     'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_color.png'],
