@@ -129,7 +129,7 @@ CONFIG = {
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
-                                  # 'ce+dice' for two classes, 'dice' for more, which serves the rare ones
+                                  # 'ce+dice' for two classes or with class_weights, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
     'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run
     'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
@@ -1230,7 +1230,10 @@ def find_pairs(config):
         except DataError as error:
             raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
     paths = [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
-    return Pairs(*paths, choose_splits([image for image, _ in pairs], config), rule, notes)
+    splits = choose_splits([image for image, _ in pairs], config)
+    if any(image.split in ('val', 'test') and image.split != SPLITS[split] for (image, _), split in zip(pairs, splits)):
+        notes.append('no image is named for training: all of them were split afresh')
+    return Pairs(*paths, splits, rule, notes)
 
 
 def pair_files(config, root, files):
@@ -1272,7 +1275,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
             break
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
-    lines = [line for line in lines if works[line][1][0] > max(works[line][1] for line in lines)[0] - 2]
+    likeliest = max((works[line][1][0] for line in lines), default=0)
+    lines = [line for line in lines if works[line][1][0] > likeliest - 2]
     most = max((works[line][0] for line in lines), default=0)
     lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
     best = max((works[line][1] for line in lines), default=None)

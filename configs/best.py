@@ -1,6 +1,6 @@
 """For the final model, when time does not matter.
 
-Costs: three to five times the default: a larger encoder, stronger augmentation, more epochs.
+Costs: many times the default: 200 epochs of a larger encoder with stronger augmentation.
 Add encoder_weights=imagenet for photographs (downloads once).
 """
 config = {

@@ -970,13 +970,14 @@ def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkey
 
 @pytest.mark.parametrize('kind, count, epochs', [
     ('cpu', 400, 20), ('cpu', 9000, 10), ('cuda', 400, 80), ('cuda', 10, 200), ('cuda', 9000, 20)])
-def test_usual_number_of_epochs(small_set, kind, count, epochs):
-    """About 1,000 steps on a CPU and 4,000 on a GPU, at least 10 and 20 epochs, at most 200."""
+def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
+    """About 1,000 steps on a CPU and 4,000 on a GPU, at least 10 and 20 epochs, at most 200; a core is left free."""
+    monkeypatch.setattr(train_unet, 'num_cores', lambda: 4)
     config, data = inspect(small_set)
     data.pairs.images = np.repeat(data.pairs.images, -(-count // 9))[:count]
     data.pairs.masks, data.pairs.splits = data.pairs.images, np.zeros(count, np.int8)
     settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
-    assert settled['num_epochs'] == epochs
+    assert settled['num_epochs'] == epochs and settled['num_workers'] == (0 if kind == 'cpu' else 3)
 
 
 @pytest.mark.parametrize('augment, epochs, chances', [

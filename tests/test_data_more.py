@@ -890,8 +890,9 @@ def test_a_set_that_is_all_in_one_split_is_split_afresh(tmp_path, split):
     fill(tmp_path / 'set', *[[f'{kind}/{split}/{n}.png' for n in range(10)] for kind in ('images', 'masks')])
     _, data = inspect(tmp_path / 'set')
     assert [len(data.pairs.rows(name)) for name in train_unet.SPLITS] == [8, 2, 0]
+    assert data.notes == ['no image is named for training: all of them were split afresh']
     _, data = inspect(tmp_path / 'set', val_fraction=0)                # as evaluate asks
-    assert (data.pairs.splits == train_unet.SPLITS.index(split)).all()
+    assert (data.pairs.splits == train_unet.SPLITS.index(split)).all() and 'afresh' not in str(data.notes)
 
 
 def test_folders_with_the_same_folders_inside_are_brothers(tmp_path):
