@@ -1197,6 +1197,8 @@ def read_list(path):
         pairs.append((image, mask))
     twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
     problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
+    if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
+        problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
         raise DataError(shorten(problems))
     return pairs, f'the list {path.name}'

@@ -145,16 +145,6 @@ def rotated_mask(folder):
     PIL.Image.open(folder / 'masks/b.png').save(folder / 'masks/b.png', exif=exif)
 
 
-def only(split):
-    """images/SPLIT and masks/SPLIT, and no other."""
-    def build(folder):
-        for kind in ('images', 'masks'):
-            (folder / kind).rename(folder / split)
-            (folder / kind).mkdir()
-            (folder / split).rename(folder / kind / split)
-    return build
-
-
 def pages(folder):
     (folder / 'images/b.png').unlink()
     array = np.zeros((5, *SHAPE), np.uint8)
@@ -348,6 +338,7 @@ BAD = [
     ('Latin-1', listed((HEADER + 'ä,' + GOOD).encode('latin-1')), {}, 'read as csv'),
     ('UTF-16', listed((HEADER + GOOD).encode('utf-16')), {}, 'read as csv'),
     ('a picture as list', listed(bomb(5, 5)), {}, 'read as csv'),
+    ('no training images', listed((HEADER + GOOD).replace('train', 'val')), {}, 'no line has split=train'),
 ]
 
 
