@@ -220,10 +220,11 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Settings that cannot be used: every problem at once."""
+    """Settings that cannot be used: every problem at once. `config`: what was asked for."""
 
-    def __init__(self, problems, origin=''):
+    def __init__(self, problems, origin='', config=None):
         super().__init__(problems)
+        self.config = config
         count = 'a problem' if len(self.problems) == 1 else f'{len(self.problems)} problems'
         self.title = f'{count} in the config{origin}'
 
@@ -407,11 +408,11 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if re.search(r'token|secret|password|api_?key|webhook', str(key), re.IGNORECASE):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {key!r}{hint}')
-    problems += validate_config(config)
+    problems += validate_config(config) + check_names(config)
     if problems:
         given = [f'preset {str(preset)!r}'] if preset is not None else []
         given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
-        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '')
+        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '', config)
     return config, sources, notes
 
 
@@ -446,7 +447,7 @@ def check_meanings(config):
                 re.compile(config['group_pattern'])
         except (re.error, RecursionError, OverflowError) as error:
             tell('group_pattern', f'not a regular expression: {error}')
-    if isinstance(config['encoder'], str) and not re.fullmatch(r'[\w.-]+', config['encoder']):
+    if isinstance(config['encoder'], str) and not PLAIN_NAME.fullmatch(config['encoder']):
         tell('encoder', 'must be the plain name of an encoder, such as resnet34 or tu-convnext_tiny')
     if isinstance(config['device'], str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', config['device']):
         tell('device', 'choose from auto, cuda, cuda:0, mps, cpu')
@@ -457,6 +458,28 @@ def check_meanings(config):
     names, count = config['class_names'], config['num_classes']
     if isinstance(names, list) and isinstance(count, int) and len(names) != count:
         problems.append(f'class_names has {len(names)} names, num_classes={shown(count)}')
+    return problems
+
+
+NAMES = ('encoder', 'optimizer', 'augment')   # keys whose values only the libraries know
+PLAIN_NAME = re.compile(r'[\w.-]*')           # no hub address, no path
+
+
+def check_names(config):
+    """Problems with the values of NAMES; none are found before the libraries are loaded."""
+    if 'smp' not in globals() or not all(isinstance(config[key], str) and config[key] for key in NAMES):
+        return []
+    problems, encoder, augment, known = [], config['encoder'], config['augment'], smp.encoders.get_encoder_names()
+    if encoder not in ('auto', *known) and not encoder.startswith(('tu-', 'timm-')) and PLAIN_NAME.fullmatch(encoder):
+        problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
+                        f"{did_you_mean(encoder, known)}")
+    try:
+        find_optimizer(config)
+    except ConfigError as error:
+        problems += error.problems
+    if augment not in ('none', 'default', 'strong') and not os.path.isfile(augment):
+        problems.append(f'augment={augment!r}: choose from none, default, strong, or the path of a saved pipeline'
+                        f'{did_you_mean(augment, ("none", "default", "strong"))}')
     return problems
 
 
@@ -568,9 +591,10 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
         sys.exit(0)
     try:
         parse_command(sys.argv[1:])
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    except ConfigError as error:
+        if all(error.config[key] == CONFIG[key] for key in NAMES):     # else main tells of these too, in one block
+            print(error, file=sys.stderr)
+            sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
 
@@ -4004,7 +4028,6 @@ def prepare(config, sources, device, decode=False, own_data=False):
     `sources` tells which keys the user typed; `decode` looks at every pixel of every image; `own_data`: the user
     brings it, and few settings matter. The one way that train, check and tune come to their settings.
     """
-    check_names(config)
     hardware = detect_hardware(device)
     precision = resolve_precision(config, hardware, chosen_keys(sources))
     if own_data:
@@ -4023,23 +4046,6 @@ def prepare(config, sources, device, decode=False, own_data=False):
         config = {**config, 'image_dtype': find_image_dtype(data)}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
-
-
-def check_names(config):
-    """What only the libraries know: encoder, optimizer, augmentation file. ConfigError with all that are wrong."""
-    problems, encoder, augment, known = [], config['encoder'], config['augment'], smp.encoders.get_encoder_names()
-    if encoder not in ('auto', *known) and not encoder.startswith(('tu-', 'timm-')):
-        problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
-                        f"{did_you_mean(encoder, known)}")
-    try:
-        find_optimizer(config)
-    except ConfigError as error:
-        problems += error.problems
-    if augment not in ('none', 'default', 'strong') and not os.path.isfile(augment):
-        problems.append(f'augment={augment!r}: choose from none, default, strong, or the path of a saved pipeline'
-                        f'{did_you_mean(augment, ("none", "default", "strong"))}')
-    if problems:
-        raise ConfigError(problems)
 
 
 def settle_statistics(config, dataset):

@@ -175,6 +175,18 @@ def test_all_problems_are_told_at_once():
         == [True] * 5
 
 
+def test_names_that_only_the_libraries_know_are_told_in_the_same_block():
+    words = ['batchsize=3', 'encoder=resnet19', 'optimizer=adamwx', 'augment=nothing.json']
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith('4 problems in the config (4 overrides):')
+    assert [word.split('=')[1] in done.stderr for word in words[1:]] == [True] * 3
+    assert "did you mean 'resnet18'?" in done.stderr and "did you mean 'batch_size'?" in done.stderr
+
+
+def test_one_wrong_name_is_one_problem():
+    assert [len(problems_of(encoder=name)) for name in ('resnet19', 'hf-hub:x/y', '')] == [1, 1, 1]
+
+
 @pytest.mark.parametrize('words', [
     ['train_data', 'batch_size=0'], ['--preset', 'fats', 'batch_size=0'],
 ])
