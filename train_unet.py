@@ -45,6 +45,7 @@ import dataclasses
 import datetime
 import difflib
 import functools
+import glob
 import hashlib
 import html
 import importlib
@@ -241,7 +242,7 @@ def clean(text):
 
 def did_you_mean(word, candidates):
     """": did you mean 'x'?" or an empty string."""
-    plain = lambda text: re.sub(r'[^a-z0-9]', '', str(text).lower())
+    plain = lambda text: re.sub(r'[^a-z0-9]', '', str(text).lower().replace('+', 'plus'))
     known = {plain(c): c for c in candidates}
     close = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.6)
     return f": did you mean '{known[close[0]]}'?" if close else ''
@@ -251,6 +252,12 @@ def as_typed(key, value, quoted=False):
     """key=value as a shell takes it, whatever characters the value holds; quoted if they are not plain."""
     escaped = re.sub(r'([$`"\\])', r'\\\1', str(value))
     return f'{key}="{escaped}"' if quoted or re.search(r'[^\w./,+-]', escaped) else f'{key}={escaped}'
+
+
+def command_line(*words):
+    """What to type next: the script as it was called, then these words."""
+    script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
+    return ' '.join(['python', shlex.quote(script), *words])
 
 
 def shown(value):
@@ -301,8 +308,11 @@ def parse_overrides(words):
             is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
             after = words[0] if words else '--'
             takes = after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--')
+            if not takes and kinds[:1] == ['str']:                     # a name is missing
+                others.append(word)
+                continue
             text = words.pop(0) if takes else 'true'
-        elif not equals or '/' in name or os.path.exists(word):
+        elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
             others.append(word)
             continue
         overrides[key] = parse_value(text, kinds)
@@ -318,9 +328,11 @@ def load_preset(name):
     Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
     """
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
+    in_folder = os.path.join(str(name), 'config.py')
+    path = Path(in_folder) if os.path.isfile(in_folder) else path      # a run
     names = sorted(p.stem for p in PRESETS.glob('*.py'))
     try:
-        statements = ast.parse(path.read_text(encoding='utf-8')).body
+        statements = ast.parse(path.read_text(encoding='utf-8-sig')).body
     except SyntaxError as error:
         raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -364,8 +376,9 @@ def translate(settings, notes):
     foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
     problems, wishes = [], {'use_amp': {}, 'amp_dtype': {}}            # our key -> {value: who asked for it}
     for ours, asked in wishes.items():
-        if isinstance(own.get(ours), (bool, str)) and own[ours] != 'auto':
-            asked[own[ours]] = f'{ours}={own[ours]}'
+        wish = own[ours].lower() if isinstance(own.get(ours), str) else own.get(ours)
+        if isinstance(wish, (bool, str)) and wish != 'auto':
+            asked[wish] = f'{ours}={own[ours]}'
     for key, value in foreign.items():
         meaning = FOREIGN[key].get(shown(value).strip("'\"").lower())
         if meaning is None:
@@ -375,6 +388,9 @@ def translate(settings, notes):
             if wish is not None:
                 wishes[ours].setdefault(wish, f'{key}={value}')
                 notes.append(f'{key}={value} is understood as {ours}={wish!r}')
+    if foreign and not any(wishes.values()) and not problems:          # fp16=False, bf16=False: neither
+        wishes['use_amp'][False] = 'fp16=False'
+        notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
     clashes = [asked.values() for asked in wishes.values() if len(asked) > 1]
     if foreign and list(wishes['use_amp']) == [False] and wishes['amp_dtype']:
         clashes.append([wishes['use_amp'][False], next(iter(wishes['amp_dtype'].values()))])
@@ -424,7 +440,9 @@ def validate_config(config):
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(value, str):                                     # unet is Unet
-            value = {choice.lower(): choice for choice in CHOICES.get(key, ())}.get(value.lower(), value)
+            words = {choice.lower(): choice for choice in CHOICES.get(key, ())}
+            words |= dict.fromkeys(['auto'] * ('auto' in (CONFIG[key], *kinds_of(key))), 'auto')
+            value = value.lower() if key == 'device' else words.get(value.lower(), value)
         if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds_of(key):
             value = float(value) if abs(value) < 10**300 else math.inf
         config[key], fault = value, find_fault(key, value)
@@ -455,9 +473,13 @@ def check_meanings(config):
         parse_mask_values(config['mask_values'])
     except ValueError as error:
         tell('mask_values', error)
-    names, count = config['class_names'], config['num_classes']
-    if isinstance(names, list) and isinstance(count, int) and len(names) != count:
-        problems.append(f'class_names has {len(names)} names, num_classes={shown(count)}')
+    names = config['class_names']
+    if isinstance(names, list) and not all(isinstance(name, str) for name in names):
+        tell('class_names', 'must be a list of texts')
+    for key in ('class_names', 'class_weights'):
+        values, count = config[key], config['num_classes']
+        if isinstance(values, list) and values and isinstance(count, int) and len(values) != count:
+            problems.append(f'{key} has {len(values)} entries, num_classes={shown(count)}')
     return problems
 
 
@@ -501,7 +523,7 @@ def parse_mask_values(mask_values):
         return None                                                    # other types are reported elsewhere
     codes = {}
     for value, class_id in mask_values.items():
-        if not isinstance(class_id, int) or not 0 <= class_id <= 255:
+        if type(class_id) is not int or not 0 <= class_id <= 255:
             raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
         if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
             value = COLOUR + int(value[1:], 16)
@@ -566,6 +588,8 @@ def find_fault(key, value):
         names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
                  'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
         return f'must be {" or ".join(names[kind] for kind in kinds)}{default}'
+    if key == 'amp_dtype' and is_text and '32' in value:
+        return 'float32 is use_amp=False'
     if is_text and value not in CHOICES.get(key, [value]):
         return f'choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}'
     if is_text and (value == '' or '\0' in value):
@@ -605,6 +629,7 @@ try:
     import PIL.Image
     import PIL.ImageDraw
     import PIL.ImageOps
+    import PIL.PngImagePlugin
     import segmentation_models_pytorch as smp
     import torch
     import torch.distributed as dist
@@ -824,11 +849,11 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
         dtype, reason = 'float32', f'{where} has no fast 16-bit units'
         note = f'use_amp=True: {reason}; training in float32'
     elif wish in units:
-        dtype, reason = wish, f'you asked for {asked} and {where} has the units'
+        dtype, reason = wish, f'{asked} and {where} has the units'
         if wish == 'float16' and 'bfloat16' in units:
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
     elif is_cpu:
-        dtype, reason = wish, f'you asked for {asked}'
+        dtype, reason = wish, asked
         note = f'{asked}: {where} has no {wish} units; {slow}'
     else:
         dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
@@ -840,6 +865,11 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
 
+def works_on_cpu(tf32, hardware):
+    """Whether a tf32_matmul_precision changes anything on a CPU: 'medium' does where there are bfloat16 units."""
+    return hardware.kind == 'cpu' and tf32 == 'medium' and 'bfloat16' in hardware.units
+
+
 def warn_of_settings(config, hardware, dtype, typed):
     """Settings that the user typed and that do nothing, or something unexpected, at this precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
@@ -848,7 +878,7 @@ def warn_of_settings(config, hardware, dtype, typed):
         notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
     if 'tf32_matmul_precision' in typed and tf32 in ('high', 'medium'):
         asked = f'tf32_matmul_precision={tf32!r}'
-        if hardware.kind == 'cpu' and tf32 == 'medium' and 'bfloat16' in hardware.units:
+        if works_on_cpu(tf32, hardware):
             notes.append(f'{asked} is not inert on this CPU: float32 matrix products run in bfloat16')
         elif 'tf32' not in hardware.units:
             notes.append(f'{asked}: no effect, {hardware.name} has no TF32')
@@ -1568,11 +1598,22 @@ def open_series(path, config):
         yield series, bands[0] if bands else None
 
 
+def check_segment(path, page, data):
+    """Refuse a Deflate strip or tile of a TIFF that unpacks to more than its pixels take."""
+    most = math.prod(page.chunks) * page.dtype.itemsize
+    if page.compression in (8, 32946) and len(zlib.decompressobj().decompress(data, most + 1)) > most:
+        raise DataError(f'{path}: holds a strip that unpacks to more than its {most} bytes: damaged, or a bomb')
+
+
 def read_tiff(path, config, as_mask):
     """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
     if pillow_sees_all(path, config):
         return read_pillow(path, config, as_mask)
     with open_series(path, config) as (series, bands):
+        for page in filter(None, series.pages):
+            for start, count in zip(page.dataoffsets, page.databytecounts):
+                page.parent.filehandle.seek(start)
+                check_segment(path, page, page.parent.filehandle.read(count))
         array = series.asarray()
         return array if bands is None else np.moveaxis(array, bands, -1)
 
@@ -1742,6 +1783,7 @@ class TiffRows:
         for index in range(number * across, (number + 1) * across):
             page.parent.filehandle.seek(page.dataoffsets[index])
             data = page.parent.filehandle.read(page.databytecounts[index])
+            check_segment(self.path, page, data)
             segment, position, _ = page.decode(data, index)
             if segment is not None:                                    # a sparse tile is zero
                 part = block[:, position[-2]:]
@@ -2077,9 +2119,12 @@ def scan(pairs, config, decode=False):
 
     count = len(pairs.images)
     chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
-    with ThreadPoolExecutor(min(8, num_cores())) as pool:
+    pool = ThreadPoolExecutor(min(8, num_cores()))
+    try:
         parts = pool.map(lambda rows: [record(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
+    finally:
+        pool.shutdown(cancel_futures=True)                             # Ctrl-C waits for no others
     records = [record for _, _, record in found]
     problems = [record['problem'] for record in records if 'problem' in record]
     fresh = {key: [mark, record] for key, mark, record in found if 'problem' not in record}
@@ -2453,13 +2498,15 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 if self.is_resized:
                     image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
         except DataError as error:
-            if not (self.config['skip_broken'] and self.is_training):
+            if not self.config['skip_broken']:
                 raise
             log.warning('left out: %s', error.problems[0])
             sample['broken'] = True                                    # an image of ignored pixels has no loss
             shape = self.height, self.width, self.config['in_channels']
             image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
+            if not self.is_training:
+                sample['full_mask'] = torch.from_numpy(mask)
         if self.augmentation is not None:
             seed = int(np.random.SeedSequence((self.config['seed'], epoch, index)).generate_state(1)[0])
             # set_random_seed would give every transform the same draws
@@ -3035,8 +3082,9 @@ def compute_metrics(counts):
     """
     counts = counts.cpu().double()                                     # Apple GPUs have no float64
     hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+    there = torch.where(truth + predicted > 0, 1.0, math.nan)          # in one alone, precision or recall is 0 too
     scores = {'iou': hit / (truth + predicted - hit), 'dice': 2 * hit / (truth + predicted),
-              'precision': hit / predicted, 'recall': hit / truth}
+              'precision': hit / predicted.clamp_min(1) * there, 'recall': hit / truth.clamp_min(1) * there}
     scores = {key: values.tolist() for key, values in scores.items()}
     mean = lambda values: float(np.mean([value for value in values if not math.isnan(value)] or [math.nan]))
     means = {key: mean(values) for key, values in scores.items()}
@@ -3066,8 +3114,9 @@ def build_optimizer(model, config, device):
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [{'params': [p for p in trained if p.ndim > 1], 'weight_decay': config['weight_decay']},
               {'params': [p for p in trained if p.ndim <= 1], 'weight_decay': 0.0}]
-    wishes = {'fused': device.type in ('cuda', 'cpu') or None, 'momentum': config['momentum'],
-              'nesterov': config['momentum'] > 0}
+    wishes = {'fused': device.type in ('cuda', 'cpu') or None}
+    if maker is torch.optim.SGD:
+        wishes |= {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0}
     extra = {key: value for key, value in wishes.items() if key in inspect.signature(maker).parameters}
     return maker([group for group in groups if group['params']], lr=config['learning_rate'], **extra)
 
@@ -3122,9 +3171,10 @@ class TrainState:
     engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
     bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
+    images: str = ''               # what tells whether a resumed run still has the images and the split it began with
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
-             'left_out')
+             'left_out', 'images')
 
     @property
     def device(self):
@@ -3169,9 +3219,13 @@ def state_dict(state):
 def restore(state, saved):
     """Put a saved dict back into a TrainState, in place."""
     state.model.load_state_dict(saved['model'])
+    options = [{key: group[key] for key in group.keys() - {'params', 'lr'}} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(saved['optimizer'])
+    for group, own in zip(state.optimizer.param_groups, options):      # settings are those of the config
+        group.update(own)
     if saved['scaler'] and state.scaler.is_enabled():
-        state.scaler.load_state_dict(saved['scaler'])
+        own = {key: state.scaler.state_dict()[key] for key in ('growth_factor', 'backoff_factor', 'growth_interval')}
+        state.scaler.load_state_dict(saved['scaler'] | own)
     if state.average is not None and saved['average'] is not None:
         state.average.load_state_dict(saved['average'])
     for name in TrainState.PLAIN:
@@ -3188,7 +3242,7 @@ def write_file(path, content):
     content: bytes, or a function that writes into the open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+    temporary = path.with_name(f'.{path.name[:40]}.{os.getpid()}.tmp')     # names may have 255 bytes
     try:
         with open(temporary, 'wb') as file:
             content(file) if callable(content) else file.write(content)
@@ -3228,6 +3282,8 @@ def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
     try:
         with zipfile.ZipFile(path) as file:
+            if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
+                raise ValueError('it is compressed, which this program never does, and may be a bomb')
             damaged = file.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise OSError(f'{path} is damaged: {error}') from None
@@ -3335,10 +3391,12 @@ def cut_batch(batch, pieces):
 def run_loss(loss_fn, model, batch):
     """loss_fn's answer as (losses (B,), counts or None); any other shape is the caller's mistake."""
     answer = loss_fn(model, batch)
-    losses, counts = answer if isinstance(answer, tuple) else (answer, None)
+    losses, counts = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not torch.is_tensor(losses) or losses.shape != (batch_length(batch),):
         raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); it '
                         f'returned {tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__}')
+    if counts is not None and not (torch.is_tensor(counts) and counts.ndim == 2 and len(set(counts.shape)) == 1):
+        raise TypeError('the second value of loss_fn(model, batch), if there is one, must be a confusion matrix (K, K)')
     return losses.float(), counts
 
 
@@ -3429,7 +3487,8 @@ def commit(state, result, before, config):
 def is_out_of_memory(error):
     """CUDA says so by its type, the CPU by a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator'))
+        words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
+                                          'STATUS_ALLOC_FAILED'))      # cuBLAS and cuDNN
 
 
 def guarded_step(state, window, loss_fn, config):
@@ -3447,8 +3506,10 @@ def guarded_step(state, window, loss_fn, config):
             if not is_out_of_memory(error):
                 raise
         except ValueError as error:
-            if 'more than 1 value per channel' not in str(error) or state.batch_size == config['batch_size']:
+            if 'more than 1 value per channel' not in str(error):
                 raise
+            if state.batch_size == config['batch_size']:
+                raise UserError(ONE_IMAGE, 'cannot start') from None
             raise UserError(TOO_LARGE, 'out of memory') from None      # BatchNorm refuses what memory would allow
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
@@ -3492,6 +3553,10 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
              'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
 
 
+ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, '
+             'a larger image_size, or give more images')
+
+
 def halve(state, at_work):
     """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
     if world()[1] > 1:
@@ -3508,10 +3573,11 @@ def record(state, event):
     state.history.append({'epoch': state.epoch + 1, 'step': state.step, 'event': event})
 
 
-def look(state, window, loss_fn, config, hardware, names, folder):
+def look(state, window, loss_fn, config, hardware, names, folder, is_last=False):
     """Read the counters of unsound steps. Enough in a row raise Rewind to a safer precision, or TrainingDiverged.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
+    `is_last`: after this step the run is over, so an epoch without any sound step is enough too.
     """
     searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
     in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
@@ -3521,14 +3587,12 @@ def look(state, window, loss_fn, config, hardware, names, folder):
         state.bad['told'] = counted.clone()
         record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: '
                       f'{"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
-    if in_a_row < config['max_bad_steps']:
+    if in_a_row < config['max_bad_steps'] and not (is_last and not state.totals['images']):
         return
-    for number, batch in enumerate(window):
-        for value in pytree.tree_leaves(batch):
-            if not is_finite(value):
-                broken = next(i for i in range(len(value)) if not is_finite(value[i]))
-                raise DataError(f'{names(number, broken)}: holds values that are not finite; no precision helps '
-                                f'against that')
+    unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
+               if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
+    if unsound and first_nonfinite(state, window, loss_fn, 'float32') != FINITE_FORWARD.format('gradient'):
+        raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     below_float16 = 'bfloat16' if 'bfloat16' in hardware.units else 'float32'
     lower = {'float16': below_float16, 'bfloat16': 'float32'}.get(state.dtype)
     layer = first_nonfinite(state, window, loss_fn)
@@ -3540,7 +3604,8 @@ def look(state, window, loss_fn, config, hardware, names, folder):
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world()[0] or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
-        saved = f"the batch and the weights are saved; run it again: import train_unet; train_unet.replay('{path}')"
+        own = '' if isinstance(state.model, SegmentationModel) else ', model=YOUR_NETWORK, loss_fn=YOUR_LOSS'
+        saved = f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}'{own})"
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), saved,
@@ -3553,8 +3618,11 @@ def counter(dtype):
     return 'loss_total' if dtype == 'float16' else 'total'
 
 
-def first_nonfinite(state, window, loss_fn):
-    """In words: the first layer whose output is not finite on this window."""
+FINITE_FORWARD = 'all layers are finite forward, so it is the {}'
+
+
+def first_nonfinite(state, window, loss_fn, dtype=None):
+    """In words: the first layer whose output is not finite on this window, in the precision at work or in `dtype`."""
     found, before, is_lost = [], Snapshot(state.model), False
 
     def watch(name):
@@ -3567,7 +3635,8 @@ def first_nonfinite(state, window, loss_fn):
     try:
         with torch.no_grad(), torch.compiler.set_stance('force_eager'):    # compiled code would not call the hooks
             for batch in window:
-                losses, _ = run_loss(loss_fn, under_autocast(state.model, state.dtype), to_device(batch, state.device))
+                forward = under_autocast(state.model, dtype or state.dtype)
+                losses, _ = run_loss(loss_fn, forward, to_device(batch, state.device))
                 is_lost |= not is_finite(losses)
     finally:
         for hook in hooks:
@@ -3575,7 +3644,7 @@ def first_nonfinite(state, window, loss_fn):
         before.put_back()
     if found:
         return f'first not finite: the output of {found[0]}'
-    return f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
+    return FINITE_FORWARD.format('loss' if is_lost else 'gradient')
 
 
 def replay(path, model=None, loss_fn=None):
@@ -3585,6 +3654,8 @@ def replay(path, model=None, loss_fn=None):
     """
     saved = load_checkpoint(path)
     config = {**CONFIG, **saved['config'], 'encoder_weights': None}
+    if model is None and not {'mean', 'std'} <= saved['weights'].keys():
+        raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
     model = model if model is not None else build_model(config)
     model.load_state_dict(saved['weights'])
     state = TrainState(model.train(), None, None, dtype=saved['dtype'])
@@ -3613,6 +3684,7 @@ def windows(loader, sampler):
 def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: False):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict; None if stopped.
 
+    'broken' lists the rows of the files that could not be read and were left out (skip_broken).
     A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
     Every process validates with the statistics (BatchNorm) of the first.
     """
@@ -3620,7 +3692,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
         dist.broadcast(buffer, 0)
     model.eval()
     forward, device, before = under_autocast(model, dtype), next(model.parameters()).device, random_states()
-    loss, images, counts = torch.zeros((), device=device), 0, None
+    loss, images, counts, broken = torch.zeros((), device=device), 0, None, []
     seed_everything(0)
     bar = progress(loader, len(loader), description)
     try:
@@ -3628,6 +3700,8 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
             losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
             loss, images = loss + losses.sum(), images + len(losses)
             counts = extra if counts is None else counts + extra
+            if isinstance(batch, dict) and 'broken' in batch:
+                broken += batch['index'][batch['broken']].tolist()
             if number % 10 == 0 and not bar.disable:
                 bar.set_postfix(show_numbers(loss / images, counts), refresh=False)
             if stop():
@@ -3637,7 +3711,8 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     parts = from_all((loss.item(), images, None if counts is None else counts.cpu()))
     counts = [part for *_, part in parts if part is not None]
     metrics = compute_metrics(sum(counts)) | {'confusion': sum(counts).tolist()} if counts else {}
-    return metrics | {'loss': sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))}
+    mean = sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))
+    return metrics | {'loss': mean, 'broken': sum(from_all(broken), [])}
 
 
 def evaluate_batch(loss_fn, forward, batch):
@@ -3645,8 +3720,10 @@ def evaluate_batch(loss_fn, forward, batch):
     try:
         return run_loss(loss_fn, forward, batch)
     except RuntimeError as error:
-        if not is_out_of_memory(error) or batch_length(batch) == 1:
+        if not is_out_of_memory(error):
             raise
+        if batch_length(batch) == 1:
+            raise UserError(TOO_LARGE, 'out of memory in validation') from None
     halves = cut_batch(batch, np.array_split(np.arange(batch_length(batch)), 2))
     losses, counts = zip(*(evaluate_batch(loss_fn, forward, half) for half in halves))
     return torch.cat(losses), None if counts[0] is None else sum(counts)
@@ -3658,6 +3735,7 @@ class Run:
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
         self.asked, self.stopped_by = 0, 0                             # signals: of this process, of any of them
+        self.begun = False                                             # until then there is nothing to save
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board = None                                              # TensorBoard's writer
@@ -3673,6 +3751,8 @@ class Run:
             self.after.enter_context(contextlib.suppress(OSError))     # for the folder may be gone by then
             self.after.callback((self.folder / '.holder').unlink, missing_ok=True)
             (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
+            for left_over in self.folder.glob('.*.tmp'):               # of a run that was killed in mid-save
+                left_over.unlink()
         except Timeout:
             holder = 'another run'
             with contextlib.suppress(OSError):
@@ -3683,7 +3763,7 @@ class Run:
                             'cannot start') from None
         file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
-        file.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
+        file.setFormatter(LogFormatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
         log.addHandler(file)
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
@@ -3704,9 +3784,11 @@ class Run:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
             self.asked = number
+            if not self.begun and world()[1] == 1:
+                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             name = signal.Signals(number).name
             again = ' (again: leave at once)' if world()[1] == 1 else ''
-            tqdm.write(f'{name}: finishing this step, then saving{again}', sys.stderr)
+            say(f'{name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
 
@@ -3732,6 +3814,8 @@ class Run:
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
+        if not (self.folder / 'config.py').exists():                   # the folder had vanished
+            self.write('config.py', config_text(config))
         totals = add_totals(state)                                     # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.save_content('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
@@ -3761,8 +3845,9 @@ class Run:
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
         if self.trouble != str(error):
-            log.warning('%s could not be saved: %s. Training goes on; the checkpoint before it is kept and saving is '
-                        'tried again', self.folder / name, error)
+            then = 'the run ends without it' if self.asked else 'training goes on and saving is tried again'
+            log.warning('%s could not be saved: %s. The checkpoint before it is kept; %s', self.folder / name, error,
+                        then)
         self.trouble = str(error)
 
     def agree(self, config):
@@ -3780,13 +3865,26 @@ def add_totals(state):
     return {key: sum(part[key] for part in parts if key in part) for key in parts[0]}
 
 
+def say(line, screen):
+    """A line above the progress bars. A terminal that is closed, or a full disk behind it, ends no training."""
+    with contextlib.suppress(OSError, ValueError):
+        tqdm.write(line, screen)
+        screen.flush()
+
+
+class LogFormatter(logging.Formatter):
+    """Lines of log.txt: what a file name brings along stays one line, without terminal escapes."""
+
+    def format(self, record):
+        return clean(super().format(record))
+
+
 class ScreenHandler(logging.Handler):
     """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
         if os.environ.get('RANK', '0') == '0':
-            tqdm.write(clean(self.format(record)), sys.stdout)
-            sys.stdout.flush()
+            say(clean(self.format(record)), sys.stdout)
 
 
 log.addHandler(ScreenHandler())
@@ -3811,7 +3909,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 state.left_out[name] = state.left_out.get(name, 0) + 1
             state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
             if state.window % look_every == 0 or state.window == sampler.num_windows:
-                look(state, window, loss_fn, config, hardware, names, run.folder)
+                look(state, window, loss_fn, config, hardware, names, run.folder, state.step == total_steps)
                 if not bar.disable:
                     bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
             stop, save = run.agree(config)
@@ -3850,7 +3948,7 @@ def close_epoch(state, metrics, config, run):
     state.totals = add_totals(state)
     images = max(1.0, float(state.totals['images']))
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr'],
-           'train_loss': float(state.totals['loss']) / images}
+           'train_loss': float(state.totals['loss']) / images if state.totals['images'] else math.nan}
     if 'counts' in state.totals:
         row |= {f'train_{key}': compute_metrics(state.totals['counts'])[key] for key in ('iou', 'dice')}
     row['val_loss'] = metrics['loss']
@@ -3863,7 +3961,7 @@ def close_epoch(state, metrics, config, run):
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     state.history.append(row)
-    better = score > state.best_score or state.best_epoch < 0          # a NaN is better than nothing
+    better = score > state.best_score or state.best_score == -math.inf     # a NaN is better than nothing
     if better:
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config | amp_settings(state.dtype))
@@ -3965,21 +4063,39 @@ def find_resume(config):
     if wish is None:
         return None
     if wish != 'auto':
-        if not (Path(wish) / 'config.py').is_file():
+        if not any((Path(wish) / name).is_file() for name in ('config.py', *CHECKPOINTS)):
             raise UserError(f'resume={wish!r}: is no run folder (it has no config.py)', 'cannot resume')
         return Path(wish)
     if config['run_dir'] != 'auto':
         folders = [Path(config['run_dir'])]
     else:
         folders = sorted(Path('runs').glob('*-*/config.py'), key=os.path.getmtime, reverse=True)
-        folders = [p.parent for p in folders if load_preset(p).get('data') == config['data']]
+        folders = [p.parent for p in folders if data_of(p) == config['data']]
     for folder in folders[:1]:
-        if any((folder / name).exists() for name in CHECKPOINTS) and (folder / 'config.py').is_file():
+        if any((folder / name).exists() for name in CHECKPOINTS):
             epoch = load_last(folder)[0].get('epoch')                  # what is no number is told later
             named = config['run_dir'] != 'auto'                        # then a finished one is simply done
-            if named or not isinstance(epoch, int) or epoch < load_preset(folder / 'config.py')['num_epochs']:
+            if named or not isinstance(epoch, int) or epoch < settings_of(folder)['num_epochs']:
                 return folder
     return None
+
+
+def data_of(path):
+    """The data of a run's config.py; None where that is damaged: other runs shall not suffer."""
+    with contextlib.suppress(ConfigError):
+        return load_preset(path).get('data')
+
+
+def settings_of(folder):
+    """The settings of a run: its config.py, or where that is torn or gone what its checkpoint holds."""
+    try:
+        return load_preset(folder / 'config.py')
+    except ConfigError as error:
+        saved = load_last(folder)[0]['config']
+        if not isinstance(saved, dict):
+            raise
+        log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
+        return {**saved, 'run_dir': 'auto'}
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
@@ -3991,7 +4107,7 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
 
 def resume_config(folder, overrides):
     """The config of a run with the overrides that make sense -> (config, notes). Raises ConfigError for the others."""
-    saved = load_preset(folder / 'config.py')
+    saved = settings_of(folder)
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
     config, _, notes = resolve_config(None, overrides, base=base)
     if isinstance(config['image_size'], int):
@@ -3999,6 +4115,10 @@ def resume_config(folder, overrides):
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and k in overrides_of(overrides)]
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
+    sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base, config)]
+    if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
+        fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
+                     'batch_size wants more accumulation_steps')
     if fixed:
         raise ConfigError(fixed)
     notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
@@ -4017,9 +4137,10 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
-def chosen_keys(sources):
-    """The keys that the user or a preset has set."""
-    return {key for key, origin in sources.items() if origin != 'default'}
+def chosen_keys(sources, config):
+    """The keys that the user typed, or that a preset sets to something else than the default."""
+    return {key for key, origin in sources.items() if origin == 'you' or origin != 'default'
+            and config[key] != CONFIG[key]}
 
 
 def prepare(config, sources, device, decode=False, own_data=False):
@@ -4029,7 +4150,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     brings it, and few settings matter. The one way that train, check and tune come to their settings.
     """
     hardware = detect_hardware(device)
-    precision = resolve_precision(config, hardware, chosen_keys(sources))
+    precision = resolve_precision(config, hardware, chosen_keys(sources, config))
     if own_data:
         return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
@@ -4065,6 +4186,9 @@ def settle_statistics(config, dataset):
 def build_state(model, config, precision, device):
     """A fresh TrainState on the device."""
     model = model.to(device)
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
+        warn(['the network came with 16-bit weights: they are float32 now, which amp_dtype works on'])
+        model = model.float()
     if isinstance(model, SegmentationModel):
         try_size(model)
     if config['channels_last'] and all(p.ndim < 5 for p in model.parameters()):    # not a network of volumes
@@ -4075,9 +4199,11 @@ def build_state(model, config, precision, device):
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world()[1])
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        engine = nn.parallel.DistributedDataParallel(model, [device] if device.type == 'cuda' else None,
-                                                     broadcast_buffers=False, gradient_as_bucket_view=True,
-                                                     find_unused_parameters=has_idle_parameters(model))
+        wrap = nn.parallel.DistributedDataParallel
+        old, new = 'broadcast_buffers', 'forward_sync_buffers'         # its name in newer versions of torch
+        engine = wrap(model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
+                      find_unused_parameters=has_idle_parameters(model),
+                      **{new if new in inspect.signature(wrap).parameters else old: False})
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 
@@ -4119,12 +4245,18 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
             record(state, rewind.event)
             changes |= rewind.changes
         else:
-            evaluate(state.evaluated, [collate_fn([val_data[0]])], loss_fn, state.dtype)
+            batch = [val_data[i] for i in range(min(len(val_data), val_batch_size(config)))]
+            evaluate(state.evaluated, [collate_fn(batch)], loss_fn, state.dtype)
             passed = True
         events += state.history[known:]
         restore(state, from_first(lambda: load_last(run.folder))[0])
         state.batch_size = changes.get('batch_size', state.batch_size)
     state.history += [row for row in events if 'skipped a step' not in row['event']]
+
+
+def val_batch_size(config):
+    """Images of one size go through validation together, others one by one."""
+    return config['batch_size'] if config['size_policy'] == 'resize' else 1
 
 
 def start_compiled(state, probe):
@@ -4157,6 +4289,11 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if missing and (train_data is not None or val_data is not None):
         raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss',
                         'cannot start')
+    for name in ('train_data', 'val_data'):
+        if own[name] is not None and not (hasattr(own[name], '__getitem__') and hasattr(own[name], '__len__')
+                                          and len(own[name])):
+            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty',
+                            'cannot start')
     folder = None
     log.setLevel(logging.INFO)
     try:
@@ -4208,28 +4345,35 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         model = build_model(config | ({'encoder_weights': None} if resuming else {}))    # last.pt has them
     elif config['keep_float32']:
         change_forward(find_module(model, config['keep_float32']), Float32)
+    if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
+        warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
     if precision.needs_scaler:
         size = sum(p.numel() for p in model.parameters())
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
     state = build_state(model, config, precision, device)
-    run.write('config.py', config_text(config))
     rank, count = world()
     sampler = WindowSampler(len(train_data), config, rank, count)
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
-    loader = build_loader(Plain(train_data, name_of) if own_data else train_data, config, device, batch_sampler=sampler)
+    if own_data:
+        train_data, val_data = Plain(train_data, name_of), Plain(val_data, 'validation sample {}'.format)
+    loader = build_loader(train_data, config, device, batch_sampler=sampler)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
-                              batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)
+                              batch_size=val_batch_size(config))
+    state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, chosen_keys(sources))
+        resume_state(state, run, config, precision, hardware, chosen_keys(sources, config))
+    run.write('config.py', config_text(config))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
+    run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
 
 
 class Plain(torch.utils.data.Dataset):
-    """A user's map-style data set, asked for (epoch, index) as ours are; a sample that holds NaN is named, once."""
+    """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index; a sample that
+    holds NaN is named, once."""
 
     def __init__(self, dataset, name_of):
         self.dataset, self.name_of, self.named = dataset, name_of, set()
@@ -4238,10 +4382,12 @@ class Plain(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitem__(self, key):
-        sample = self.dataset[key[1]]
-        if key[1] not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
-            self.named.add(key[1])
-            log.warning('%s holds values that are not finite; its steps are skipped', self.name_of(key[1]))
+        index = key[1] if isinstance(key, tuple) else key
+        sample = self.dataset[index]
+        if index not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
+            self.named.add(index)
+            log.warning('%s holds values that are not finite; where the loss is not finite either, the step is skipped',
+                        self.name_of(index))
         return sample
 
 
@@ -4249,6 +4395,14 @@ def is_finite(value):
     """False for a floating-point tensor or array that holds NaN or infinity."""
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind == 'f' else value
     return not (torch.is_tensor(value) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+
+
+def name_images(*datasets):
+    """A hash of the names of all images of these data sets, in their order; of their number, where they have no names.
+    """
+    names = [[os.path.basename(data.name(index)) for index in range(len(data))]
+             if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def settle_own(config):
@@ -4270,12 +4424,15 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         try:
             metrics = None                                             # of a stop, perhaps in mid-validation
             if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
-                if world()[1] > 1:
+                if world()[1] > 1 or time.monotonic() - run.last_save > 60:
                     run.save(state, config)                            # torchrun kills whom it does not see stop
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
                                    lambda: bool(run.asked) and world()[1] == 1)
             if metrics is None:
                 break
+            for row in metrics.pop('broken'):
+                name = val_loader.dataset.name(row)
+                state.left_out[name] = state.left_out.get(name, 0) + 1
             with heard_later():
                 close_epoch(state, metrics, config, run)
                 show_epoch(run, state, val_loader.dataset)
@@ -4343,6 +4500,16 @@ def take_up(state, saved, config, precision, hardware, typed):
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
+    if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
+            or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
+            or not all(isinstance(row, dict) and 'event' in row for row in saved['history']) \
+            or not all(isinstance(times, int) for times in saved['left_out'].values()) \
+            or not all(key == 'counts' or value.numel() == 1 for key, value in saved['totals'].items()):
+        raise ValueError('its counters make no sense')
+    if saved['images'] != state.images:
+        log.warning('The images, or their split, are not those this run began with: scores before and after do not '
+                    'compare, and images that validate now may have been trained on')
+        saved['images'] = state.images
     known = saved['dtype'] in hardware.units or saved['dtype'] == 'float32' or hardware.kind == 'cpu'
     dtype = saved['dtype'] if known and not typed & {'use_amp', 'amp_dtype'} else precision.dtype
     state.scaler = build_scaler(dtype, config, state.device)
@@ -4384,7 +4551,8 @@ def tell_precision(precision, hardware, config):
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
     log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
-             '' if 'tf32' in hardware.units else ' (no effect: no TF32 here)')
+             '' if 'tf32' in hardware.units or works_on_cpu(precision.tf32, hardware) else
+             ' (no effect: no TF32 here)')
     config |= amp_settings(precision.dtype)
     warn(precision.warnings)
 
@@ -4413,9 +4581,8 @@ def finish(state, val_data, config, run):
         draw_curves(state.history, run.folder / 'curves.png')
         if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel):
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-    except OSError as error:
+    except (OSError, DataError) as error:                              # a file may be gone by now
         run.complain('pictures', error)
-    command = f'python {Path(__file__).name}'
     if best:
         scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
         log.info('Best: epoch %d, %s', best['epoch'], ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
@@ -4428,10 +4595,10 @@ def finish(state, val_data, config, run):
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
     log.info('Everything is in %s: %s', run.folder, ', '.join(name for name in files if (run.folder / name).exists()))
     if run.stopped_by:
-        log.info('Stopped by %s. Continue with:  %s %s', signal.Signals(run.stopped_by).name, command,
-                 as_typed('resume', run.folder))
+        log.info('Stopped by %s. Continue with:  %s', signal.Signals(run.stopped_by).name,
+                 command_line(as_typed('resume', run.folder)))
     elif isinstance(model, SegmentationModel):
-        log.info('Next:  %s evaluate %s', command, shlex.quote(str(run.folder)))
+        log.info('Next:  %s', command_line('evaluate', shlex.quote(str(run.folder))))
     return Result(state.history, best, model, run.folder, run.stopped_by)
 
 
@@ -4440,6 +4607,7 @@ def finish(state, val_data, config, run):
 PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
     (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)], np.uint8)
+FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), (60, 60, 110)
 
 
 def contrast(image, most=64):
@@ -4458,23 +4626,32 @@ def viewable(image, limits=None):
 
 
 def colour_mask(mask, num_classes):
-    """Class ids -> colours: foreground white for two classes, the palette for more; ignored dark red."""
+    """Class ids -> colours: foreground white for two classes, the palette for more."""
     colours = np.zeros((256, 3), np.uint8)
     colours[0] = 0 if num_classes == 2 else 60
     colours[1:num_classes] = 255 if num_classes == 2 else np.resize(PALETTE, (num_classes - 1, 3))
-    colours[IGNORE] = (90, 0, 0)
+    colours[IGNORE] = IGNORED
     return colours[mask]
 
 
 def colour_errors(mask, truth, num_classes):
-    """Two classes: found green, missed red, invented yellow. More: right dark, wrong red. Ignored grey."""
+    """Two classes: found, missed and invented foreground. More: wrong pixels. All else is dark."""
     picture = np.full((*mask.shape, 3), 20, np.uint8)
-    picture[mask != truth] = (220, 50, 47)
+    picture[mask != truth] = WRONG
     if num_classes == 2:
-        picture[(mask == 1) & (truth == 1)] = (0, 158, 115)
-        picture[(mask == 1) & (truth == 0)] = (240, 228, 66)
-    picture[truth == IGNORE] = (128, 128, 128)
+        picture[(mask == 1) & (truth == 1)] = FOUND
+        picture[(mask == 1) & (truth == 0)] = INVENTED
+    picture[truth == IGNORE] = IGNORED
     return picture
+
+
+def colour_key(config):
+    """What the colours of a sheet mean: [(colour, word)]."""
+    count = config['num_classes']
+    if count == 2:
+        return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
+    classes = zip(colour_mask(np.arange(count), count), class_names(config, count))
+    return [*classes, (WRONG, 'wrong'), (IGNORED, 'ignored')]
 
 
 def fitted(picture, side, filtering):
@@ -4483,27 +4660,40 @@ def fitted(picture, side, filtering):
     return tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], filtering)
 
 
-def sheet(rows, titles, path, side=224, margin=6, heading=26):
-    """Rows of (caption, [pictures]) as one PNG; every picture is fitted into side x side."""
+def sheet(rows, titles, path, legend=(), across=1, side=224, margin=6, heading=26):
+    """Rows of (caption, [pictures]) as one PNG, `across` of them side by side; each picture fits into side x side.
+
+    legend: (colour, word) pairs, told below the pictures.
+    """
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     rows = [(caption, [fitted(picture, side, exact if column else smooth) for column, picture in enumerate(pictures)])
             for caption, pictures in rows]
-    heights = [max(tile.height for tile in tiles) for _, tiles in rows]
-    lefts = [margin + column * (side + margin) for column in range(len(titles) + 1)]
-    page = PIL.Image.new('RGB', (lefts[-1], heading + sum(heights) + len(rows) * heading), 'white')
+    lines = [rows[first:first + across] for first in range(0, len(rows), across)]
+    heights = [max(tile.height for _, tiles in line for tile in tiles) for line in lines]
+    wide, cell = margin + len(titles) * (side + margin), side // 2 + margin // 2
+    per_line = min(across, len(rows)) * wide // cell                   # words of the legend
+    below = heading * math.ceil(len(legend) / per_line)
+    page = PIL.Image.new('RGB', (min(across, len(rows)) * wide, heading + sum(heights) + len(lines) * heading + below),
+                         'white')
     draw, top = PIL.ImageDraw.Draw(page), heading
-    for left, title in zip(lefts, titles):
-        draw.text((left, 7), title, 'black', font_size=13)
-    for (caption, tiles), height in zip(rows, heights):
-        for left, tile in zip(lefts, tiles):
-            page.paste(tile, (left, top))
-        draw.text((margin, top + height + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+    for line, height in zip(lines, heights):
+        for place, (caption, tiles) in enumerate(line):
+            for column, (tile, title) in enumerate(zip(tiles, titles)):
+                left = place * wide + margin + column * (side + margin)
+                draw.text((left, 7), title, 'black', font_size=13)
+                page.paste(tile, (left, top))
+                draw.rectangle((left, top, left + tile.width - 1, top + tile.height - 1), outline=(170, 170, 170))
+            draw.text((place * wide + margin, top + height + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
         top += height + heading
+    for number, (colour, word) in enumerate(legend):
+        left, base = margin + number % per_line * cell, top + number // per_line * heading
+        draw.rectangle((left, base + 4, left + 14, base + 18), tuple(map(int, colour)), (170, 170, 170))
+        draw.text((left + 20, base + 4), clean(word)[:14], 'black', font_size=12)
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
 
 
-def draw_samples(model, dataset, path, dtype=None, captions=None):
+def draw_samples(model, dataset, path, dtype=None, captions=None, across=1):
     """A sheet of images beside truth, prediction and errors -> the page.
 
     captions: {index: words after the name of the file}; None: six images from all over the data set.
@@ -4518,8 +4708,7 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
         rows.append((os.path.relpath(dataset.name(index), root) + captions[index],
                      [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
                       colour_errors(mask, truth, count)]))
-    errors = 'errors: red missed, yellow invented' if count == 2 else 'errors in red'
-    return sheet(rows, ['image', 'truth', 'prediction', errors], path)
+    return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config), across)
 
 
 def draw_curves(history, path):
@@ -4595,10 +4784,12 @@ def as_image(image, config):
     elif isinstance(image, PIL.Image.Image):
         image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
     elif torch.is_tensor(image):
-        image = image.detach().cpu().numpy()
+        image = to_float32(image.detach().cpu()).numpy()
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     image = np.asarray(image)
-    if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf':
+    if config['image_dtype'] == 'uint8' and image.dtype.kind == 'i' and not (image >> 8).any():
+        image = image.astype(np.uint8)                                 # 0 to 255 in a wider type
+    if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
         raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
                         f'expected height x width x {config["in_channels"]} numbers')
     image = convert_pixels(image, name, config)
@@ -4686,9 +4877,11 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
             write_prediction(target, image, bands, model, save)
         except DataError as error:                                     # a large image breaks further down
             broken.append(error.problems[0])
+        except OSError as error:
+            broken.append(f'{target}: cannot be written: {error.strerror}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
     print(f'{written} masks in {output} ({written / seconds:.1f} images/s in {dtype})')
-    print(f'Next:  python train_unet.py export {shlex.quote(str(run))} format=onnx')
+    print('Next: ', command_line('export', shlex.quote(str(run)), 'format=onnx'))
     if broken:
         print(UserError(shorten(broken), f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
@@ -4708,14 +4901,13 @@ def list_inputs(inputs, output):
     Folders inside a folder are kept. None overwrites another: where two names would be the same, all keep the
     folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
-    import glob
-    files = {}                                                         # path: name below output
+    files, seen = {}, set()                                            # path: name below output
     for item in inputs:
         if os.path.isdir(item):
             found = {os.path.join(item, *entry): os.path.join(*entry) for entry in list_files(Path(item))}
             inside = os.path.join(os.path.realpath(output), '')        # masks of an earlier time
-            found = {path: name for path, name in found.items() if not os.path.realpath(path).startswith(inside)
-                     or os.path.realpath(item).startswith(inside[:-1])}
+            found = {path: name for path, name in found.items()
+                     if not os.path.realpath(path).startswith(inside) or not is_written_by_predict(path)}
         else:
             paths = [item] if os.path.exists(item) else glob.glob(item, recursive=True)
             found = {path: os.path.basename(path) for path in sorted(paths) if os.path.isfile(path)}
@@ -4724,24 +4916,38 @@ def list_inputs(inputs, output):
                      and not os.path.basename(path).startswith('.')}
         if not found:
             raise UserError(f'{item}: there is no such file, or no image in it', 'nothing to predict')
-        files |= found
+        files |= {path: name for path, name in found.items() if os.path.abspath(path) not in seen}
+        seen |= set(map(os.path.abspath, found))
     if len(set(files.values())) < len(files):
         common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
         files = {path: os.path.relpath(path, common) for path in files}
-    parts = [(path, *os.path.splitext(name)) for path, name in files.items()]
-    stems = Counter(stem for _, stem, _ in parts)
-    return [(path, output / f'{stem}{suffix * (stems[stem] > 1)}.png') for path, stem, suffix in parts]
+    stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
+    for _ in range(2):                                                 # a.jpg, a.tif, and then perhaps a.jpg.png
+        times = Counter(stems.values())
+        stems = {path: stem if times[stem] == 1 else files[path] for path, stem in stems.items()}
+    return [(path, output / f'{stem}.png') for path, stem in stems.items()]
 
 
 def refuse_overwriting(files, output):
-    """A mask must not take the place of the image that it is made of."""
+    """A mask must not take the place of an image, be it one of the inputs or another that lies in the folder."""
     if output.exists() and not output.is_dir() or output.suffix.lower() in SUFFIXES and not output.exists():
         raise UserError(f'-o {output}: name a folder; masks get the names of their images', 'nothing to predict')
-    real = os.path.realpath
-    lost = [path for path, target in files if real(path) in (real(target), real(target.with_suffix('.tif')))]
+    lost = [str(path) for _, target in files for path in (target, target.with_suffix('.tif'))
+            if path.is_file() and not is_written_by_predict(path)]
     if lost:
-        raise UserError([*shorten(lost), 'would be overwritten by their masks; type -o with another folder'],
+        raise UserError([*shorten(lost), 'would be overwritten by masks; type -o with another folder'],
                         'nothing to predict')
+
+
+MARK = 'train_unet predict'        # the software that a mask names as its maker
+
+
+def is_written_by_predict(path):
+    """Whether a file is a mask of an earlier time, by what PNG and TIFF say of the software that wrote them."""
+    PIL.Image.MAX_IMAGE_PIXELS = None                                  # only the header is read
+    with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=('PNG', 'TIFF')) as picture:
+        return MARK in (picture.info.get('Software'), dict(getattr(picture, 'tag_v2', {})).get(305))
+    return False
 
 
 def read_ahead(read, paths, depth=4):
@@ -4773,12 +4979,14 @@ def write_prediction(target, image, bands, model, save):
         colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
             file, cut_tiles(rows(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
-            photometric=kind, colormap=colours, planarconfig='contig' if len(shape) > 2 else None))
+            photometric=kind, colormap=colours, planarconfig='contig' if len(shape) > 2 else None, software=MARK))
     else:
         picture = PIL.Image.fromarray(np.stack(list(rows())))
         if save == 'palette':
             picture.putpalette(palette.tobytes())
-        write_file(target, lambda file: picture.save(file, 'PNG'))
+        mark = PIL.PngImagePlugin.PngInfo()
+        mark.add_text('Software', MARK)
+        write_file(target, lambda file: picture.save(file, 'PNG', pnginfo=mark))
 
 
 def cut_tiles(rows, side):
@@ -4812,6 +5020,11 @@ def evaluate_run(folder, overrides):
     model, other = load(folder, overrides.get('device', 'auto')), 'data' in overrides
     model.config |= {'val_fraction': 0} | overrides if other else overrides        # all of other data is scored
     data = inspect_data(model.config)
+    if other:
+        print('\n'.join(map(clean, describe_data(data, model.config))))
+        if np.count_nonzero(data.shares) < 2 and set(data.values) & {model.config['ignore_index']}:
+            raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
+                             'say what the values mean in mask_values, or type ignore_index=None'])
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
@@ -4875,14 +5088,15 @@ def report(run, model, dataset, split, counts, per_image, other_data):
                'confusion': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE, 'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
-    agreement = lambda row: 1 - np.nan_to_num(row['wrong_pixels']) if math.isnan(row['iou']) else row['iou']
+    right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])
+    agreement = lambda row: (right(row) if math.isnan(row['iou']) else row['iou'], right(row))
     worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
-    draw_samples(model, dataset, folder / 'worst.png', captions=worst)
+    draw_samples(model, dataset, folder / 'worst.png', captions=worst, across=2)
     draw_confusion(counts[level], names, folder / 'confusion.png')
     with contextlib.suppress(UserError):                               # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], run / 'curves.png')
     print(f'Written to {folder}: metrics.json, worst.png, confusion.png; to {run}: curves.png')
-    print(f'Next:  python train_unet.py predict {shlex.quote(str(run))} YOUR_IMAGES -o masks')
+    print('Next: ', command_line('predict', shlex.quote(str(run)), 'YOUR_IMAGES -o masks'))
     return 0
 
 
@@ -5115,7 +5329,8 @@ def estimate_memory(config, dtype):
         target = torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
         activations, largest = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    states = 1 if config['optimizer'].lower() in ('sgd', 'rmsprop') else 2
+    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 0}.get(
+        config['optimizer'].lower(), 2)
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
             'workspace': 2 * largest}
@@ -5186,8 +5401,7 @@ def check(preset, overrides):
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
     words = [as_typed(key, value) for key, value in overrides.items()]
-    print(f'what the network will see: {path}\nready: python train_unet.py '
-          + ' '.join([f'--preset {preset}'] * bool(preset) + words))
+    print(f'what the network will see: {path}\nready:', command_line(*[f'--preset {preset}'] * bool(preset), *words))
     return 0
 
 
@@ -5259,7 +5473,7 @@ def tune(preset, overrides, seconds=60.0):
     del candidates, candidate, kinds, fastest                          # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
-    base = load_preset(preset) if preset is not None else {}
+    base = translate(load_preset(preset), [])[0] if preset is not None else {}
     return conclude_tuning(best, compiled, config, hardware, len(dataset), window, loss_fn, base, overrides)
 
 
@@ -5395,8 +5609,8 @@ def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, ba
         print(f'compiling took {compiled.compile_seconds:.0f} s and {when} of {count} images')
         winner = compiled if payback < config['num_epochs'] else best
     if winner is best:
-        print(f'refuted here: preset fast asks for compile; it does not pay back within your '
-              f'{config["num_epochs"]} epochs')
+        why = f'it does not pay back within your {config["num_epochs"]} epochs' if compiled else 'it does not work here'
+        print(f'refuted here: preset fast asks for compile; {why}')
     settings = amp_settings(winner.dtype) | {'tf32_matmul_precision': winner.tf32,
                                              'channels_last': winner.channels_last, 'compile_model': winner.compiled}
     print(describe_memory(estimate_memory(config, winner.dtype)))
@@ -5407,9 +5621,9 @@ def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, ba
     path = Path('runs') / 'tuned.py'
     heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
     write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
-    words = ' '.join(as_typed(key, value) for key, value in overrides.items()
-                     if not {SHORT_NAMES.get(key, key)} & settings.keys() and key not in FOREIGN)
-    print(f'best here: {winner.name}\nuse it with:  python train_unet.py --preset {path} {words}'.rstrip())
+    words = [as_typed(key, value) for key, value in overrides.items()
+             if not {SHORT_NAMES.get(key, key)} & settings.keys() and key not in FOREIGN]
+    print(f'best here: {winner.name}\nuse it with: ', command_line('--preset', str(path), *words))
     return 0
 
 
@@ -5466,11 +5680,15 @@ def main(argv=None):
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
-    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        print(f'{clean(error.filename)}: {error.strerror}', file=sys.stderr)
-        return 2
+    except SystemExit as error:                                        # a signal before there was anything to save
+        return error.code
     except BrokenPipeError:                                            # piped into head
         return 1
+    except OSError as error:                                           # no permission, no space, a folder for a file
+        if not error.strerror:
+            raise
+        print(f'{clean(error.filename or "a file")}: {error.strerror}', file=sys.stderr)
+        return 2
 
 
 if __name__ == '__main__':
