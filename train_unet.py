@@ -4091,9 +4091,9 @@ def settings_of(folder):
     try:
         return load_preset(folder / 'config.py')
     except ConfigError as error:
-        saved = load_last(folder)[0]['config']
-        if not isinstance(saved, dict):
+        if 'not executed' in str(error):                               # whole, but no preset
             raise
+        saved = dict(load_last(folder)[0]['config'])
         log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
         return {**saved, 'run_dir': 'auto'}
 

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_checkpoints.py
 import builtins
 import errno
 import fcntl
+import io
 import math
 import multiprocessing
 import os
@@ -835,3 +836,191 @@ def test_a_crash_between_two_renames_costs_nothing():
     os.replace('run/last.pt', 'run/last.new')
     torch.save(newer | {'epoch': 1}, 'run/previous.pt')
     assert tu.load_last('run')[0]['epoch'] == newer['epoch'] > 1
+
+
+# --- what an audit by running found ---
+
+def test_a_screen_that_is_gone_ends_no_training(monkeypatch):
+    """A full disk behind stdout, as when slurm.out lies on it; also what the handler of a signal writes."""
+    class Full(io.TextIOBase):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, 'stdout', Full())
+        patch.setattr(sys, 'stderr', Full())
+        result = train_own(loss_fn=stop_at(4))
+    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 2
+
+
+def test_a_torn_config_is_replaced_by_that_of_the_checkpoint(caplog):
+    train_own(num_epochs=2)
+    text = tu.Path('run/config.py').read_text()
+    tu.Path('run/config.py').write_text(text[:len(text) // 2])
+    assert train_own(resume='run', run_dir='auto', num_epochs=3).history[-1]['epoch'] == 3
+    assert 'the settings in the checkpoint are taken' in caplog.text
+    assert tu.load_preset('run/config.py')['num_epochs'] == 3          # whole again
+
+
+def test_a_torn_config_of_another_run_is_no_hindrance(data):
+    (tu.Path('runs') / 'other-1').mkdir(parents=True)
+    (tu.Path('runs') / 'other-1' / 'config.py').write_text('config = {')
+    settings = {**SMALL, 'num_epochs': 1, 'resume': 'auto', 'run_dir': 'auto'}
+    assert tu.train(**settings).run_dir == tu.Path('runs/set-1')
+
+
+def test_a_folder_that_vanished_can_be_resumed_all_the_same():
+    real, calls = squares, []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 8:
+            shutil.rmtree('run')
+        return real(model, batch)
+
+    train_own(loss_fn=loss_fn)
+    assert train_own(resume='run', run_dir='auto', num_epochs=4).history[-1]['epoch'] == 4
+
+
+def test_a_refused_resume_leaves_the_settings_of_the_run_alone(data):
+    train_own(num_epochs=1)
+    before = tu.Path('run/config.py').read_text()
+    with pytest.raises(tu.UserError, match='does not belong'):
+        tu.train(resume='run', data='set', num_epochs=3, device='cpu')  # without the network it was given
+    assert tu.Path('run/config.py').read_text() == before
+
+
+@pytest.mark.parametrize('change', [{'weight_decay': 0.5}, {'momentum': 0.5}])
+def test_what_is_changed_on_resume_is_at_work(change):
+    first = dict(optimizer='SGD', ema_decay=None)
+    train_own(num_epochs=1, **first)
+    shutil.copytree('run', 'copy')
+    train_own(resume='run', run_dir='auto', num_epochs=2)
+    train_own(resume='copy', run_dir='auto', num_epochs=2, **change)
+    [(key, value)] = change.items()
+    assert final('copy')['optimizer']['param_groups'][0][key] == value
+    assert not torch.equal(final()['model']['0.weight'], final('copy')['model']['0.weight'])
+
+
+def test_the_effective_batch_stays_what_it_was():
+    train_own(num_epochs=1)
+    with pytest.raises(tu.ConfigError, match='must stay 4 on resume'):
+        train_own(resume='run', run_dir='auto', batch_size=8)
+    train_own(resume='run', run_dir='auto', batch_size=2, accumulation_steps=2)
+
+
+def test_other_images_than_the_run_began_with_are_told(data, caplog):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' not in caplog.text
+    for kind in ('images', 'masks'):
+        shutil.copy(f'set/{kind}/003.png', f'set/{kind}/903.png')
+    tu.train(resume='run', num_epochs=3)
+    assert 'not those this run began with' in caplog.text
+
+
+@pytest.mark.parametrize('crafted', [
+    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
+    {'history': [{'x': 1}]}, {'left_out': {'a': {}}}, {'totals': {'images': torch.zeros(3)}}])
+def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
+    train_own(num_epochs=1)
+    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
+    with pytest.raises(tu.UserError, match='does not belong to this run'):
+        train_own(resume='run', run_dir='auto', num_epochs=2)
+
+
+def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
+    train_own(num_epochs=1)
+    with zipfile.ZipFile('run/last.pt') as whole, zipfile.ZipFile('bomb.pt', 'w', zipfile.ZIP_DEFLATED) as bomb:
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name))
+        bomb.writestr('zeros', bytes(10**7))
+    with pytest.raises(OSError, match='may be a bomb'):
+        tu.load_checkpoint('bomb.pt')
+
+
+def test_the_smoke_test_takes_a_whole_batch_of_validation():
+    class TwoSizes(Samples):
+        def __getitem__(self, index):
+            side = 8 + 4 * (index % 2)
+            return {'image': torch.zeros(3, side, side), 'target': torch.zeros(1, side, side)}
+
+    calls = []
+    with pytest.raises(RuntimeError, match='stack expects'):
+        tu.train(model=network(), loss_fn=lambda *args: calls.append(1) or squares(*args), train_data=Samples(),
+                 val_data=TwoSizes(4), **OWN)
+    assert len(calls) == 1                                             # one training window, not an epoch
+
+
+def test_one_image_of_validation_that_does_not_fit_is_told_in_words():
+    def loss_fn(model, batch):
+        if not torch.is_grad_enabled():
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return squares(model, batch)
+
+    with pytest.raises(tu.UserError, match='one image at a time does not fit') as caught:
+        train_own(loss_fn=loss_fn)
+    assert caught.value.title == 'out of memory in validation'
+
+
+@pytest.mark.parametrize('words', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`',
+                                   'cuDNN error: CUDNN_STATUS_ALLOC_FAILED'])
+def test_libraries_that_get_no_memory_halve_the_batch_too(words):
+    def loss_fn(model, batch):
+        if len(batch['image']) > 2:
+            raise RuntimeError(words)
+        return squares(model, batch)
+
+    assert train_own(loss_fn=loss_fn, num_epochs=1).history[-1]['batch_size'] == 2
+
+
+def test_left_overs_of_a_save_that_was_killed_go_away():
+    train_own(num_epochs=1)
+    tu.Path('run/.last.new.4711.tmp').write_bytes(bytes(100))
+    train_own(resume='run', run_dir='auto', num_epochs=2)
+    assert not [path for path in tu.Path('run').iterdir() if path.name.endswith('.tmp')]
+
+
+def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
+    draw_set('set', count=400, size=8)
+    real, seen = tu.PIL.Image.open, []
+
+    def slow(path, **how):
+        seen.append(path)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.005)
+        return real(path, **how)
+
+    monkeypatch.setattr(tu.PIL.Image, 'open', slow)
+    words = [f'{key}={str(value).replace(" ", "")}' for key, value in SMALL.items()]
+    assert tu.main(words) == 143
+    assert len(seen) < 800 and not os.path.exists('run/last.pt')       # of 1,200: the rest was not looked at
+
+
+def test_lines_of_the_log_file_are_clean():
+    with tu.Run('run'):
+        tu.log.warning('left out: \x1b[31mred\n2026-01-01 00:00:00 Best: epoch 9')
+    [line] = tu.Path('run/log.txt').read_text().splitlines()
+    assert '\x1b' not in line and r'\n2026' in line
+
+
+def test_a_validation_file_that_breaks_is_left_out_counted_and_named(data, caplog):
+    settings = {**SMALL, 'num_epochs': 3, 'skip_broken': True, 'cache_images': False}
+    real, epochs = tu.evaluate, []
+
+    def evaluate(*args, **named):
+        epochs.append(1)
+        if len(epochs) == 3:                                           # the smoke test is the first
+            broken.write_bytes(b'')
+        return real(*args, **named)
+
+    dataset = tu.inspect_data({**tu.CONFIG, **settings}).pairs
+    broken = tu.Path(os.fsdecode(dataset.images[dataset.rows('val')[0]]))
+    tu.evaluate = evaluate
+    try:
+        result = tu.train(**settings)
+    finally:
+        tu.evaluate = real
+    assert [row['epoch'] for row in result.history] == [1, 2, 3] and result.history[-1]['val_iou'] > 0
+    assert f'left out 2 times, because it could not be read: {broken}' in caplog.text

@@ -982,3 +982,97 @@ def test_class_weights_travel_to_the_device_once():
     loss_fn = tu.SegmentationLoss({**tu.CONFIG, 'num_classes': 2, 'image_size': [4, 4]}, torch.ones(2))
     loss_fn.losses(torch.zeros(1, 1, 4, 4, device='meta'), torch.zeros(1, 4, 4, dtype=torch.long, device='meta'))
     assert loss_fn.class_weights.device.type == 'meta'
+
+
+# --- what an audit by running found ---
+
+class Nothing(nn.Module):
+    """A layer that gives NaN."""
+
+    def forward(self, images):
+        return images * math.nan
+
+
+def test_nan_in_every_step_of_a_short_run_is_no_success():
+    with pytest.raises(tu.TrainingDiverged, match='the output of 1 \\(Nothing\\)'):
+        train(model=nn.Sequential(nn.Conv2d(3, 1, 1), Nothing()), num_epochs=1)
+
+
+def test_an_epoch_without_a_sound_step_has_no_loss():
+    """float16 gradients that overflow until the scale is found: 2^40 needs more steps than the epoch has."""
+    result = train(num_epochs=20, use_amp=True, amp_dtype='float16', init_scale=2.0 ** 24, batch_size=8)
+    losses = [row['train_loss'] for row in result.history if not row['event']]
+    assert math.isnan(losses[0]) and losses[-1] > 0
+
+
+class Missing(Samples):
+    """Half of the targets are missing: NaN, which the loss leaves out."""
+
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        self.targets[::2, :, :4] = math.nan
+
+
+def known_squares(model, batch):
+    known = ~batch['target'].isnan()
+    difference = torch.where(known, model(batch['image']) - batch['target'].nan_to_num(), 0)
+    return difference.square().sum((1, 2, 3)) / known.sum((1, 2, 3))
+
+
+class Large(nn.Module):
+    """A layer whose output float16 cannot hold."""
+
+    def forward(self, images):
+        return images * 1e6 / 1e6
+
+
+def test_nan_that_the_loss_leaves_out_is_not_to_blame():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Large(), nn.Conv2d(8, 1, 1))
+    result = train(model=model, train_data=Missing(), val_data=Missing(4), loss_fn=known_squares, num_epochs=4,
+                   use_amp=True, amp_dtype='float16', max_bad_steps=2)
+    assert 'precision float16 -> ' in ' '.join(row['event'] for row in result.history)
+    assert result.history[-1]['train_loss'] > 0
+
+
+def test_nan_in_a_validation_sample_is_named_and_the_last_weights_are_kept(caplog):
+    result = train(val_data=Samples(5, broken=[3]))
+    assert 'validation sample 3 holds values that are not finite' in caplog.text
+    assert result.best['epoch'] == 3                                   # not the first, which no score prefers
+
+
+@pytest.mark.parametrize('wrong', [{'train_data': iter([1])}, {'val_data': []}, {'train_data': Samples(0)}])
+def test_data_that_cannot_be_asked_or_is_empty_is_refused_in_words(wrong):
+    with pytest.raises(tu.UserError, match='map-style Dataset'):
+        train(**wrong)
+
+
+def test_one_image_that_batchnorm_refuses_is_told_in_words():
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
+    with pytest.raises(tu.UserError, match='type batch_size=2'):
+        train(model=model, batch_size=1)
+
+
+def test_a_network_of_16_bits_gets_float32_weights(caplog):
+    result = train(model=network().bfloat16(), num_epochs=1)
+    assert {p.dtype for p in result.model.parameters()} == {torch.float32}
+    assert 'float32 now' in caplog.text
+
+
+@pytest.mark.parametrize('counts', [{'a': 1}, 3, torch.zeros(4), torch.zeros(2, 3)])
+def test_counts_of_another_form_are_the_callers_mistake(counts):
+    with pytest.raises(TypeError, match='confusion matrix'):
+        train(loss_fn=lambda model, batch: (squares(model, batch), counts))
+
+
+def test_replay_of_a_network_of_ones_own_asks_for_it():
+    model = nn.Sequential(nn.Conv2d(3, 1, 1), Nothing())
+    with pytest.raises(tu.TrainingDiverged, match='model=YOUR_NETWORK'):
+        train(model=model)
+    with pytest.raises(tu.UserError, match='give model and loss_fn too'):
+        tu.replay('run/bad_batch.pt')
+
+
+def test_momentum_is_for_sgd_alone():
+    config = settings(optimizer='RMSprop')
+    assert fresh(config).optimizer.defaults['momentum'] == 0
+    assert fresh({**config, 'optimizer': 'SGD'}).optimizer.defaults['momentum'] == 0.9
