@@ -4907,7 +4907,7 @@ def list_inputs(inputs, output):
             found = {os.path.join(item, *entry): os.path.join(*entry) for entry in list_files(Path(item))}
             inside = os.path.join(os.path.realpath(output), '')        # masks of an earlier time
             found = {path: name for path, name in found.items()
-                     if not os.path.realpath(path).startswith(inside) or not is_written_by_predict(path)}
+                     if not os.path.realpath(path).startswith(inside) or not is_written_by_predict(Path(path))}
         else:
             paths = [item] if os.path.exists(item) else glob.glob(item, recursive=True)
             found = {path: os.path.basename(path) for path in sorted(paths) if os.path.isfile(path)}
@@ -4945,8 +4945,12 @@ MARK = 'train_unet predict'        # the software that a mask names as its maker
 def is_written_by_predict(path):
     """Whether a file is a mask of an earlier time, by what PNG and TIFF say of the software that wrote them."""
     PIL.Image.MAX_IMAGE_PIXELS = None                                  # only the header is read
-    with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=('PNG', 'TIFF')) as picture:
-        return MARK in (picture.info.get('Software'), dict(getattr(picture, 'tag_v2', {})).get(305))
+    with contextlib.suppress(*UNREADABLE):
+        if path.suffix == '.tif':
+            with open_tiff(path) as file:
+                return file.pages[0].software == MARK
+        with PIL.Image.open(path, formats=('PNG',)) as picture:
+            return picture.info.get('Software') == MARK
     return False
 
 

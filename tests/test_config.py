@@ -520,3 +520,46 @@ def test_script_header_and_requirements_name_the_same_packages():
 ])
 def test_flags_of_other_trainers_do_not_swallow_the_next_word(words, overrides):
     assert parse_overrides(words) == (overrides, [])
+
+
+# --- what an audit by running found ---
+
+@pytest.mark.parametrize('key, value, meant', [('architecture', 'unet++', 'UnetPlusPlus'),
+                                               ('architecture', 'deeplabv3+', 'DeepLabV3Plus')])
+def test_a_plus_is_a_plus(key, value, meant):
+    assert f"did you mean '{meant}'?" in problems_of(**{key: value})[0]
+
+
+def test_float32_is_no_amp_dtype_and_float16_no_advice():
+    [problem] = problems_of(amp_dtype='float32')
+    assert 'use_amp=False' in problem and 'float16' not in problem
+
+
+@pytest.mark.parametrize('key', ['use_amp', 'num_workers', 'learning_rate', 'cache_images'])
+def test_auto_may_be_spelled_auto(key):
+    assert resolved(**{key: 'Auto'})[key] == 'auto'
+
+
+def test_cases_do_not_matter_for_devices_nor_in_contradictions():
+    assert resolved(device='CPU')['device'] == 'cpu'
+    assert resolved(amp_dtype='BFloat16', bf16=True)['amp_dtype'] == 'bfloat16'
+
+
+@pytest.mark.parametrize('changes', [{'class_names': [None, 2]}, {'mask_values': {0: 0, 255: True}},
+                                     {'class_weights': [1, 2, 3], 'num_classes': 2}])
+def test_what_was_taken_for_granted_is_refused(changes):
+    assert len(problems_of(**changes)) == 1
+
+
+def test_a_name_that_is_missing_is_told():
+    with pytest.raises(ConfigError, match='--run-dir'):
+        parse_command(['--run-dir', '--epochs', '3'])
+
+
+def test_a_run_folder_is_a_preset_and_a_mark_of_windows_no_fault(tmp_path):
+    (tmp_path / 'runs' / 'x').mkdir(parents=True)
+    text = "config = {'batch_size': 3}"
+    (tmp_path / 'runs' / 'x' / 'config.py').write_bytes(b'\xef\xbb\xbf' + text.encode())
+    assert load_preset(tmp_path / 'runs' / 'x') == {'batch_size': 3}
+    (tmp_path / 'fast').mkdir()                                        # a folder without a config.py is none
+    assert load_preset('fast') != {'batch_size': 3}

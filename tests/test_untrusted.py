@@ -314,3 +314,23 @@ def test_a_secret_in_a_preset_is_refused_with_the_reason_and_saved_nowhere(set_f
     told = capsys.readouterr()
     assert 'secrets do not belong in a config' in told.err and 'hunter2' not in told.err + told.out
     assert not os.path.exists('runs')
+
+
+def test_a_deflated_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_path):
+    """8 x 8 pixels of 5 bands in one strip, which unpacks to 200 MB."""
+    path = tmp_path / 'bomb.tif'
+    tifffile.imwrite(path, np.zeros((8, 8, 5), np.uint8), compression='zlib', photometric='minisblack',
+                     planarconfig='contig', rowsperstrip=8)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        place, size = (page.tags[code].valueoffset for code in (273, 279))
+    bomb = zlib.compress(bytes(2 * 10**8), 9)
+    content = bytearray(path.read_bytes())
+    for at, value in ((place, len(content)), (size, len(bomb))):
+        content[at:at + 4] = struct.pack('<I', value)
+    path.write_bytes(bytes(content) + bomb)
+    tracemalloc.start()
+    with pytest.raises(tu.DataError, match='unpacks to more than its 320 bytes'):
+        tu.read_image(path, CONFIG | {'in_channels': 5})
+    assert tracemalloc.get_traced_memory()[1] < 5 * 10**7
+    tracemalloc.stop()

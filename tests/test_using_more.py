@@ -537,3 +537,132 @@ def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, capsys):
     """More classes than it was trained for would only give zeros."""
     assert train_unet.main(['evaluate', str(two[0]), f'data={two[1]}', 'num_classes=4']) == 2
     assert 'num_classes: belongs to the trained network' in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- what an audit by running found
+
+
+def save_images(folder, *names):
+    """Small images under these names -> the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        array = np.random.default_rng(number).integers(0, 255, (40 + number, 50, 3), dtype=np.uint8)
+        PIL.Image.fromarray(array).save(folder / name)
+    return folder
+
+
+def test_no_mask_takes_the_place_of_another(two, tmp_path):
+    folder = save_images(tmp_path / 'p', 'a.png', 'a.jpg', 'a.jpg.png')
+    assert train_unet.predict(two[0], [str(folder)], tmp_path / 'out') == 0
+    assert len(written(tmp_path / 'out')) == 3
+    sizes = {PIL.Image.open(tmp_path / 'out' / name).size for name in written(tmp_path / 'out')}
+    assert sizes == {(50, 40), (50, 41), (50, 42)}
+
+
+def test_one_file_in_two_spellings_is_one_file(two, tmp_path, monkeypatch):
+    save_images(tmp_path / 'p', 'a.jpg')
+    monkeypatch.chdir(tmp_path)
+    assert train_unet.predict(two[0], ['p/a.jpg', './p/a.jpg'], 'out') == 0
+    assert written(tmp_path / 'out') == ['a.png']
+
+
+def test_photographs_in_the_folder_of_the_masks_stay(two, tmp_path):
+    """An image that is no input; one in a folder inside the inputs, which is no mask of an earlier time."""
+    beside = save_images(tmp_path / 'q', 'a.png', 'a.jpg')
+    inside = save_images(tmp_path / 'r', 'a.jpg')
+    save_images(inside / 's', 'a.png')
+    for inputs, output in (([beside / 'a.jpg'], beside), ([inside], inside / 's')):
+        before = (output / 'a.png').read_bytes()
+        with pytest.raises(train_unet.UserError, match='would be overwritten'):
+            train_unet.predict(two[0], list(map(str, inputs)), output)
+        assert (output / 'a.png').read_bytes() == before
+
+
+@pytest.mark.parametrize('save', ['mask', 'palette', 'overlay', 'probability'])
+def test_masks_of_an_earlier_time_are_written_anew(two, tmp_path, save):
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    for _ in range(2):
+        assert train_unet.predict(two[0], [str(folder)], folder / 'masks', save=save) == 0
+    assert written(folder) == ['a.jpg', 'masks/a.png']
+
+
+def test_a_tiff_of_an_earlier_time_is_written_anew(three, tmp_path):
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    for _ in range(2):
+        assert train_unet.predict(three[0], [str(folder)], folder / 'masks', save='probability') == 0
+    assert written(folder) == ['a.jpg', 'masks/a.tif']
+
+
+def test_a_mask_that_cannot_be_written_costs_no_other(two, tmp_path, capsys):
+    folder = save_images(tmp_path / 'p', 'a.png', 'x' * 250 + '.png', 'z.png')
+    (tmp_path / 'out' / 'a.png').mkdir(parents=True)
+    assert train_unet.predict(two[0], [str(folder)], tmp_path / 'out') == 1
+    assert written(tmp_path / 'out') == ['x' * 250 + '.png', 'z.png']
+    assert 'a.png: cannot be written' in capsys.readouterr().err
+
+
+def test_other_data_whose_foreground_is_ignored_is_refused(three, two, capsys):
+    assert train_unet.main(['evaluate', str(three[0]), f'data={two[1]}']) == 2
+    assert 'all pixels are of one class or ignored' in capsys.readouterr().err
+
+
+def test_how_other_data_was_understood_is_told(own, tmp_path, capsys):
+    assert train_unet.main(['evaluate', str(own), f'data={draw_set(tmp_path / "new", values=(0, 1))}']) == 0
+    assert '0 is background, 1 foreground' in capsys.readouterr().out
+
+
+def test_a_class_that_is_never_predicted_has_no_precision():
+    counts = torch.tensor([[5, 0, 0], [2, 0, 0], [0, 0, 0]])
+    metrics = train_unet.compute_metrics(counts)
+    assert metrics['precision_per_class'][:2] == [5 / 7, 0] and math.isnan(metrics['precision_per_class'][2])
+    assert metrics['mean_precision'] == pytest.approx(5 / 14) and metrics['mean_recall'] == 0.5
+
+
+def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, monkeypatch):
+    """Nothing is found in any image, so IoU is 0 everywhere; the discs are of different sizes."""
+    drawn = {}
+    monkeypatch.setattr(train_unet, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
+    saved = train_unet.load_checkpoint(own / 'best.pt')
+    name = next(key for key in saved['weights'] if key.endswith('segmentation_head.0.bias'))
+    saved['weights'][name] = torch.full_like(saved['weights'][name], -1e4)
+    train_unet.save_checkpoint(own / 'best.pt', saved)
+    assert train_unet.evaluate_run(own, {}) == 0
+    rows = json.loads((own / 'metrics.json').read_text())['images']
+    shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
+    assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
+
+
+@pytest.mark.parametrize('wider', [np.int64, np.int32, np.int16])
+def test_whole_numbers_up_to_255_are_an_8_bit_image(two, wider):
+    model = train_unet.load(two[0])
+    image = np.array(PIL.Image.open(two[1] / 'images' / '001.png'))
+    assert np.array_equal(model.predict(image.astype(wider)), model.predict(image))
+
+
+@pytest.mark.parametrize('image', [torch.rand(3, 8, 8).bfloat16(), np.zeros((0, 5, 3), np.uint8)], ids=['bf16', 'empty'])
+def test_what_is_no_image_for_this_network_is_told_in_words(two, image):
+    with pytest.raises(train_unet.DataError):
+        train_unet.load(two[0]).predict(image)
+
+
+def test_a_pattern_with_an_equals_sign_is_a_path(two, tmp_path, monkeypatch):
+    save_images(tmp_path / 'run=3', 'a.png')
+    monkeypatch.chdir(tmp_path)
+    assert train_unet.main(['predict', str(two[0]), 'run=3/*.png', '-o', 'out']) == 0
+    assert written(tmp_path / 'out') == ['a.png']
+
+
+def test_the_next_line_names_the_script_as_it_was_called(two, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['../there/train_unet.py'])
+    train_unet.predict(two[0], [str(two[1] / 'images' / '001.png')], tmp_path / 'out')
+    assert 'Next:  python ../there/train_unet.py export' in capsys.readouterr().out
+
+
+def test_a_sheet_tells_its_colours_and_holds_two_rows_side_by_side(tmp_path):
+    rows = [(f'row {n}', [np.full((40, 60, 3), 255, np.uint8)] * 4) for n in range(12)]
+    key = train_unet.colour_key({'num_classes': 3, 'class_names': ['ground', 'disc', 'corner']})
+    page = np.asarray(train_unet.sheet(rows, ['image', 'truth', 'prediction', 'errors'], tmp_path / 'x.png', key, 2))
+    assert page.shape[1] / page.shape[0] > 1.2
+    bottom = page[-26:].reshape(-1, 3)
+    assert all((bottom == np.array(colour)).all(1).any() for colour, _ in key)
+    assert [word for _, word in key] == ['ground', 'disc', 'corner', 'wrong', 'ignored']
