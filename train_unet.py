@@ -2297,9 +2297,9 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 def build_augmentation(config, is_uint8):
     """The albumentations pipeline of one training sample, after resizing or cropping. None: nothing to do.
 
-    Strangeness slows learning and prevents learning by heart: by default an image that is seen 12 times is changed
-    beyond a mirror image with a chance of 1 in 10, one seen 60 times or more with 1 in 2. Raises ConfigError for a
-    file that is no saved pipeline.
+    Strangeness slows learning and prevents learning by heart: by default an image that is seen up to 20 times is only
+    mirrored, one seen 28 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2.
+    Raises ConfigError for a file that is no saved pipeline.
     """
     wish = config['augment']
     if wish == 'none':
@@ -2309,7 +2309,7 @@ def build_augmentation(config, is_uint8):
         return load_augmentation(wish, shape, np.uint8 if is_uint8 else np.float32)
     border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
     height, width = config['image_size']
-    strong, chance = wish == 'strong', min(0.5, config['num_epochs'] / 120)
+    strong, chance = wish == 'strong', min(0.5, max(0, config['num_epochs'] - 20) / 80)
     steps = [A.HorizontalFlip(p=0.5)]
     if strong:
         steps += [A.D4(p=1)] if height == width else [A.VerticalFlip(p=0.5)]
@@ -2893,8 +2893,9 @@ class SegmentationLoss:
 
     One value per image, so that a batch may be split in any way: cross-entropy (or focal, Lin et al. 2017, gamma 2)
     averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
-    squares, smoothed by 1; for more than two classes the mean over the classes in the image). An image whose every
-    pixel is ignored has the loss 0. The price of this: no Dice over a whole batch.
+    squares, smoothed by 1). For more than two classes it is the mean over the classes in the image of 1 - Dice -
+    0.1 log(Dice): where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong et al.
+    2018) does not. An image whose every pixel is ignored has the loss 0. The price of this: no Dice over a whole batch.
     """
 
     def __init__(self, config, class_weights=None):
@@ -2942,7 +2943,8 @@ class SegmentationLoss:
             present = one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
             counted = torch.ones_like(present) if logits.shape[1] == 1 else (present > 0).float()
-            total = total + ((1 - dice) * counted).sum(1) / counted.sum(1).clamp_min(1)
+            missed = 1 - dice if logits.shape[1] == 1 else 1 - dice - 0.1 * dice.log()
+            total = total + (missed * counted).sum(1) / counted.sum(1).clamp_min(1)
         return total * (valid.sum((1, 2)) > 0)
 
 

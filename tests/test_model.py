@@ -195,7 +195,8 @@ def test_binary_loss_by_hand(kind, expected):
 
 @pytest.mark.parametrize('kind, expected', [
     ('ce', math.log(4)), ('focal', 0.75 ** 2 * math.log(4)),
-    ('dice', 1 - ((0.5 * 2 + 1) / (0.75 + 2 + 1) + (0.25 * 2 + 1) / (0.75 + 1 + 1)) / 2)])
+    ('dice', sum(1 - dice - 0.1 * math.log(dice) for dice in
+                 [(0.5 * 2 + 1) / (0.75 + 2 + 1), (0.25 * 2 + 1) / (0.75 + 1 + 1)]) / 2)])
 def test_multiclass_loss_by_hand(kind, expected):
     target = torch.tensor([[[1, 1], [2, IGNORED]]])  # classes 0 and 3 are not in the image: no Dice
     loss = loss_of(loss=kind, num_classes=4)
@@ -272,6 +273,26 @@ def test_a_large_map_of_16_bit_logits_is_summed_in_float32(kind, dtype):
     exact = loss_of(loss=kind).losses(logits, batch['mask'].long())
     assert losses.dtype == torch.float32
     assert losses.item() == pytest.approx(exact.item(), rel=1e-4)
+
+
+def test_a_class_that_is_hardly_found_still_learns():
+    """Its probability is 1e-4: of Dice alone it would get a gradient more than ten times smaller."""
+    target = torch.zeros(1, 32, 32, dtype=torch.long)
+    target[:, :16, :16] = 2
+    logits = torch.zeros(1, 3, 32, 32)
+    logits[:, 2] = -9.2
+    truth = F.one_hot(target, 3).permute(0, 3, 1, 2)
+
+    def plain_dice(logits, target):
+        chance = logits.softmax(1)
+        dice = (2 * (chance * truth).sum((2, 3)) + 1) / ((chance + truth).sum((2, 3)) + 1)
+        return 1 - dice[:, ::2].mean(1)                                # class 1 is not in the image
+
+    pulls = []
+    for loss in (loss_of(loss='dice', num_classes=3).losses, plain_dice):
+        [slope] = torch.autograd.grad(loss(logits.requires_grad_(), target).sum(), logits)
+        pulls.append(-slope[0, 2, :16, :16].sum().item())
+    assert pulls[0] > 10 * pulls[1] > 0
 
 
 def test_class_weights_weigh_the_entropy_of_their_class_and_no_dice():
