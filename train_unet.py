@@ -975,10 +975,10 @@ def read_place(folder, role=''):
     return split, role, '/'.join(kind), '/'.join(rest)
 
 
-def between(before, after):
-    """A function of a name -> what stands between these two, cases ignored; None where they are missing."""
-    regex = re.compile(re.escape(before) + '(.+)' + re.escape(after), re.IGNORECASE | re.DOTALL)
-    return lambda name: (regex.fullmatch(name) or (None, None))[1]
+def stem_in(pattern):
+    """A function of a name -> what {stem} stands for in this pattern, cases ignored; None for other names."""
+    regex = re.compile('(.+)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
+    return lambda name: ''.join(match.groups()) if (match := regex.fullmatch(name)) else None
 
 
 def list_files(root):
@@ -1038,7 +1038,7 @@ def collect(config, root, files):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     shared = shared_folder(files) if '' in sources else ''
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
-    stem_keys = {role: between(*pattern.split('{stem}')) for role, pattern in patterns.items()}
+    stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
     found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
     for source, (path, place, name) in ((source, file) for source, base in sources.items()
                                         for file in files_of(base, root, files)):
@@ -1125,56 +1125,31 @@ def refuse_kinds(images, masks):
             raise DataError(f'several folders could hold the {role}: {", ".join(kinds.values())}')
 
 
-def shared_parts(image, masks):
-    """What stands before and after the longest part that an image's stem shares with a mask's, longest first
-    -> [(-length, before and after in the image, before and after in the mask)]"""
-    digits, found = max(re.findall(r'\d+', image) or [''], key=len), set()
+def name_patterns(image, masks):
+    """How the stem of an image may become that of its mask, {stem} for what both share: {stem}_sat and {stem}_mask
+    -> [(image pattern, mask pattern), ...], those with the fewest letters of their own first"""
+    tokens, found = re.compile(r'[^\W\d_]+_?|\d+|\W|_').findall, set()
+    digits = max(re.findall(r'\d+', image) or [''], key=len)
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
-        match = difflib.SequenceMatcher(None, image, mask, autojunk=False).find_longest_match()
-        if match.size:
-            found.add((-match.size, image[:match.a], image[match.a + match.size:],
-                       mask[:match.b], mask[match.b + match.size:]))
-    return sorted(found)
+        parts, patterns = (tokens(image), tokens(mask)), ['', '']
+        for step, a, b, c, d in difflib.SequenceMatcher(None, *parts, autojunk=False).get_opcodes():
+            patterns[0] += '{stem}' if step == 'equal' else ''.join(parts[0][a:b])
+            patterns[1] += '{stem}' if step == 'equal' else ''.join(parts[1][c:d])
+        if '{stem}' in patterns[0]:
+            found.add(tuple(patterns))
+    own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
+    return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
 
 
-def affix_rules(images, masks):
+def stem_rules(images, masks):
     """Ways to make casefolded stems equal, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
-    stems = [mask.stem.casefold() for mask in masks]
-    for _, *affixes in shared_parts(images[len(images) // 2].stem.casefold(), stems)[:6]:
-        words = [re.sub(r'^\d+|\d+$', '', a) if i % 2 == 0 else a for i, a in enumerate(affixes)]
-        if any(words):
-            said = ' and '.join(f'{side} {a}...{b}' for side, (a, b) in
-                                zip(('images', 'masks'), (affixes[:2], affixes[2:])) if a or b)
-            yield f'stems without affixes ({said})', between(*affixes[:2]), between(*affixes[2:])
-    yield from word_rules(images[len(images) // 2].stem.casefold(), stems)
+    usual = images[len(images) // 2].stem.casefold()
+    for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
+        yield 'names like {} and {}'.format(*patterns), *map(stem_in, patterns)
     for which, position in (('last', -1), ('first', 0)):
         number = lambda stem, position=position: str(int((re.findall(r'\d+', stem) or ['-1'])[position]))
         yield f'the {which} number in the stem', number, number
-
-
-def word_rules(image, masks):
-    """Rules by which a stem and a mask's differ in one word inside: tile_sat_01 and tile_mask_01."""
-    tokens, seen = re.compile(r'[a-z]+_?|\d+|\W|_').findall, set()
-    digits = max(re.findall(r'\d+', image) or [''], key=len)
-    for mask in difflib.get_close_matches(image, [stem for stem in masks if digits in stem][:200], 8, 0.4):
-        parts = tokens(image), tokens(mask)
-        changes = [change[1:] for change in difflib.SequenceMatcher(None, *parts, autojunk=False).get_opcodes()
-                   if change[0] != 'equal']
-        if len(changes) != 1:
-            continue
-        a, b, c, d = changes[0]
-        words = ''.join(parts[0][a:b]), ''.join(parts[1][c:d])
-        said = f'stems without {words[0]!r} and {words[1]!r}'
-        if said not in seen and not re.search(r'\d', ''.join(words)):
-            seen.add(said)
-            yield said, *(functools.partial(without_word, word) for word in words)
-
-
-def without_word(word, stem):
-    """The stem without the first place of a word; None if the word is not in it."""
-    before, found, after = stem.partition(word) if word else (stem, True, '')
-    return before + after if found else None
 
 
 def grouped(items, key):
@@ -1193,7 +1168,7 @@ def match_pairs(images, masks):
     best, split_of = None, lambda file: file.split
     if not any(map(split_of, images)) or not any(map(split_of, masks)):    # train/ and val/ on one side only
         split_of = lambda file: ''
-    rules = ((*rule, with_rest) for rule in affix_rules(images, masks) for with_rest in (True, False))
+    rules = ((*rule, with_rest) for rule in stem_rules(images, masks) for with_rest in (True, False))
     for rule, image_key, mask_key, with_rest in rules:
         place = lambda file: (split_of(file), file.rest if with_rest else '')
         tables = [grouped(files, lambda file: (*place(file), stem_key(file.stem.casefold())))
@@ -1433,9 +1408,9 @@ def pattern_answers(files):
         stem, suffix = os.path.splitext(image)
         for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
             stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
-            for size, *affixes in shared_parts(stem, stems)[:8]:
-                first, second = ('{stem}'.join(affixes[n:n + 2]) + end for n, end in ((0, suffix), (2, kind)))
-                seen[first, second] -= size
+            for first, second in name_patterns(stem, stems)[:8]:
+                if first.count('{stem}') == second.count('{stem}') == 1:
+                    seen[first + suffix, second + kind] += len(stem) - len(first)
     for (first, second), _ in seen.most_common(12):
         (_, end), (name, kind) = map(os.path.splitext, (first, second))
         tells = kind != end or re.search('[^\\W\\d_]', name.replace('{stem}', ''))  # more than another number
