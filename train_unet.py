@@ -1128,7 +1128,7 @@ def refuse_kinds(images, masks):
 def name_patterns(image, masks):
     """How the stem of an image may become that of its mask, {stem} for what both share: {stem}_sat and {stem}_mask
     -> [(image pattern, mask pattern), ...], those with the fewest letters of their own first"""
-    tokens, found = re.compile(r'[^\W\d_]+_?|\d+|\W|_').findall, set()
+    tokens, found = re.compile(r'[^\W\d_]+|\d+|\W|_').findall, set()
     digits = max(re.findall(r'\d+', image) or [''], key=len)
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
         parts, patterns = (tokens(image), tokens(mask)), ['', '']
@@ -1410,7 +1410,7 @@ def pattern_answers(files):
             stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
             for first, second in name_patterns(stem, stems)[:8]:
                 if first.count('{stem}') == second.count('{stem}') == 1:
-                    seen[first + suffix, second + kind] += len(stem) - len(first)
+                    seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
     for (first, second), _ in seen.most_common(12):
         (_, end), (name, kind) = map(os.path.splitext, (first, second))
         tells = kind != end or re.search('[^\\W\\d_]', name.replace('{stem}', ''))  # more than another number
