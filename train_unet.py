@@ -1137,6 +1137,8 @@ def name_patterns(image, masks):
             patterns[1] += '{stem}' if step == 'equal' else ''.join(parts[1][c:d])
         if '{stem}' in patterns[0]:
             found.add(tuple(patterns))
+        if image in mask and re.search(r'[^\W\d_]', image):             # cat and catmask, one word
+            found.add(('{stem}', mask.replace(image, '{stem}', 1)))
     own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
     return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
 

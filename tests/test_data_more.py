@@ -964,3 +964,14 @@ def test_masks_of_another_scale(tmp_path):
     assert 'rescale_masks=True' in str(ask(tmp_path / 'set'))
     save(tmp_path / 'set/masks/0.png', np.eye(20, 20, dtype=int))
     assert 'masks/0.png 20 x 20' in str(ask(tmp_path / 'set', rescale_masks=True))
+
+
+def test_a_word_glued_to_another_is_an_affix(tmp_path):
+    """cat.jpg and catmask.png: nothing but letters, and nothing between them."""
+    names = ['cat', 'dog', 'horse', 'mouse']
+    draw_set(tmp_path / 'set', count=len(names))
+    for kind, ending in (('images', ''), ('masks', 'mask')):
+        for path, name in zip(sorted((tmp_path / 'set' / kind).iterdir()), names):
+            path.rename(path.with_name(f'{name}{ending}.png'))
+    pairs = train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set')})
+    assert len(pairs.images) == 4 and pairs.rule == 'names like {stem} and {stem}mask'
