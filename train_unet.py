@@ -565,6 +565,8 @@ def parse_command(argv):
         if os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
         problems.append(f'{word!r} is no command and no key=value{hint}')
+    problems += [f'{key}={shown(overrides[key])}: must be True or False' for key in OWN_WORDS.get(verb, ())
+                 if key in ('tta', 'half') and not isinstance(overrides.get(key, False), bool)]
     settings = {key: value for key, value in overrides.items() if key not in OWN_WORDS.get(verb, ())}
     resolve_config(preset, settings, found=problems)
     return Command(verb, paths, preset, overrides, output)
@@ -1209,7 +1211,9 @@ def read_list(path):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to the file."""
     try:
         with open(path, newline='', encoding='utf-8-sig') as file:
-            table = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+            table = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
@@ -1223,7 +1227,8 @@ def read_list(path):
             problems.append(f'{where}: image and mask must both be given')
             continue
         image, mask = (Found(os.path.join(path.parent, row[key].strip()), Path(row[key]).stem,
-                             SPLIT_WORDS.get(split, '')) for key in ('image', 'mask'))
+                             SPLIT_WORDS.get(split, ''), rest=os.path.dirname(row[key].strip()))
+                       for key in ('image', 'mask'))
         problems += [f'{where}: there is no {f.path}' for f in (image, mask) if not os.path.exists(f.path)]
         pairs.append((image, mask))
     twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
@@ -1256,6 +1261,7 @@ def find_pairs(config):
     root, files = Path(config['data']).expanduser(), []
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
+        refuse_selves(pairs)
     else:
         files = list_files(existing_folder(root))
         try:
@@ -1281,9 +1287,15 @@ def pair_files(config, root, files):
     notes += refuse_unpaired(pairs, *left, config, rule)
     if not pairs:
         raise DataError(f'{root}: no image has a mask')
-    if any(image.path == mask.path for image, mask in pairs):
-        raise DataError(f'{pairs[0][0].path}: would be an image and its mask at once')
+    refuse_selves(pairs)
     return pairs, rule, notes
+
+
+def refuse_selves(pairs):
+    """A file is not its own mask."""
+    for image, mask in pairs:
+        if image.path == mask.path:
+            raise DataError(f'{image.path}: would be an image and its mask at once')
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
@@ -1479,6 +1491,8 @@ UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, Attr
               EOFError, AssertionError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
               tokenize.TokenError)                    # what decoders have been seen to raise on damaged files
 
+ROTATED = 'carries a rotation (EXIF orientation), which is applied to 8-bit images only; save it upright'
+
 # What Pillow may open: no formats that are programs (PostScript would be run by Ghostscript).
 PILLOW_FORMATS = ('PNG', 'JPEG', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
 
@@ -1509,16 +1523,26 @@ def read_pillow(path, config, as_mask):
         if as_mask:
             if picture.getexif().get(274, 1) != 1:
                 raise ValueError('the mask carries an EXIF rotation; save it without')
-            if picture.mode == 'P' and set(palette_colours(picture).values()) <= {'#000000', '#ffffff'}:
+            if picture.mode == 'P' and is_black_and_white(picture):
                 picture = picture.convert('L')                         # index 0 may be the white one
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L', 'LA'):
                 picture = picture.convert('RGB')
             array = np.array(picture)
             return array[..., 0] if picture.mode == 'LA' else array
         if pillow_mode(picture).endswith('48'):
+            if picture.getexif().get(274, 1) != 1:
+                raise ValueError(ROTATED)
             colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+
+
+def is_black_and_white(picture):
+    """Whether a palette image means its colours: black and white, with no other colour near them in the palette."""
+    used, palette = palette_colours(picture), picture.getpalette('RGB')
+    colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
+    plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 15       # else the numbers of classes
+    return plain and set(used.values()) <= {'#000000', '#ffffff'}
 
 
 def palette_colours(picture):
@@ -1569,6 +1593,8 @@ def open_series(path, config):
         series = file.series[0]
         size = [series.shape[series.axes.index(axis)] for axis in 'YX']
         check_pixels(path, (*size, math.prod(series.shape) // max(1, math.prod(size))), config)
+        if file.pages[0].tags.valueof(274, 1) != 1:
+            raise ValueError(ROTATED)
         bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
         if len(bands) > 1:
             raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
@@ -1729,8 +1755,11 @@ class TiffRows:
         self.page = page = open_tiff(path).pages[0]
         weakref.finalize(self, page.parent.close)
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
-        self.dtype = np.dtype(np.uint8 if page.dtype == np.uint8 else np.float32)      # as convert_pixels gives it
         check_pixels(path, self.shape, config)
+        try:
+            self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
+        except DataError as error:                                     # perhaps Pillow sees it in another way
+            raise ValueError(str(error)) from None
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         if not plain or page.imagedepth > 1 or len(page.parent.pages) > 1 or page.tags.valueof(274, 1) != 1:
             raise ValueError('not one plain page')
@@ -1782,11 +1811,14 @@ def open_image(path, config):
 def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
     if os.path.isdir(path):
-        parts = [read_mask(os.path.join(path, name), config) for name in sorted(os.listdir(path))
+        names = [name for name in sorted(os.listdir(path))
                  if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')]
+        levels = [127 * name.lower().endswith(('.jpg', '.jpeg')) for name in names]    # JPEG makes noise around black
+        parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
+                 for name, level in zip(names, levels)]
         if len({part.shape for part in parts}) != 1:
             raise DataError(f'{path}: its masks have different sizes')
-        return np.any([(part != 0) & (part != COLOUR) for part in parts], axis=0).astype(np.int32)
+        return np.any(parts, axis=0).astype(np.int32)
     array = read_array(path, config, as_mask=True)
     if array.ndim == 3:
         if array.shape[2] not in (3, 4):
@@ -1814,7 +1846,8 @@ class Coding:
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
-            return ((np.where(codes >= COLOUR, brightest, codes) > self.threshold) != self.below).astype(np.uint8)
+            bright = np.where(codes >= COLOUR, brightest, codes) > self.threshold
+            return np.where(codes < 0, IGNORE, bright != self.below).astype(np.uint8)
         keys = np.array(sorted(self.table))
         place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
         unknown = keys[place] != codes
@@ -1866,12 +1899,11 @@ def find_coding(values, palette, config, counts_up=False):
 def coding_from_table(wish, values, ignore):
     """The user's mask_values. Values not named are background, or errors where class 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
-    if not wish.keys() & values.keys():
-        raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
-    table = dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
     far = 255 if 0 in wish.values() else 48                            # who names the background has named all
     noise = {code: wish[near] for code, near in nearest_colours(values, wish, far).items()}
-    table = noise | table
+    if not wish.keys() & values.keys() and not noise:
+        raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
+    table = noise | dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
     unnamed = values.keys() - table.keys()
     if unnamed and 0 in wish.values():
         raise DataError(f'mask_values does not name {names(unnamed)}; add them, '
@@ -1896,7 +1928,7 @@ def nearest_colours(values, named, most=48):
 
 def suggest(table, more=(), meaning=None):
     """A mask_values dict as the user types it."""
-    table = dict(table) | dict.fromkeys(sorted(more)[:20], meaning)
+    table = dict(table) | dict.fromkeys(sorted(more), meaning)
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
@@ -1963,7 +1995,9 @@ def explain_values(values, raw, plain, special, total):
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
-    if not colours and 127 < max(values) <= 255 or colours and len(plain) > 64:
+    channels = [(code >> 16 & 255, code >> 8 & 255, code & 255) for code in plain if code >= COLOUR]
+    near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
+    if not colours and 127 < max(values) <= 255 or colours and (len(plain) > 64 or near_grey and len(plain) > 2):
         lines.append("if bright is foreground type mask_values='>127'")
     if len(plain) <= 64:
         last = 255 if 255 in values else plain[-1]
@@ -1980,6 +2014,7 @@ class Data:
     pairs: Pairs
     coding: Coding
     values: dict                   # code -> (pixels, images), over the splits in use
+    classes: dict                  # class id, 255 for ignored -> the same
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
@@ -1999,7 +2034,7 @@ def read_header(path, config):
     else:
         with open_pillow(path, config) as picture:
             known = picture.format != 'PNG' or 'exif' in picture.info        # else a PNG would be decoded
-            turned = known and picture.getexif().get(274, 1) >= 5
+            turned = known and picture.format != 'TIFF' and picture.getexif().get(274, 1) >= 5     # those are upright
             height, width = (picture.width, picture.height) if turned else (picture.height, picture.width)
             return height, width, pillow_mode(picture)
     if dtype.kind not in 'biuf' or not height or not width:
@@ -2067,7 +2102,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], 3])
+                      config['max_image_pixels'], config['rescale_masks'], 4])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2109,7 +2144,7 @@ def scan(pairs, config, decode=False):
         if any(cache.get(key) != entry for key, entry in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
     if problems and not (config['skip_broken'] and len(problems) < len(found)):
-        raise DataError([*shorten(problems), 'skip_broken=True leaves them out'],
+        raise DataError([*shorten(problems), *['skip_broken=True leaves them out'] * (len(problems) < len(found))],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     return records
 
@@ -2138,6 +2173,13 @@ def inspect_data(config, decode=False):
     counts_up = len(plain) > 0.7 * len(tops) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(record['mask'].startswith('I') for record in records)    # 16 bits
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
+    meaning = dict(zip(values, coding.encode(np.array([[*values]], int))[0].tolist()))
+    classes = {class_id: [0, 0] for class_id in sorted(set(meaning.values()))}
+    for code, (pixels, _) in values.items():
+        classes[meaning[code]][0] += pixels
+    for record in records:
+        for class_id in {meaning[int(code)] for code in record['codes']}:
+            classes[class_id][1] += 1
     shares = np.zeros(256)
     np.add.at(shares, coding.encode(np.array([[*in_train]], int))[0], [*in_train.values()])
     shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
@@ -2151,12 +2193,13 @@ def inspect_data(config, decode=False):
     if guessed and (falling or few):
         notes.append(('each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers')
                      + ': if these are ids of objects, not classes, type mask_values=nonzero')
-    if coding.num_classes == 2 and shares[1] > 0.9:
-        turned = {as_grey(code): {0: 1, 1: 0}.get(coding.table[code], IGNORE) for code in values} \
-            if coding.table is not None else f"'<{coding.threshold + 1}'"
+    if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
+        grey = as_grey if all(as_grey(code) < COLOUR for code in values) else int
+        turned = {grey(code): {0: 1, 1: 0}.get(coding.table[code], IGNORE) for code in values} \
+            if coding.table is not None else f"'>{coding.threshold}'" if coding.below else f"'<{coding.threshold + 1}'"
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
                      f'If so type mask_values={turned if isinstance(turned, str) else suggest(turned)}')
-    return Data(pairs, coding, dict(values), shares, Counter(tuple(record['size']) for record in records),
+    return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
 
 
@@ -2176,7 +2219,10 @@ def differing_palettes(records):
     for record in records:
         for code, colour in zip(record['codes'], record['palette']):
             seen[code][colour] += 1
-    return [f'palette masks differ: {code} is ' + ', '.join(f'{colour} in {count}' for colour, count in
+    numbers = grouped(((code, colour) for code in seen for colour in seen[code]), lambda pair: pair[1])
+    twice = [f'palette masks differ: {colour} has the numbers {", ".join(code for code, _ in pairs)}, which are taken '
+             'for different classes' for colour, pairs in numbers.items() if len(pairs) > 1]
+    return twice[:1] + [f'palette masks differ: {code} is ' + ', '.join(f'{colour} in {count}' for colour, count in
                                                             colours.most_common(4)) +
             ' masks. The numbers are taken, not the colours; if the colours are meant save the masks as RGB'
             for code, colours in seen.items() if len(colours) > 1][:1]
@@ -2193,15 +2239,18 @@ def describe_data(data, config):
              f'masks: {data.coding.words}', '   value -> class                 pixels   images']
     names = class_names(config, data.coding.num_classes)
     total = sum(pixels for pixels, _ in data.values.values())
-    if data.coding.threshold is None:
-        for code, (pixels, images) in sorted(data.values.items())[:256]:
-            class_id = int(data.coding.encode(np.array([[code]]))[0, 0])
-            name = 'ignored' if class_id == IGNORE else f'{class_id} {names[class_id]}'
-            lines.append(f'{name_code(code):>8} -> {name:<18} {pixels / total:>10.3%} {images:>8}')
-    else:
+    if data.coding.threshold is not None:
         signs = ['>', '<='] if data.coding.below else ['<=', '>']
-        lines += [f'{f"{sign}{data.coding.threshold}":>8} -> {i} {names[i]:<16} {data.shares[i]:>10.3%}'
-                  for i, sign in enumerate(signs)]
+        rows = [(f'{signs[i]}{data.coding.threshold}' if i < 2 else '-1', i, *counts)
+                for i, counts in data.classes.items()]
+    elif len(data.values) <= 256:
+        rows = [(name_code(code), int(data.coding.encode(np.array([[code]]))[0, 0]), *counts)
+                for code, counts in sorted(data.values.items())]
+    else:
+        rows = [('many', i, *counts) for i, counts in data.classes.items()]
+    for value, i, pixels, images in rows:
+        name = 'ignored' if i == IGNORE else f'{i} {names[i]}'
+        lines.append(f'{value:>8} -> {name:<18} {pixels / total:>10.3%} {images:>8}')
     return lines + data.notes
 
 
@@ -2312,22 +2361,26 @@ def load_augmentation(path, shape, dtype):
     the ignored value. Raises ConfigError for what is no pipeline, or fails on such an image.
     """
     import yaml                                                        # comes with albumentations
+
+    class Loader(yaml.SafeLoader):
+        """yaml.dump writes tuples with a tag of their own."""
+
+    as_tuple = lambda loader, node: tuple(loader.construct_sequence(node))
+    Loader.add_constructor('tag:yaml.org,2002:python/tuple', as_tuple)
     try:
         text = Path(path).read_text(encoding='utf-8')
-        content = yaml.safe_load(text) if str(path).endswith(('.yaml', '.yml')) else json.loads(text)
-        pipeline = A.from_dict(content)
-        left_out = [step for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
-        pipeline = A.Compose([step for step in pipeline.transforms if step not in left_out])
+        pipeline = A.from_dict(yaml.load(text, Loader) if str(path).endswith(('.yaml', '.yml')) else json.loads(text))
+        steps = pipeline.transforms if isinstance(pipeline, A.Compose) else [pipeline]
+        left_out = [step for step in steps if type(step).__name__ in IN_THE_MODEL]
+        chance = pipeline.p if isinstance(pipeline, A.Compose) else 1
+        pipeline = A.Compose([step for step in steps if step not in left_out], p=chance)
         for step in all_steps(pipeline):
+            step.deterministic = False                                 # of ReplayCompose
+            if hasattr(step, 'mask_interpolation'):
+                step.mask_interpolation = cv2.INTER_NEAREST
             if hasattr(step, 'fill_mask'):
                 step.fill_mask = IGNORE
-        trial = copy.deepcopy(pipeline)
-        for step in all_steps(trial):
-            step.p = 1                                                 # also what is rarely applied
-        made = trial(image=np.zeros(shape, dtype), mask=np.zeros(shape[:2], np.uint8))
-        image, mask = made['image'], made['mask']
-        if image.shape[:2] != mask.shape or image.shape[2:] not in ((), shape[2:]) or image.dtype != dtype:
-            raise ValueError(f'it makes {image.dtype} {tuple(image.shape)} of an image of {dtype.__name__} {shape}')
+        try_augmentation(pipeline, path, shape, dtype)
     except FileNotFoundError:
         raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
                           'or the path of a saved pipeline') from None
@@ -2338,6 +2391,26 @@ def load_augmentation(path, shape, dtype):
         log.info('augment=%s: %s left out, the network does that itself', path,
                  ', '.join(type(step).__name__ for step in left_out))
     return pipeline
+
+
+def try_augmentation(pipeline, path, shape, dtype):
+    """Raise ValueError if a pipeline makes something else of an image, or images of different sizes."""
+    trial, sizes = copy.deepcopy(pipeline), set()
+    for step in all_steps(trial):
+        step.p = 1                                                     # also what is rarely applied
+    image, mask = np.full(shape, 50, dtype), np.zeros(shape[:2], np.uint8)
+    for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
+        made = tried(image=image, mask=mask)
+        sizes.add(made['image'].shape)
+        if made['image'].shape[:2] != made['mask'].shape or made['image'].dtype != dtype \
+                or made['image'].shape[2:] not in (shape[2:], () if shape[2] == 1 else shape[2:]):
+            raise ValueError(f'it makes {made["image"].dtype} {made["image"].shape} and a mask {made["mask"].shape} of '
+                             f'an image of {dtype.__name__} {shape}')
+    if len(sizes) > 1:
+        raise ValueError(f'it makes images of different sizes, {", ".join(map(str, sorted(sizes)))}: '
+                         'end it with a crop or a resize to one size')
+    if dtype == np.float32 and made['image'].max() <= 1:
+        log.info('augment=%s: limits pixels to 0..1; that suits 16-bit images, not float images beyond', path)
 
 
 def all_steps(step):
@@ -3488,7 +3561,8 @@ def guarded_step(state, window, loss_fn, config):
             if 'more than 1 value per channel' not in str(error):
                 raise
             if state.batch_size == config['batch_size']:
-                raise UserError(ONE_IMAGE, 'cannot start') from None
+                several = [f'of the {world()[1]} processes one has a single image of a window: start fewer']
+                raise UserError([ONE_IMAGE, *several * (world()[1] > 1)], 'cannot start') from None
             raise UserError(TOO_LARGE, 'out of memory') from None      # BatchNorm refuses what memory would allow
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
@@ -3829,13 +3903,16 @@ class Run:
                         then)
         self.trouble = str(error)
 
-    def agree(self, config):
-        """What all processes do now -> (stop, save): a signal to one stops all, the first one's clock counts."""
+    def agree(self, config, broken=()):
+        """What all processes do now -> (stop, save, the broken files that any of them met).
+
+        A signal to one stops all, the first one's clock counts.
+        """
         if world()[1] > 1 and os.getppid() != self.launcher:           # torchrun was killed, so nobody would end us
             self.asked = signal.SIGTERM
-        wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']])
-        self.stopped_by = max(asked for asked, _ in wishes)
-        return bool(self.stopped_by), wishes[0][1]
+        wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes'], broken])
+        self.stopped_by = max(asked for asked, *_ in wishes)
+        return bool(self.stopped_by), wishes[0][1], [name for *_, names in wishes for name in names]
 
 
 def add_totals(state):
@@ -3884,14 +3961,14 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             result = guarded_step(state, window, loss_fn, config)
             names = lambda number, position: name_of(int(                  # position in a micro-batch of this window
                 sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
-            for name in broken_files(window, names):
-                state.left_out[name] = state.left_out.get(name, 0) + 1
             state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
             if state.window % look_every == 0 or state.window == sampler.num_windows:
                 look(state, window, loss_fn, config, hardware, names, run.folder, state.step == total_steps)
                 if not bar.disable:
                     bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-            stop, save = run.agree(config)
+            stop, save, left_out = run.agree(config, broken_files(window, names))
+            for name in left_out:
+                state.left_out[name] = state.left_out.get(name, 0) + 1
             if stop:
                 return False
             if save:
@@ -3965,7 +4042,7 @@ def show_epoch(run, state, val_data):
             page = draw_samples(state.evaluated, val_data, run.folder / 'samples.png', state.dtype)
             run.board.add_image('samples', np.asarray(page), row['step'], dataformats='HWC')
         run.board.flush()
-    except OSError as error:
+    except (OSError, DataError) as error:
         run.complain('tensorboard', error)
 
 
@@ -4139,9 +4216,10 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if not len(data.pairs.rows('train')) or not len(data.pairs.rows('val')):
         raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
     if data.shares[1:].sum() == 0:
+        other = [name_code(code) for code in sorted(data.values) if code not in (0, -1, COLOUR)]
         raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
-                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}; '
-                         'mask_values="{1: 1}" would say that 1 is foreground'])
+                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}',
+                         *[f'mask_values="{{{code}: 1}}" would say that {code} is foreground' for code in other[-1:]]])
     if config['image_dtype'] == 'auto':
         config = {**config, 'image_dtype': find_image_dtype(data)}
     config, why = settle(config, hardware, data, is_demo)
@@ -4560,8 +4638,8 @@ def finish(state, val_data, config, run):
         draw_curves(state.history, run.folder / 'curves.png')
         if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel):
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-    except (OSError, DataError) as error:                              # a file may be gone by now
-        run.complain('pictures', error)
+    except OSError as error:
+        log.warning('the pictures could not be written: %s', error)
     if best:
         scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
         log.info('Best: epoch %d, %s', best['epoch'], ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
@@ -4649,11 +4727,10 @@ def sheet(rows, titles, path, legend=(), across=1, side=224, margin=6, heading=2
             for caption, pictures in rows]
     lines = [rows[first:first + across] for first in range(0, len(rows), across)]
     heights = [max(tile.height for _, tiles in line for tile in tiles) for line in lines]
-    wide, cell = margin + len(titles) * (side + margin), side // 2 + margin // 2
-    per_line = min(across, len(rows)) * wide // cell                   # words of the legend
+    columns, wide, cell = min(across, max(1, len(rows))), margin + len(titles) * (side + margin), side // 2 + margin // 2
+    per_line = columns * wide // cell                                  # words of the legend
     below = heading * math.ceil(len(legend) / per_line)
-    page = PIL.Image.new('RGB', (min(across, len(rows)) * wide, heading + sum(heights) + len(lines) * heading + below),
-                         'white')
+    page = PIL.Image.new('RGB', (columns * wide, heading + sum(heights) + len(lines) * heading + below), 'white')
     draw, top = PIL.ImageDraw.Draw(page), heading
     for line, height in zip(lines, heights):
         for place, (caption, tiles) in enumerate(line):
@@ -4682,12 +4759,22 @@ def draw_samples(model, dataset, path, dtype=None, captions=None, across=1):
         captions = dict.fromkeys(chosen.tolist(), '')
     count, rows, root = model.config['num_classes'], [], Path(dataset.config['data'])
     root = root.parent if root.is_file() else root
-    images = (dataset.read(index)[::-1] for index in captions)         # (truth, image)
-    for index, (truth, image, mask) in zip(captions, decide_stream(model, images, dtype)):
+    for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype):
         rows.append((os.path.relpath(dataset.name(index), root) + captions[index],
                      [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
                       colour_errors(mask, truth, count)]))
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config), across)
+
+
+def read_all(dataset, indices):
+    """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
+    for index in indices:
+        try:
+            image, truth = dataset.read(index)
+        except DataError as error:
+            log.warning('left out: %s', error.problems[0])
+        else:
+            yield (index, truth), image
 
 
 def draw_curves(history, path):
@@ -5013,15 +5100,19 @@ def evaluate_run(folder, overrides):
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
-    images = (dataset.read(i)[::-1] for i in progress(range(len(dataset)), len(dataset), 'Evaluating'))
-    scores = [count_at_levels(bands, truth, levels, num_classes)
-              for truth, _, bands in predict_stream(model, images, tell_model_precision(model))]
-    counts = {level: sum(score[level] for score in scores) for level in levels}
+    rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
+    images = read_all(dataset, rows) if model.config['skip_broken'] else \
+        (((i, truth), image) for i in rows for image, truth in [dataset.read(i)])
+    scores = {index: count_at_levels(bands, truth, levels, num_classes)
+              for (index, truth), _, bands in predict_stream(model, images, tell_model_precision(model))}
+    if not scores:
+        raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
+    counts = {level: sum(score[level] for score in scores.values()) for level in levels}
     if num_classes == 2 and not other:
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
         store_threshold(folder, model.threshold)
-    per_image = [compute_metrics(score[model.threshold]) for score in scores]
+    per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
     return report(folder, model, dataset, split, counts, per_image, other)
 
 
@@ -5045,12 +5136,13 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 
 
 def report(run, model, dataset, split, counts, per_image, other_data):
-    """Print and write what evaluate_run found: `counts` at each threshold, `per_image` at the model's."""
+    """Print and write what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
+    """
     run, level = best_file(run).parent, model.threshold
     folder = run / f'evaluation_{Path(model.config["data"]).stem}' if other_data else run
     metrics, tuned = compute_metrics(counts[0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
-    print(f'{len(dataset)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
+    print(f'{len(per_image)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     columns = [metrics[f'{key}_per_class'] for key in ('iou', 'dice', 'precision', 'recall')]
@@ -5061,7 +5153,7 @@ def report(run, model, dataset, split, counts, per_image, other_data):
         how = 'best on these images, tuned on them; stored, and used by predict'
         print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({"stored in the run" if other_data else how})')
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
-               'wrong_pixels': 1 - score['accuracy']} for index, score in enumerate(per_image)]
+               'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
     values = [row['iou'] for row in images if not math.isnan(row['iou'])]
     if values:
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
@@ -5116,9 +5208,14 @@ def export(run, form='onnx', output=None, half=False):
         raise UserError(f'format={form!r}: choose from {", ".join(writers)}', 'cannot export')
     if half and form == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
-    model = load(run, 'cpu')
+    model, trained = load(run, 'cpu'), load(run, 'cpu')
     write, suffix = writers[form]
     path = Path(output or best_file(run).parent / f'model{suffix}')
+    if form == 'pt2' and path.suffix != '.pt2':
+        raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
+    if form == 'pt2' and min(model.config['image_size']) <= 32:
+        raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
+                        'onnx takes them', 'cannot export')
     path.parent.mkdir(parents=True, exist_ok=True)
     if half:
         for parameter in model.network.parameters():                   # rounded to float16, but still float32
@@ -5127,7 +5224,7 @@ def export(run, form='onnx', output=None, half=False):
         fresh = Path(scratch) / path.name
         try:
             again = write(model, fresh, half)
-            worst, agree, limit, how_many = compare_exported(model, again, 1e-3 if half else 1e-5)
+            worst, agree, limit, how_many = compare_exported(trained, again, 3e-3 if half else 1e-5)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             raise UserError(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}',
                             'cannot export') from None
@@ -5140,6 +5237,8 @@ def export(run, form='onnx', output=None, half=False):
             os.replace(file, path / file.name if fresh.is_dir() else path)
     print(f'{path}: on {how_many} validation images and 4 drawn ones the largest difference of a logit is '
           f'{worst:.2e}, and {agree:.4%} of the labels are equal')
+    if form == 'pt2':
+        print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
     return 0
 
 
@@ -5248,23 +5347,18 @@ def export_facts(model):
 def export_pt2(model, path, half):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model)
-    if min(model.config['image_size']) <= 32:
-        raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
-                        'onnx takes them', 'cannot export')
-    if path.suffix != '.pt2':
-        raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
     program = torch.export.export(model, (images,), dynamic_shapes=free)
-    torch.export.save(program, path, extra_files=export_facts(model))
+    torch.export.save(program, path, extra_files=export_facts(model) | {'smallest': '33 x 33'})
     return torch.export.load(path).module()
 
 
 def export_smp(model, path, half):
     """smp's own form -> a function that loads it with smp.from_pretrained and feeds it normalised images."""
-    (model.network.half() if half else model.network).save_pretrained(path)
-    model.network.float()
+    network = copy.deepcopy(model.network)
+    (network.half() if half else network).save_pretrained(path)
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
-             'input_range': [0, 1], 'input_space': 'RGB'}
+             'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]
     write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
     again = smp.from_pretrained(path).float().eval()
 
@@ -5357,7 +5451,8 @@ def check(preset, overrides):
     settle_statistics(config, train_data)
     print('\nsettings:')
     for key, value in config.items():
-        print(f'  {key:<28}{clean(repr(value)):<36}{why.get(key) or sources[key]}')
+        found = sources[key] == 'default' and value != CONFIG[key]
+        print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
     print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
           f'{" with gradient scaler" if precision.needs_scaler else ""}, because {precision.reason}')
     warn([*notes, *precision.warnings])
