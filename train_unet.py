@@ -328,9 +328,8 @@ def load_preset(name):
     Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
     """
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
-    in_folder = os.path.join(str(name), 'config.py')
-    path = Path(in_folder) if os.path.isfile(in_folder) else path      # a run
-    names = sorted(p.stem for p in PRESETS.glob('*.py'))
+    names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), os.path.join(str(name), 'config.py')
+    path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
     try:
         statements = ast.parse(path.read_text(encoding='utf-8-sig')).body
     except SyntaxError as error:
@@ -388,7 +387,7 @@ def translate(settings, notes):
             if wish is not None:
                 wishes[ours].setdefault(wish, f'{key}={value}')
                 notes.append(f'{key}={value} is understood as {ours}={wish!r}')
-    if foreign and not any(wishes.values()) and not problems:          # fp16=False, bf16=False: neither
+    if foreign and not any(wishes.values()) and not problems and 'use_amp' not in own:     # fp16=False, bf16=False
         wishes['use_amp'][False] = 'fp16=False'
         notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
     clashes = [asked.values() for asked in wishes.values() if len(asked) > 1]
@@ -2538,7 +2537,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def build_sample(self, epoch, index):
         """The sample of an index, augmented for this epoch."""
-        sample = {'index': index, 'broken': False}
+        sample = {'index': index, '_left_out': False}
         try:
             if self.is_training:
                 image, mask = self.read_resized(index) if self.is_resized else self.read(index)
@@ -2551,7 +2550,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             if not self.config['skip_broken']:
                 raise
             log.warning('left out: %s', error.problems[0])
-            sample['broken'] = True                                    # an image of ignored pixels has no loss
+            sample['_left_out'] = True                                    # an image of ignored pixels has no loss
             shape = self.height, self.width, self.config['in_channels']
             image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
@@ -3626,11 +3625,11 @@ def record(state, event):
     state.history.append({'epoch': state.epoch + 1, 'step': state.step, 'event': event})
 
 
-def look(state, window, loss_fn, config, hardware, names, folder, is_last=False):
+def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False):
     """Read the counters of unsound steps. Enough in a row raise Rewind to a safer precision, or TrainingDiverged.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
-    `is_last`: after this step the run is over, so an epoch without any sound step is enough too.
+    `in_vain`: this was the last step of the run, and none of its last epoch was sound: that is enough too.
     """
     searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
     in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
@@ -3640,8 +3639,9 @@ def look(state, window, loss_fn, config, hardware, names, folder, is_last=False)
         state.bad['told'] = counted.clone()
         record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: '
                       f'{"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
-    if in_a_row < config['max_bad_steps'] and not (is_last and not state.totals['images']):
+    if in_a_row < config['max_bad_steps'] and not in_vain:
         return
+    in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
                if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
     if unsound and first_nonfinite(state, window, loss_fn, 'float32') != FINITE_FORWARD.format('gradient'):
@@ -3724,12 +3724,15 @@ def progress(iterable, total, description):
     return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True)
 
 
-def windows(loader, sampler):
-    """The micro-batches of each optimizer step, as lists; the last window may be short."""
+def windows(loader, sampler, waits=contextlib.nullcontext):
+    """The micro-batches of each optimizer step, as lists; the last window may be short. Waiting for data is done inside
+    of waits()."""
     sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
     batches = iter(loader)
     while sampler.first_window < len(sizes):
-        yield [next(batches) for _ in range(sizes[sampler.first_window])]
+        with waits():
+            window = [next(batches) for _ in range(sizes[sampler.first_window])]
+        yield window
         sampler.first_window += 1
 
 
@@ -3753,10 +3756,11 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
             losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
             loss, images = loss + losses.sum(), images + len(losses)
             counts = extra if counts is None else counts + extra
-            if isinstance(batch, dict) and 'broken' in batch:
-                broken += batch['index'][batch['broken']].tolist()
+            if isinstance(batch, dict) and '_left_out' in batch:
+                broken += batch['index'][batch['_left_out']].tolist()
+                images -= int(batch['_left_out'].sum())
             if number % 10 == 0 and not bar.disable:
-                bar.set_postfix(show_numbers(loss / images, counts), refresh=False)
+                bar.set_postfix(show_numbers(loss / max(1, images), counts), refresh=False)
             if stop():
                 return None
     finally:
@@ -3782,21 +3786,34 @@ def evaluate_batch(loss_fn, forward, batch):
     return torch.cat(losses), None if counts[0] is None else sum(counts)
 
 
+class Interrupted(Exception):
+    """Internal: a signal asks to stop while no step is under way."""
+
+
 class Run:
     """A run folder: its lock, its log, when it last saved, and whether someone asked it to stop."""
 
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
         self.asked, self.stopped_by = 0, 0                             # signals: of this process, of any of them
-        self.begun = False                                             # until then there is nothing to save
+        self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
-        self.board = None                                              # TensorBoard's writer
+        self.board, self.is_saved = None, True                         # board: TensorBoard's writer
 
     def __enter__(self):
         if world()[0]:                                                 # only the first process writes
             self.watch_signals()
             return self
+        self.hold()
+        self.watch_signals()
+        return self
+
+    def __exit__(self, *_):
+        self.after.close()
+
+    def hold(self):
+        """Lock the folder and open its log. Raises UserError if another run holds it."""
         from filelock import FileLock, Timeout                         # comes with torch
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -3820,11 +3837,17 @@ class Run:
         log.addHandler(file)
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
-        self.watch_signals()
-        return self
 
-    def __exit__(self, *_):
-        self.after.close()
+    def return_to(self, config):
+        """The folder has vanished: make it anew, if that can be, so that the run can be resumed."""
+        try:
+            self.hold()
+        except UserError as error:
+            if 'in use' in str(error):
+                raise
+            return                                                     # what cannot be saved is told then
+        log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
+        self.write('config.py', config_text(config))
 
     def watch_signals(self):
         """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work; a second one at once."""
@@ -3837,6 +3860,8 @@ class Run:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
             self.asked = number
+            if self.waiting and world()[1] == 1:                       # perhaps for a worker that hangs
+                raise Interrupted
             if not self.begun and world()[1] == 1:
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             name = signal.Signals(number).name
@@ -3855,6 +3880,15 @@ class Run:
             self.board = SummaryWriter(str(self.folder / 'tensorboard'))
             self.after.callback(self.board.close)
 
+    @contextlib.contextmanager
+    def waits(self):
+        """Between two steps, for data: a signal need not wait for the end of this."""
+        self.waiting = not self.asked
+        try:
+            yield
+        finally:
+            self.waiting = False
+
     def write(self, name, content):
         """A file of the run; if the disk is full or gone, say so once, keep training and try again next time."""
         if world()[0]:
@@ -3867,14 +3901,15 @@ class Run:
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
-        if not (self.folder / 'config.py').exists():                   # the folder had vanished
-            self.write('config.py', config_text(config))
+        if not world()[0] and self.begun and not (self.folder / '.lock').exists():
+            self.return_to(config)
         totals = add_totals(state)                                     # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.save_content('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
                                   | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
+        self.is_saved = saved and self.unsaved is None
         return saved
 
     def save_content(self, name, content):
@@ -3952,7 +3987,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     total_steps = config['num_epochs'] * sampler.num_windows
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
-    bar = progress(windows(loader, sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
+    bar = progress(windows(loader, sampler, run.waits), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
     for window in bar:
         with heard_later():
@@ -3963,7 +3998,8 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
             state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
             if state.window % look_every == 0 or state.window == sampler.num_windows:
-                look(state, window, loss_fn, config, hardware, names, run.folder, state.step == total_steps)
+                in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
+                look(state, window, loss_fn, config, hardware, names, run.folder, in_vain)
                 if not bar.disable:
                     bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
             stop, save, left_out = run.agree(config, broken_files(window, names))
@@ -3973,6 +4009,8 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 return False
             if save:
                 run.save(state, config)
+    if not images and 'speed' in state.totals:                         # resumed after the last step of the epoch
+        return True
     state.totals['seconds'] = torch.tensor((time.monotonic() - begun) / world()[1])     # totals are added up
     state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
     return True
@@ -3980,8 +4018,8 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
 
 def broken_files(window, names):
     """Names of the files of a window that could not be read and were left out (skip_broken)."""
-    return [names(number, i) for number, batch in enumerate(window) if isinstance(batch, dict) and 'broken' in batch
-            for i in batch['broken'].nonzero().flatten().tolist()]
+    return [names(number, i) for number, batch in enumerate(window) if isinstance(batch, dict) and '_left_out' in batch
+            for i in batch['_left_out'].nonzero().flatten().tolist()]
 
 
 def show_numbers(loss, counts):
@@ -4129,9 +4167,11 @@ def find_resume(config):
         folders = [p.parent for p in folders if data_of(p) == config['data']]
     for folder in folders[:1]:
         if any((folder / name).exists() for name in CHECKPOINTS):
-            epoch = load_last(folder)[0].get('epoch')                  # what is no number is told later
+            saved, settings = load_last(folder)[0], settings_of(folder)
+            epoch, best = saved.get('epoch'), saved.get('best_epoch')  # what are no numbers is told later
             named = config['run_dir'] != 'auto'                        # then a finished one is simply done
-            if named or not isinstance(epoch, int) or epoch < settings_of(folder)['num_epochs']:
+            if named or not isinstance(epoch, int) or not isinstance(best, int) or epoch < settings['num_epochs'] \
+                    and not 0 <= best <= epoch - 1 - (settings.get('early_stopping_patience') or math.inf):
                 return folder
     return None
 
@@ -4376,6 +4416,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From a config to a Result, in a locked run folder."""
     own_data, resuming = train_data is not None, config['resume'] is not None
+    kept = settings_of(run.folder) if resuming else {}
+    typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
     if not resuming and any((run.folder / name).exists() for name in CHECKPOINTS):
         raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir starts '
                         f'afresh', 'cannot start')
@@ -4419,7 +4461,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
                               batch_size=val_batch_size(config))
     state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, chosen_keys(sources, config))
+        resume_state(state, run, config, precision, hardware, typed)
     run.write('config.py', config_text(config))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
@@ -4495,6 +4537,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
             rewind_state(state, rewind, config, run)
+        except Interrupted:
+            break
         except TrainingDiverged:
             run.write('history.csv', history_csv(state.history))
             raise
@@ -4510,7 +4554,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 stop_workers(broken)
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
-    if run.agree(config)[0]:
+    if run.agree(config)[0] or not all(from_all(run.is_saved)):
         run.save(state, config)
 
 
@@ -4579,6 +4623,9 @@ def take_up(state, saved, config, precision, hardware, typed):
             log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
                         saved['threads'], threads)
     restore(state, saved)
+    if dtype != state.dtype and state.bad:                             # another precision counts other steps
+        state.bad |= {'run': 0 * state.bad['run'], 'loss_run': 0 * state.bad['loss_run'],
+                      'told': state.bad[counter(dtype)].clone()}
     state.dtype = dtype
     state.batch_size = config['batch_size'] if 'batch_size' in typed else min(state.batch_size, config['batch_size'])
 
@@ -4627,8 +4674,8 @@ def finish(state, val_data, config, run):
     run.write('history.csv', history_csv(state.history))
     best, model = {}, state.evaluated
     try:
-        if (run.folder / 'best.pt').exists():
-            saved = load_checkpoint(run.folder / 'best.pt')
+        if run.unsaved or (run.folder / 'best.pt').exists():
+            saved = run.unsaved or load_checkpoint(run.folder / 'best.pt')
             model.load_state_dict(saved['weights'])
             best = saved['metrics'] | {'epoch': saved['epoch']}
     except OSError as error:
@@ -4636,8 +4683,8 @@ def finish(state, val_data, config, run):
     model.eval()
     try:
         draw_curves(state.history, run.folder / 'curves.png')
-        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel):
-            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
+        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.stopped_by:
+            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)     # who stops a run is in a hurry
     except OSError as error:
         log.warning('the pictures could not be written: %s', error)
     if best:
@@ -4727,7 +4774,8 @@ def sheet(rows, titles, path, legend=(), across=1, side=224, margin=6, heading=2
             for caption, pictures in rows]
     lines = [rows[first:first + across] for first in range(0, len(rows), across)]
     heights = [max(tile.height for _, tiles in line for tile in tiles) for line in lines]
-    columns, wide, cell = min(across, max(1, len(rows))), margin + len(titles) * (side + margin), side // 2 + margin // 2
+    columns, wide = min(across, max(1, len(rows))), margin + len(titles) * (side + margin)
+    cell = side // 2 + margin // 2
     per_line = columns * wide // cell                                  # words of the legend
     below = heading * math.ceil(len(legend) / per_line)
     page = PIL.Image.new('RGB', (columns * wide, heading + sum(heights) + len(lines) * heading + below), 'white')

@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
@@ -727,7 +728,7 @@ def test_a_disk_that_takes_nothing_stops_no_training(disk, trouble, told):
     log = (result.run_dir / 'log.txt').read_text()
     assert 'could not be saved' in log and told in log
     assert tu.load_last('run')[0]['epoch'] == 1
-    assert result.best['epoch'] == 1
+    assert result.best['epoch'] == 3                                   # not on the disk, but not lost either
 
 
 @pytest.mark.parametrize('validation, best', [
@@ -1024,3 +1025,117 @@ def test_a_validation_file_that_breaks_is_left_out_counted_and_named(data, caplo
         tu.evaluate = real
     assert [row['epoch'] for row in result.history] == [1, 2, 3] and result.history[-1]['val_iou'] > 0
     assert f'left out 2 times, because it could not be read: {broken}' in caplog.text
+
+
+def test_the_same_line_once_more_keeps_what_healing_arrived_at():
+    """batch_size=4 typed for the start and again for the resume, as in a job that SLURM starts again."""
+    def loss_fn(model, batch):
+        if len(batch['image']) > 2 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return squares(model, batch)
+
+    train_own(loss_fn=loss_fn, num_epochs=1)
+    result = train_own(loss_fn=squares, num_epochs=2, resume='auto')
+    assert [row['batch_size'] for row in result.history if not row['event']] == [2, 2]
+
+
+class Hanging(Samples):
+    """From the second epoch on, a sample never comes."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.asked = multiprocessing.Value('i', 0)
+
+    def __getitem__(self, index):
+        self.asked.value += 1
+        if self.asked.value > 30:                                      # two samples of the smoke test, 12 an epoch
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+def test_a_signal_does_not_wait_for_a_worker_that_hangs():
+    data, begun = Hanging(), time.monotonic()
+    ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
+                                            os.kill(os.getpid(), signal.SIGTERM)))
+    ring.start()
+    result = tu.train(model=network(), loss_fn=squares, train_data=data, val_data=Samples(4),
+                      **{**OWN, 'num_workers': 1, 'num_epochs': 9})
+    ring.join()
+    assert result.stopped_by == signal.SIGTERM and time.monotonic() - begun < 60
+    assert tu.load_last('run')[0]['step'] >= 3
+
+
+def wait_for(condition, seconds=60):
+    """Until the condition holds."""
+    begun = time.monotonic()
+    while not condition() and time.monotonic() - begun < seconds:
+        time.sleep(0.05)
+
+
+def test_a_last_save_that_fails_is_tried_again(monkeypatch):
+    """No space while the last epoch is closed, then there is some again."""
+    real, full = os.fsync, [False]
+
+    def fsync(file):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file)
+
+    real_evaluate, calls = tu.evaluate, []
+
+    def evaluate(*args, **named):
+        calls.append(1)
+        full[0] = len(calls) == 4                                      # the smoke test, then three epochs
+        return real_evaluate(*args, **named)
+
+    real_agree = tu.Run.agree
+
+    def agree(self, *args):
+        if len(calls) == 4 and self.last_save and self.trouble:
+            full[0] = False
+        return real_agree(self, *args)
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    monkeypatch.setattr(tu, 'evaluate', evaluate)
+    monkeypatch.setattr(tu.Run, 'agree', agree)
+    result = train_own(num_epochs=3)
+    assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == 3
+    assert tu.load_checkpoint('run/best.pt')['epoch'] == 3
+
+
+def test_no_other_run_takes_a_folder_that_had_vanished(caplog):
+    seen, real, calls = [], squares, []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 8:
+            shutil.rmtree('run')
+        if len(calls) == 20:
+            with pytest.raises(tu.UserError, match='in use'), tu.Run('run'):
+                pass
+            seen.append(1)
+        return real(model, batch)
+
+    train_own(loss_fn=loss_fn, num_epochs=6)
+    assert seen and 'had vanished' in caplog.text and os.path.exists('run/log.txt')
+
+
+def test_an_image_left_out_of_validation_does_not_dilute_its_loss(data):
+    config = {**tu.CONFIG, **SMALL, 'image_size': [32, 32], 'image_dtype': 'uint8', 'skip_broken': True, 'mean': [0.0],
+              'std': [255.0], 'num_classes': 2, 'cache_images': False}
+    found = tu.inspect_data(config)
+    dataset = tu.SegmentationDataset(found, 'val', config, is_training=False)
+    model, losses = tu.build_model(config), []
+    for broken in (False, True):
+        if broken:
+            open(dataset.name(0), 'w').close()
+        loader = tu.build_loader(dataset, config, torch.device('cpu'), batch_size=1)
+        metrics = tu.evaluate(model, loader, tu.SegmentationLoss(config), 'float32')
+        losses.append(metrics['loss'])
+    assert metrics['broken'] == [0] and abs(losses[1] / losses[0] - 1) < 0.2
+
+
+def test_a_run_that_stopped_early_is_done_for_resume_auto(data):
+    settings = {**SMALL, 'run_dir': 'auto', 'num_epochs': 30, 'early_stopping_patience': 1, 'learning_rate': 1e-9}
+    assert len(tu.train(**settings).history) < 30
+    assert tu.find_resume({**tu.CONFIG, **settings, 'resume': 'auto'}) is None

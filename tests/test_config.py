@@ -563,3 +563,19 @@ def test_a_run_folder_is_a_preset_and_a_mark_of_windows_no_fault(tmp_path):
     assert load_preset(tmp_path / 'runs' / 'x') == {'batch_size': 3}
     (tmp_path / 'fast').mkdir()                                        # a folder without a config.py is none
     assert load_preset('fast') != {'batch_size': 3}
+
+
+def test_a_folder_of_the_name_of_a_preset_is_not_that_preset(tmp_path):
+    (tmp_path / 'debug').mkdir()
+    (tmp_path / 'debug' / 'config.py').write_text('DEBUG = True')
+    assert load_preset('debug')['num_epochs'] > 0
+
+
+@pytest.mark.parametrize('words', [['predict', 'r', 'x.png', 'tta=no'], ['export', 'r', 'half=maybe']])
+def test_switches_are_true_or_false(words):
+    with pytest.raises(ConfigError, match='must be True or False'):
+        parse_command(words)
+
+
+def test_a_typed_auto_is_not_overruled_by_a_false_flag():
+    assert resolved(use_amp='auto', fp16=False)['use_amp'] == 'auto'
