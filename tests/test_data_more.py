@@ -975,3 +975,193 @@ def test_a_word_glued_to_another_is_an_affix(tmp_path):
             path.rename(path.with_name(f'{name}{ending}.png'))
     pairs = train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set')})
     assert len(pairs.images) == 4 and pairs.rule == 'names like {stem} and {stem}mask'
+
+
+# --- what an audit by running found --------------------------------------------------
+
+
+def palette_set(folder, colours, masks):
+    """Palette masks with these colours; each mask is a list of the indices in its rows -> the folder."""
+    draw_set(folder, count=len(masks), size=12)
+    for path, rows in zip(sorted((folder / 'masks').iterdir()), masks):
+        mask = PIL.Image.fromarray(np.repeat(np.resize(rows, 12), 12).reshape(12, 12).astype(np.uint8), 'P')
+        mask.putpalette([number for colour in colours for number in colour])
+        mask.save(path)
+    return folder
+
+
+@pytest.mark.parametrize('colours', [[(0, 0, 0), (255, 255, 255), (255, 0, 0), (0, 255, 0)],
+                                     [(0, 0, 0), (85, 85, 85), (170, 170, 170), (255, 255, 255)]])
+def test_a_palette_of_classes_is_one_in_every_file(tmp_path, colours):
+    """Some masks use only black and white of it: their numbers are classes all the same."""
+    top = colours.index((255, 255, 255))
+    masks = [[0, 1, 2, 3], [0, top], [0, top], [0, 3, 2, 1], [0, 1, 2, 3], [0, top]]
+    _, data = inspect(palette_set(tmp_path / 'set', colours, masks))
+    assert data.coding.num_classes == 4 and data.values[top][1] == 6 and 255 not in data.values
+
+
+def test_one_colour_under_two_numbers_is_told(tmp_path):
+    folder = palette_set(tmp_path / 'set', [(0, 0, 0), (255, 0, 0), (255, 0, 0)], [[0, 1], [0, 2], [0, 1], [0, 2]])
+    assert any('#ff0000 has the numbers 1, 2' in note for note in inspect(folder)[1].notes)
+
+
+def test_the_mask_is_never_interpolated(small_set, tmp_path):
+    wish = saved(tmp_path / 'a.json', A.Affine(rotate=(20, 30), mask_interpolation=1, p=1.0))
+    data, _ = dataset(small_set, augment=wish)
+    assert set(data[(0, 0)]['mask'].unique().tolist()) <= {0, 1, 255}
+
+
+@pytest.mark.parametrize('step, size', [(A.RandomScale(0.5, p=0.5), [32, 32]), (A.RandomRotate90(p=0.5), [32, 64]),
+                                        (A.ToGray(num_output_channels=1, p=0.5), [32, 32])])
+def test_a_pipeline_that_changes_the_size_is_refused(tmp_path, step, size):
+    config = {**train_unet.CONFIG, 'augment': saved(tmp_path / 'a.json', step), 'image_size': size}
+    with pytest.raises(ConfigError, match='that suits these images'):
+        train_unet.build_augmentation(config, True)
+
+
+def built(path, content):
+    """The pipeline of a file with this content."""
+    path.write_text(content)
+    return train_unet.build_augmentation({**train_unet.CONFIG, 'augment': str(path), 'image_size': [32, 32]}, True)
+
+
+def test_a_saved_pipeline_is_the_one_that_runs(tmp_path):
+    flips = [A.HorizontalFlip(p=1.0), A.VerticalFlip(p=1.0)]
+    one_of = built(tmp_path / 'a.json', json.dumps(A.to_dict(A.OneOf(flips, p=1.0))))
+    rare = built(tmp_path / 'b.json', json.dumps(A.to_dict(A.Compose(flips[:1], p=0.1))))
+    image = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+    mask = np.zeros((32, 32), np.uint8)
+    changed = [not np.array_equal(rare(image=image, mask=mask)['image'], image) for _ in range(100)]
+    assert 0 < sum(changed) < 50
+    for _ in range(10):                                                # one of them, never both
+        made = one_of(image=image, mask=mask)['image']
+        assert np.array_equal(made, image[::-1]) or np.array_equal(made, image[:, ::-1])
+
+
+@pytest.mark.parametrize('pipeline, dump', [
+    (A.ReplayCompose([A.HorizontalFlip(p=1.0)]), json.dumps), (A.HorizontalFlip(p=1.0), json.dumps),
+    (A.Compose([A.Affine(rotate=(-5, 5))]), yaml.dump)], ids=['ReplayCompose', 'one transform', 'yaml.dump'])
+def test_pipelines_are_read_however_they_were_saved(tmp_path, pipeline, dump):
+    path = tmp_path / ('a.json' if dump is json.dumps else 'a.yaml')
+    image, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
+    made = built(path, dump(A.to_dict(pipeline)))(image=image, mask=mask)
+    assert made['image'].shape == (32, 32, 3)
+
+
+def test_a_turned_tiff_of_8_bits_is_turned_back(tmp_path):
+    """Orientation 6: stored 20 x 30, to be looked at as 30 x 20, which its mask is."""
+    for number in range(4):
+        path = tmp_path / 'set' / 'images' / f'{number}.tif'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = PIL.Image.fromarray(np.random.default_rng(number).integers(0, 255, (20, 30, 3), dtype=np.uint8))
+        picture.save(path, tiffinfo={274: 6})
+        save(tmp_path / 'set' / 'masks' / f'{number}.png', 255 * (np.arange(600).reshape(30, 20) > 300))
+    config, data = inspect(tmp_path / 'set')
+    assert list(data.sizes) == [(30, 20)]
+    assert train_unet.read_image(str(tmp_path / 'set' / 'images' / '0.tif'), config).shape == (30, 20, 3)
+
+
+def test_a_turned_tiff_of_16_bits_is_refused_not_taken_as_it_lies(tmp_path):
+    tifffile.imwrite(tmp_path / 'x.tif', np.zeros((8, 8, 3), np.uint16), photometric='rgb',
+                     extratags=[(274, 3, 1, 3, True)])
+    with pytest.raises(DataError, match='carries a rotation'):
+        train_unet.read_image(str(tmp_path / 'x.tif'), train_unet.CONFIG)
+
+
+def test_the_table_counts_all_pixels_and_images_of_each_class(tmp_path):
+    """With a threshold, too; of the validation images as well."""
+    folder = draw_set(tmp_path / 'set', count=8, size=16)
+    truth = [np.array(PIL.Image.open(path)) > 127 for path in sorted((folder / 'masks').iterdir())]
+    for wish in (None, '>127', 'nonzero'):
+        config, data = inspect(folder, mask_values=wish)
+        [line] = [line for line in train_unet.describe_data(data, config) if '1 foreground' in line and '->' in line]
+        assert f'{np.mean(truth):.3%}' in line and line.split()[-1] == '8'
+
+
+def test_the_table_shows_every_class_where_values_are_many(tmp_path):
+    """JPEG noise around two colours, of which one is named: hundreds of values."""
+    draw = np.random.default_rng(0)
+    for number in range(4):
+        mask = np.zeros((40, 40, 3), np.int64)
+        mask[:20] = (240, 10, 10)
+        mask += draw.integers(0, 12, mask.shape)
+        save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
+        save(tmp_path / 'set' / 'images' / f'{number}.png', draw.integers(0, 255, (40, 40, 3)))
+    config, data = inspect(tmp_path / 'set', mask_values={'#f00a0a': 1})
+    lines = train_unet.describe_data(data, config)
+    assert len(data.values) > 256 and any('1 foreground' in line and '50.000%' in line for line in lines)
+
+
+def test_a_colour_that_only_its_noise_shows_is_found(tmp_path):
+    """'#ff0000' typed, and no pixel is exactly that."""
+    draw = np.random.default_rng(0)
+    for number in range(4):
+        mask = np.zeros((40, 40, 3), np.int64)
+        mask[:20] = (240, 10, 10)
+        mask += draw.integers(1, 12, mask.shape)
+        save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
+        save(tmp_path / 'set' / 'images' / f'{number}.png', draw.integers(0, 255, (40, 40, 3)))
+    assert inspect(tmp_path / 'set', mask_values={'#ff0000': 1})[1].shares[1] == 0.5
+
+
+def test_noise_of_jpeg_is_no_object_where_masks_are_united(tmp_path):
+    y, x = np.mgrid[:64, :64]
+    disc = (y - 32) ** 2 + (x - 32) ** 2 < 200
+    for number in range(4):
+        folder = tmp_path / 'set' / f'cell{number}'
+        save(folder / 'images' / f'cell{number}.png', np.random.default_rng(number).integers(0, 255, (64, 64, 3)))
+        (folder / 'masks').mkdir()
+        for part, half in enumerate((disc & (x < 32), disc & (x >= 32))):
+            PIL.Image.fromarray((255 * half).astype(np.uint8)).save(folder / 'masks' / f'{part}.jpg', quality=60)
+    assert inspect(tmp_path / 'set')[1].shares[1] == pytest.approx(disc.mean(), rel=0.1)
+
+
+def test_minus_one_is_ignored_with_nonzero_too(tmp_path):
+    for number in range(4):
+        mask = np.zeros((8, 8), np.int16)
+        mask[0], mask[1] = -1, number + 300
+        save(tmp_path / 'set' / 'images' / f'{number}.png', np.random.default_rng(number).integers(0, 255, (8, 8, 3)))
+        (tmp_path / 'set' / 'masks').mkdir(exist_ok=True)
+        np.save(tmp_path / 'set' / 'masks' / f'{number}.npy', mask)
+    config, data = inspect(tmp_path / 'set', mask_values='nonzero')
+    assert mask_of(data, config, '0')[:3, 0].tolist() == [255, 1, 0]
+
+
+@pytest.mark.parametrize('wish, line', [('<128', "'>127'"), ('>127', "'<128'")])
+def test_the_line_for_inverted_thresholds_turns_them(tmp_path, wish, line):
+    for number in range(4):
+        mask = np.full((10, 10), 0 if wish == '<128' else 255)
+        mask[0, 0] = 255 - mask[0, 0]
+        save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
+        save(tmp_path / 'set' / 'images' / f'{number}.png', np.random.default_rng(number).integers(0, 255, (10, 10, 3)))
+    assert any(f'type mask_values={line}' in note for note in inspect(tmp_path / 'set', mask_values=wish)[1].notes)
+
+
+def test_a_list_may_have_spaces_and_capitals_in_its_header_and_folders_for_groups(tmp_path):
+    folder = draw_set(tmp_path / 'set', count=8, size=16)
+    lines = ['Image, Mask']
+    for number in range(8):
+        for kind in ('images', 'masks'):
+            (folder / f'patient{number // 2}').mkdir(exist_ok=True)
+            (folder / kind / f'{number:03d}.png').rename(folder / f'patient{number // 2}' / f'{kind}{number}.png')
+        lines.append(f'patient{number // 2}/images{number}.png, patient{number // 2}/masks{number}.png')
+    (folder / 'list.csv').write_text('\n'.join(lines))
+    config = {**train_unet.CONFIG, 'data': str(folder / 'list.csv'), 'group_pattern': r'patient\d+',
+              'val_fraction': 0.25}
+    pairs = train_unet.find_pairs(config)
+    patients = [{os.fsdecode(pairs.images[row]).split('/')[-2] for row in pairs.rows(split)}
+                for split in ('train', 'val')]
+    assert len(patients[0]) == 3 and len(patients[1]) == 1 and not patients[0] & patients[1]
+
+
+def test_a_list_that_names_a_file_as_its_own_mask_is_refused(small_set):
+    (small_set / 'list.csv').write_text('image,mask\nimages/000.png,images/000.png\nimages/001.png,masks/001.png\n')
+    with pytest.raises(DataError, match='an image and its mask at once'):
+        train_unet.find_pairs({**train_unet.CONFIG, 'data': str(small_set / 'list.csv')})
+
+
+def test_thirty_unnamed_values_are_all_in_the_line_to_type(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, *range(50, 82)])
+    with pytest.raises(DataError) as caught:
+        inspect(folder, mask_values={0: 0, 50: 1})
+    assert '81: 255' in str(caught.value)

@@ -639,7 +639,8 @@ def test_whole_numbers_up_to_255_are_an_8_bit_image(two, wider):
     assert np.array_equal(model.predict(image.astype(wider)), model.predict(image))
 
 
-@pytest.mark.parametrize('image', [torch.rand(3, 8, 8).bfloat16(), np.zeros((0, 5, 3), np.uint8)], ids=['bf16', 'empty'])
+@pytest.mark.parametrize('image', [torch.rand(3, 8, 8).bfloat16(), np.zeros((0, 5, 3), np.uint8)],
+                         ids=['bf16', 'empty'])
 def test_what_is_no_image_for_this_network_is_told_in_words(two, image):
     with pytest.raises(train_unet.DataError):
         train_unet.load(two[0]).predict(image)
@@ -666,3 +667,49 @@ def test_a_sheet_tells_its_colours_and_holds_two_rows_side_by_side(tmp_path):
     bottom = page[-26:].reshape(-1, 3)
     assert all((bottom == np.array(colour)).all(1).any() for colour, _ in key)
     assert [word for _, word in key] == ['ground', 'disc', 'corner', 'wrong', 'ignored']
+
+
+def test_what_half_export_says_is_the_difference_to_the_trained_network(three, tmp_path, capsys):
+    """Not to the weights that were rounded already."""
+    train_unet.export(three[0], 'smp', tmp_path / 'out', half=True)
+    said = float(re.search(r'difference of a logit is ([\d.e+-]+)', capsys.readouterr().out)[1])
+    again = train_unet.smp.from_pretrained(tmp_path / 'out').float().eval()
+    model, worst = train_unet.load(three[0], 'cpu'), 0.0
+    with torch.no_grad():
+        for images in train_unet.example_images(model.config):
+            real = (model(images) - again((images.float() - model.mean) / model.std)).abs().max()
+            worst = max(worst, float(real))
+    assert said >= worst > 1e-5
+
+
+def test_half_export_of_statistics_that_float16_cannot_hold_is_refused(own, tmp_path):
+    saved = train_unet.load_checkpoint(own / 'best.pt')
+    name = next(key for key in saved['weights'] if key.endswith('running_var'))
+    saved['weights'][name] = saved['weights'][name] * 1e9
+    saved['weights'][name.replace('running_var', 'weight')] *= 1e9 ** 0.5
+    train_unet.save_checkpoint(own / 'best.pt', saved)
+    with pytest.raises(train_unet.UserError, match='does not agree|does not run'):
+        train_unet.export(own, 'smp', tmp_path / 'out', half=True)
+
+
+def test_a_refused_export_leaves_no_folder(own, tmp_path):
+    with pytest.raises(train_unet.UserError, match='ends in .pt2'):
+        train_unet.export(own, 'pt2', tmp_path / 'new' / 'deep' / 'm.onnx')
+    assert not (tmp_path / 'new').exists()
+
+
+def test_a_large_tiff_of_one_bit_is_an_8_bit_image(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 100)
+    tifffile.imwrite(tmp_path / 'x.tif', np.random.default_rng(0).random((64, 64)) > 0.5, photometric='minisblack')
+    assert train_unet.predict(two[0], [str(tmp_path / 'x.tif')], tmp_path / 'out') == 0
+
+
+def test_a_broken_validation_file_is_left_out_of_evaluate_with_skip_broken(own, two, tmp_path, caplog):
+    data = shutil.copytree(two[1], tmp_path / 'data')
+    config = train_unet.load(own).config | {'data': str(data)}
+    pairs = train_unet.inspect_data(config).pairs
+    path = Path(os.fsdecode(pairs.images[pairs.rows('val')[0]]))
+    path.write_bytes(path.read_bytes()[:-200])                         # its header is whole
+    assert train_unet.main(['evaluate', str(own), f'data={data}', 'skip_broken=True']) == 0
+    assert f'left out: {path}' in caplog.text
+    assert len(json.loads((own / 'evaluation_data' / 'metrics.json').read_text())['images']) == 11
