@@ -2322,8 +2322,8 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 def build_augmentation(config, is_uint8):
     """The albumentations pipeline of one training sample, after resizing or cropping. None: nothing to do.
 
-    Strangeness slows learning and prevents learning by heart: by default an image that is seen up to 20 times is only
-    mirrored, one seen 28 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2.
+    Strangeness slows learning and prevents learning by heart: by default an image that is seen up to 25 times is only
+    mirrored, one seen 32 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2.
     Raises ConfigError for a file that is no saved pipeline.
     """
     wish = config['augment']
@@ -2334,7 +2334,7 @@ def build_augmentation(config, is_uint8):
         return load_augmentation(wish, shape, np.uint8 if is_uint8 else np.float32)
     border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
     height, width = config['image_size']
-    strong, chance = wish == 'strong', min(0.5, max(0, config['num_epochs'] - 20) / 80)
+    strong, chance = wish == 'strong', min(0.5, max(0, config['num_epochs'] - 25) / 70)
     steps = [A.HorizontalFlip(p=0.5)]
     if strong:
         steps += [A.D4(p=1)] if height == width else [A.VerticalFlip(p=0.5)]

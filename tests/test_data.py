@@ -981,7 +981,7 @@ def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
 
 
 @pytest.mark.parametrize('augment, epochs, chances', [
-    ('default', 12, [0.5, 0.0, 0.0]), ('default', 28, [0.5, 0.1, 0.1]),
+    ('default', 12, [0.5, 0.0, 0.0]), ('default', 25, [0.5, 0.0, 0.0]), ('default', 32, [0.5, 0.1, 0.1]),
     ('default', 60, [0.5, 0.5, 0.5]), ('default', 200, [0.5, 0.5, 0.5])])
 def test_augmentation_grows_with_the_run(augment, epochs, chances):
     """Mirror images always, other changes the more often the more often an image is seen."""
