@@ -2550,7 +2550,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             if not self.config['skip_broken']:
                 raise
             log.warning('left out: %s', error.problems[0])
-            sample['_left_out'] = True                                    # an image of ignored pixels has no loss
+            sample['_left_out'] = True                                 # an image of ignored pixels has no loss
             shape = self.height, self.width, self.config['in_channels']
             image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
@@ -3644,7 +3644,7 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
                if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
-    if unsound and first_nonfinite(state, window, loss_fn, 'float32') != FINITE_FORWARD.format('gradient'):
+    if unsound and any(find_nonfinite(state, window, loss_fn, 'float32')):     # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     below_float16 = 'bfloat16' if 'bfloat16' in hardware.units else 'float32'
     lower = {'float16': below_float16, 'bfloat16': 'float32'}.get(state.dtype)
@@ -3671,11 +3671,16 @@ def counter(dtype):
     return 'loss_total' if dtype == 'float16' else 'total'
 
 
-FINITE_FORWARD = 'all layers are finite forward, so it is the {}'
+def first_nonfinite(state, window, loss_fn):
+    """In words: the first layer whose output is not finite on this window, in the precision at work."""
+    layer, is_lost = find_nonfinite(state, window, loss_fn, state.dtype)
+    if layer:
+        return f'first not finite: the output of {layer}'
+    return f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
 
 
-def first_nonfinite(state, window, loss_fn, dtype=None):
-    """In words: the first layer whose output is not finite on this window, in the precision at work or in `dtype`."""
+def find_nonfinite(state, window, loss_fn, dtype):
+    """Run a window forward -> (the first layer whose output is not finite or '', whether the loss is not finite)."""
     found, before, is_lost = [], Snapshot(state.model), False
 
     def watch(name):
@@ -3688,16 +3693,14 @@ def first_nonfinite(state, window, loss_fn, dtype=None):
     try:
         with torch.no_grad(), torch.compiler.set_stance('force_eager'):    # compiled code would not call the hooks
             for batch in window:
-                forward = under_autocast(state.model, dtype or state.dtype)
+                forward = under_autocast(state.model, dtype)
                 losses, _ = run_loss(loss_fn, forward, to_device(batch, state.device))
                 is_lost |= not is_finite(losses)
     finally:
         for hook in hooks:
             hook.remove()
         before.put_back()
-    if found:
-        return f'first not finite: the output of {found[0]}'
-    return FINITE_FORWARD.format('loss' if is_lost else 'gradient')
+    return next(iter(found), ''), is_lost
 
 
 def replay(path, model=None, loss_fn=None):
@@ -3805,7 +3808,11 @@ class Run:
         if world()[0]:                                                 # only the first process writes
             self.watch_signals()
             return self
-        self.hold()
+        try:
+            self.hold()
+        except OSError as error:
+            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}',
+                            'cannot start') from None
         self.watch_signals()
         return self
 
@@ -3813,7 +3820,7 @@ class Run:
         self.after.close()
 
     def hold(self):
-        """Lock the folder and open its log. Raises UserError if another run holds it."""
+        """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
         from filelock import FileLock, Timeout                         # comes with torch
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -3828,9 +3835,6 @@ class Run:
             with contextlib.suppress(OSError):
                 holder = (self.folder / '.holder').read_text()
             raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir', 'cannot start') from None
-        except OSError as error:
-            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}',
-                            'cannot start') from None
         file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         file.setFormatter(LogFormatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
@@ -3842,9 +3846,7 @@ class Run:
         """The folder has vanished: make it anew, if that can be, so that the run can be resumed."""
         try:
             self.hold()
-        except UserError as error:
-            if 'in use' in str(error):
-                raise
+        except OSError:
             return                                                     # what cannot be saved is told then
         log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
         self.write('config.py', config_text(config))
@@ -5140,7 +5142,7 @@ def evaluate_run(folder, overrides):
     data = inspect_data(model.config)
     if other:
         print('\n'.join(map(clean, describe_data(data, model.config))))
-        if np.count_nonzero(data.shares) < 2 and set(data.values) & {model.config['ignore_index']}:
+        if IGNORE in data.classes and len(data.classes) < 3:
             raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
                              'say what the values mean in mask_values, or type ignore_index=None'])
     names = ['val', 'test', 'train'] if other else ['val']

@@ -1078,30 +1078,27 @@ def test_the_table_counts_all_pixels_and_images_of_each_class(tmp_path):
         assert f'{np.mean(truth):.3%}' in line and line.split()[-1] == '8'
 
 
-def test_the_table_shows_every_class_where_values_are_many(tmp_path):
-    """JPEG noise around two colours, of which one is named: hundreds of values."""
+def noisy_reds(folder):
+    """Colour masks, the upper half red, the lower black, each with noise -> the folder."""
     draw = np.random.default_rng(0)
     for number in range(4):
         mask = np.zeros((40, 40, 3), np.int64)
         mask[:20] = (240, 10, 10)
-        mask += draw.integers(0, 12, mask.shape)
-        save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
-        save(tmp_path / 'set' / 'images' / f'{number}.png', draw.integers(0, 255, (40, 40, 3)))
-    config, data = inspect(tmp_path / 'set', mask_values={'#f00a0a': 1})
+        save(folder / 'masks' / f'{number}.png', mask + draw.integers(0, 12, mask.shape))
+        save(folder / 'images' / f'{number}.png', draw.integers(0, 255, (40, 40, 3)))
+    return folder
+
+
+def test_the_table_shows_every_class_where_values_are_many(tmp_path):
+    """JPEG noise around two colours, of which one is named: hundreds of values."""
+    config, data = inspect(noisy_reds(tmp_path / 'set'), mask_values={'#f00a0a': 1})
     lines = train_unet.describe_data(data, config)
     assert len(data.values) > 256 and any('1 foreground' in line and '50.000%' in line for line in lines)
 
 
 def test_a_colour_that_only_its_noise_shows_is_found(tmp_path):
     """'#ff0000' typed, and no pixel is exactly that."""
-    draw = np.random.default_rng(0)
-    for number in range(4):
-        mask = np.zeros((40, 40, 3), np.int64)
-        mask[:20] = (240, 10, 10)
-        mask += draw.integers(1, 12, mask.shape)
-        save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
-        save(tmp_path / 'set' / 'images' / f'{number}.png', draw.integers(0, 255, (40, 40, 3)))
-    assert inspect(tmp_path / 'set', mask_values={'#ff0000': 1})[1].shares[1] == 0.5
+    assert inspect(noisy_reds(tmp_path / 'set'), mask_values={'#ff0000': 1})[1].shares[1] == 0.5
 
 
 def test_noise_of_jpeg_is_no_object_where_masks_are_united(tmp_path):

@@ -606,6 +606,14 @@ def test_other_data_whose_foreground_is_ignored_is_refused(three, two, capsys):
     assert 'all pixels are of one class or ignored' in capsys.readouterr().err
 
 
+def test_other_data_that_has_only_a_val_folder_is_scored(own, tmp_path, capsys):
+    for kind in ('images', 'masks'):
+        (tmp_path / 'set').mkdir(exist_ok=True)
+        shutil.move(draw_set(tmp_path / f'drawn_{kind}') / kind, tmp_path / 'set' / kind / 'val')
+    assert train_unet.main(['evaluate', str(own), f'data={tmp_path / "set"}']) == 0
+    assert '12 val images' in capsys.readouterr().out
+
+
 def test_how_other_data_was_understood_is_told(own, tmp_path, capsys):
     assert train_unet.main(['evaluate', str(own), f'data={draw_set(tmp_path / "new", values=(0, 1))}']) == 0
     assert '0 is background, 1 foreground' in capsys.readouterr().out
