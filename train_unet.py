@@ -114,7 +114,7 @@ CONFIG = {
 
     # --- network ---
     'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, FPN, DeepLabV3Plus, Segformer...
-    'encoder': 'auto',            # 'resnet34' on a GPU, 'resnet18' on a CPU; any smp or 'tu-...' timm name
+    'encoder': 'auto',            # 'resnet34' on a GPU, 'tu-resnet10t' on a CPU; any smp or 'tu-...' timm name
     'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
     'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
 
@@ -230,6 +230,10 @@ class ConfigError(UserError):
         self.title = f'{count} in the config{origin}'
 
 
+class PresetWithCode(ConfigError):
+    """A preset that is Python, but not only literals."""
+
+
 class DataError(UserError):
     """Images or masks that cannot be used, each named."""
     title = 'the data cannot be used'
@@ -301,6 +305,8 @@ def parse_overrides(words):
     while words:
         word = words.pop(0)
         name, equals, text = word.partition('=')
+        if word.startswith('--no-') and not equals:                    # --no-amp is amp=False
+            name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
         kinds = kinds_of(SHORT_NAMES.get(key, key))
         if word.startswith('--') and not equals:
@@ -347,8 +353,8 @@ def load_preset(name):
                 raise ValueError
             presets.append(ast.literal_eval(node.value))
         except (ValueError, TypeError, RecursionError, MemoryError):
-            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
-                              'literals (numbers, strings, lists, dicts); it is read, not executed') from None
+            raise PresetWithCode(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
+                                 'literals (numbers, strings, lists, dicts); it is read, not executed') from None
     if len(presets) != 1 or not isinstance(presets[0], dict):
         raise ConfigError(f'preset {path}: must hold config = {{...}} once')
     return presets[0]
@@ -491,7 +497,11 @@ def check_names(config):
     if 'smp' not in globals() or not all(isinstance(config[key], str) and config[key] for key in NAMES):
         return []
     problems, encoder, augment, known = [], config['encoder'], config['augment'], smp.encoders.get_encoder_names()
-    if encoder not in ('auto', *known) and not encoder.startswith(('tu-', 'timm-')) and PLAIN_NAME.fullmatch(encoder):
+    is_known = encoder in ('auto', *known) or encoder.startswith('timm-')
+    if encoder.startswith('tu-'):
+        import timm                                                    # comes with smp
+        known, is_known = [f'tu-{name}' for name in timm.list_models()], timm.is_model(encoder[3:])
+    if not is_known and PLAIN_NAME.fullmatch(encoder):
         problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
                         f"{did_you_mean(encoder, known)}")
     try:
@@ -1826,6 +1836,8 @@ def read_mask(path, config):
         return COLOUR + (r << 16 | g << 8 | b)
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
         raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
+    if array.dtype.itemsize > 2 and array.max() >= COLOUR:
+        raise DataError(f'{path}: holds the number {array.max()}; those of a mask must be below {COLOUR}')
     return array.astype(np.int32)
 
 
@@ -2185,6 +2197,8 @@ def inspect_data(config, decode=False):
     notes = [*pairs.notes, *differing_palettes(records)]
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
+    for class_id in [i for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]:
+        notes.append(f'class {class_id} is in no training mask: it cannot be learnt, yet it counts in the scores')
     seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
     falling = all(a >= b for a, b in itertools.pairwise(seen_in)) and len(seen_in) > 4 and seen_in[-1] < seen_in[0] / 2
     few = coding.num_classes > 20 and 3 * np.median([len(record['codes']) for record in records]) < coding.num_classes
@@ -2709,7 +2723,7 @@ def settle(config, hardware, data, is_demo):
     if longest and any(max(s[a] for s in data.sizes) > config['image_size'][a] for a in (0, 1)):
         raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
                           f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
-    decide('encoder', 'resnet18' if on_cpu else 'resnet34', 'small enough for a CPU' if on_cpu else 'the usual choice')
+    decide('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
     decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
            'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
@@ -2806,11 +2820,13 @@ def build_network(config):
         raise ConfigError(f'architecture={name!r}: segmentation-models-pytorch {smp.__version__} does not have it yet; '
                           'pip install -U segmentation-models-pytorch')
     extra = {'decoder_channels': config['decoder_channels']} if name in ('Unet', 'UnetPlusPlus', 'MAnet') else {}
-    if config['encoder_weights']:
+    weights = config['encoder_weights']
+    weights = weights and (config['encoder'].startswith('tu-') or weights)     # timm has one set for each name
+    if weights:
         ask_hub_once()
         log.info('encoder weights: %s of %s, downloaded once and kept', config['encoder_weights'], config['encoder'])
     try:
-        return getattr(smp, name)(encoder_name=config['encoder'], encoder_weights=config['encoder_weights'],
+        return getattr(smp, name)(encoder_name=config['encoder'], encoder_weights=weights,
                                   in_channels=config['in_channels'], classes=classes, **extra)
     except KeyError as error:                                          # smp's word for a name it does not have
         names, wish = smp.encoders.get_encoder_names(), config['encoder']
@@ -3727,20 +3743,28 @@ def progress(iterable, total, description):
     return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True)
 
 
-def windows(loader, sampler, waits=contextlib.nullcontext):
-    """The micro-batches of each optimizer step, as lists; the last window may be short. Waiting for data is done inside
-    of waits()."""
-    sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
-    batches = iter(loader)
-    while sampler.first_window < len(sizes):
+def waiting(loader, waits):
+    """The batches of a loader, each of them waited for inside of waits()."""
+    batches, end = iter(loader), object()
+    while True:
         with waits():
-            window = [next(batches) for _ in range(sizes[sampler.first_window])]
-        yield window
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch
+
+
+def windows(loader, sampler, waits=contextlib.nullcontext):
+    """The micro-batches of each optimizer step, as lists; the last window may be short."""
+    sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
+    batches = waiting(loader, waits)
+    while sampler.first_window < len(sizes):
+        yield [next(batches) for _ in range(sizes[sampler.first_window])]
         sampler.first_window += 1
 
 
 @torch.no_grad()
-def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: False):
+def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: False, waits=contextlib.nullcontext):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict; None if stopped.
 
     'broken' lists the rows of the files that could not be read and were left out (skip_broken).
@@ -3753,7 +3777,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
     forward, device, before = under_autocast(model, dtype), next(model.parameters()).device, random_states()
     loss, images, counts, broken = torch.zeros((), device=device), 0, None, []
     seed_everything(0)
-    bar = progress(loader, len(loader), description)
+    bar = progress(waiting(loader, waits), len(loader), description)
     try:
         for number, batch in enumerate(bar):
             losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
@@ -4188,9 +4212,9 @@ def settings_of(folder):
     """The settings of a run: its config.py, or where that is torn or gone what its checkpoint holds."""
     try:
         return load_preset(folder / 'config.py')
+    except PresetWithCode:
+        raise
     except ConfigError as error:
-        if 'not executed' in str(error):                               # whole, but no preset
-            raise
         saved = dict(load_last(folder)[0]['config'])
         log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
         return {**saved, 'run_dir': 'auto'}
@@ -4528,7 +4552,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 if world()[1] > 1 or time.monotonic() - run.last_save > 60:
                     run.save(state, config)                            # torchrun kills whom it does not see stop
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                                   lambda: bool(run.asked) and world()[1] == 1)
+                                   lambda: bool(run.asked) and world()[1] == 1, run.waits)
             if metrics is None:
                 break
             for row in metrics.pop('broken'):

@@ -3,7 +3,7 @@
 Everything a long run does is done once: train, validate, save, draw.
 """
 config = {
-    'encoder': 'resnet18',
+    'encoder': 'tu-resnet10t',
     'decoder_channels': [32, 24, 16, 12, 8],
     'image_size': 64,
     'num_epochs': 2,

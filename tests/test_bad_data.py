@@ -305,6 +305,8 @@ BAD = [
      'masks/b.npy: holds fractions'),
     ('NaN in a mask', replace('masks/b.npy', holding(np.nan)), {}, 'masks/b.npy'),
     ('infinity in a mask', replace('masks/b.npy', holding(np.inf)), {}, 'masks/b.npy'),
+    ('a number too large in a mask', replace('masks/b.npy', np.full(SHAPE, 2**32 + 1)), {},
+     'masks/b.npy: holds the number 4294967297'),
     ('two matrices', two_matrices, {}, 'masks/b.mat: cannot be read: ValueError: holds 2 matrices'),
     ('noise as a mask', replace('masks/b.png', NOISE), {}, 'type mask_values=nonzero'),
     ('a photograph as a mask', replace('masks/b.png', NOISE[..., None] * COLOURS), {},

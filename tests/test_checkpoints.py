@@ -1065,6 +1065,19 @@ def test_a_signal_does_not_wait_for_a_worker_that_hangs():
     assert tu.load_last('run')[0]['step'] >= 3
 
 
+def test_a_signal_does_not_wait_for_a_worker_that_hangs_in_validation():
+    data, begun = Hanging(), time.monotonic()
+    ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
+                                            os.kill(os.getpid(), signal.SIGTERM)))
+    ring.start()
+    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(12), val_data=data,
+                      **{**OWN, 'num_workers': 1, 'num_epochs': 9})
+    ring.join()
+    assert result.stopped_by == signal.SIGTERM and time.monotonic() - begun < 60
+    saved = tu.load_last('run')[0]                                     # 4 + 12 + 12 samples, then it hangs
+    assert (saved['epoch'], saved['window']) == (2, 3)
+
+
 def wait_for(condition, seconds=60):
     """Until the condition holds."""
     begun = time.monotonic()

@@ -65,6 +65,8 @@ def test_typed_values(text, value):
     (['--deterministic'], {'deterministic': True}),
     (['--deterministic', '--lr', '1'], {'deterministic': True, 'lr': 1}),
     (['--deterministic', 'data=x'], {'deterministic': True, 'data': 'x'}),
+    (['--no-channels-last', '--lr', '1'], {'channels_last': False, 'lr': 1}),
+    (['--no-amp'], {'amp': False}),
     (['data=s3://a?b=c'], {'data': 's3://a?b=c'}),
 ])
 def test_typed_overrides(words, overrides):
@@ -185,6 +187,11 @@ def test_names_that_only_the_libraries_know_are_told_in_the_same_block():
 
 def test_one_wrong_name_is_one_problem():
     assert [len(problems_of(encoder=name)) for name in ('resnet19', 'hf-hub:x/y', '')] == [1, 1, 1]
+
+
+def test_names_of_timm_are_known_and_the_nearest_is_suggested():
+    assert "did you mean 'tu-resnet18'?" in problems_of(encoder='tu-resnet19')[0]
+    assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
 
 
 @pytest.mark.parametrize('words', [

@@ -59,6 +59,20 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr(train_unet.time, 'sleep', lambda seconds: None)
 
 
+def test_a_class_that_only_validation_has_is_told(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
+    for split, value in (('train', 1), ('val', 2)):
+        for n in range(2):
+            save(folder / f'images/{split}/{n}.png', np.zeros((8, 8, 3)))
+            save(folder / f'masks/{split}/{n}.png', np.array([[0] * 8, [1] * 8, *[[value] * 8] * 6]))
+    for n in range(3):
+        (folder / f'images/{n}.png').unlink()
+        (folder / f'masks/{n}.png').unlink()
+    _, data = inspect(folder)
+    assert [note for note in data.notes if note.startswith('class 2 is in no training mask')]
+    assert not [note for note in data.notes if note.startswith('class 1')]
+
+
 # --- folders of object masks ---------------------------------------------------------
 
 

@@ -130,7 +130,8 @@ def test_keep_float32_changes_no_key_and_no_number_in_float32():
     assert torch.equal(plain.eval()(images), kept.eval()(images))
 
 
-NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'resnet18', 'architecture': 'UnetPlusPlus'},
+NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'tu-resnet10t'},
+            {'encoder': 'resnet18', 'architecture': 'UnetPlusPlus'},
             {'encoder': 'resnet18', 'architecture': 'FPN'},
             {'encoder': 'resnet18', 'architecture': 'DeepLabV3Plus'},
             {'encoder': 'mit_b0', 'architecture': 'Segformer'}, {'encoder': 'mobilenet_v2'},

@@ -10,7 +10,6 @@ batches are tensors in memory and there is no metric.
 import dataclasses
 import functools
 import os
-import types
 from pathlib import Path
 
 import common  # noqa: F401  finds train_unet
@@ -160,7 +159,7 @@ def ours(job):
     state = train_unet.build_state(train_unet.build_model(config), config, precision, device)
     sampler = train_unet.WindowSampler(len(dataset), config)
     batches = [train_unet.collate([dataset[key] for key in keys]) for keys in sampler]
-    run = types.SimpleNamespace(agree=lambda config: (False, False), folder=Path('run'))
+    run = train_unet.Run('run')
     for state.epoch in range(EPOCHS):
         state.window = 0
         train_unet.train_epoch(state, batches, sampler, without_counts, config, run, hardware,
