@@ -108,6 +108,12 @@ def test_a_network_that_does_not_exist_is_a_config_error_that_helps(changes, tol
     assert told in str(error.value)
 
 
+def test_weights_of_timm_are_asked_for_in_its_own_way(recwarn):
+    with pytest.raises(tu.ConfigError, match='encoder_weights=None starts from scratch'):
+        build(encoder='tu-resnet10t', encoder_weights='imagenet')      # there is no network in here
+    assert not [warning for warning in recwarn if 'encoder_weights' in str(warning.message)]
+
+
 # --- keep_float32 and activation_checkpointing ---
 
 @pytest.mark.parametrize('name', ['segmentation_head', 'encoder', 'decoder'])

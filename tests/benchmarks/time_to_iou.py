@@ -253,7 +253,9 @@ def train_ours(folder, job, args, target, judge):
     with tempfile.TemporaryDirectory() as scratch, fresh_cache(scratch):
         train_unet.close_epoch = close_and_judge
         try:
-            train_unet.train(run_dir=str(Path(scratch) / 'run'), **settings)
+            result = train_unet.train(run_dir=str(Path(scratch) / 'run'), **settings)
+            if result.stopped_by:
+                sys.exit('stopped; --resume measures the rest')
         except Enough:
             pass
         finally:
