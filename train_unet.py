@@ -99,7 +99,8 @@ CONFIG = {
     'mask_values': None,          # what the values mean: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero'; None: find out
     'ignore_index': 255,          # mask value left out of loss and metrics; None if 255 is a class
     'in_channels': 3,             # 1 grey, 3 RGB, more for .npy and multi-band TIFF
-    'image_size': 'auto',         # pixels: 512, or [height, width]; 'auto' follows the images, at most 512 (CPU: 256)
+    'image_size': 'auto',         # pixels: 512, or height x width as 384x512 or [384, 512]; 'auto' follows the images,
+                                  # at most 512 (CPU: 256)
     'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
                                   # 'pad' to image_size without scaling
     'augment': 'default',         # 'none', 'default' (mirror images; in long runs turned, scaled and brightened too),
@@ -162,7 +163,7 @@ CONFIG = {
     'tensorboard': False,         # True: curves and predictions for TensorBoard too (pip install tensorboard)
 }
 
-# What the default alone does not say: the kinds of value a key takes ...
+# What the defaults do not say: the kinds of value a key takes ...
 TYPES = {
     'images': 'str none', 'masks': 'str none', 'image_pattern': 'str none', 'mask_pattern': 'str none',
     'group_pattern': 'str none', 'num_classes': 'int auto', 'class_names': 'list none', 'mask_values': 'dict str none',
@@ -173,7 +174,12 @@ TYPES = {
     'early_stopping_patience': 'int none', 'use_amp': 'bool auto', 'tf32_matmul_precision': 'str none',
     'keep_float32': 'str none', 'resume': 'str none',
 } | dict.fromkeys('val_fraction weight_decay momentum warmup_fraction init_scale growth_factor backoff_factor '
-                  'checkpoint_minutes'.split(), 'float')
+                  'checkpoint_minutes'.split(), 'float') | dict.fromkeys(
+    'in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps'.split(), 'int'
+) | dict.fromkeys('skip_unpaired rescale_masks skip_broken compile_model channels_last activation_checkpointing '
+                  'deterministic tensorboard'.split(), 'bool') | dict.fromkeys(
+    'data size_policy augment architecture optimizer'.split(), 'str') | dict.fromkeys(
+    'image_dtype encoder loss amp_dtype device run_dir'.split(), 'str auto')
 # ... the words it may be ...
 CHOICES = {
     'architecture': ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus',
@@ -280,7 +286,7 @@ def in_words(error):
 
 def kinds_of(key):
     """The kinds of value a key of CONFIG takes, the main one first; [] for other words."""
-    return TYPES.get(key, type(CONFIG[key]).__name__).split() if key in CONFIG else []
+    return TYPES.get(key, '').split()
 
 
 def parse_value(text, kinds=()):
@@ -321,6 +327,7 @@ def parse_overrides(words):
         elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
             others.append(word)
             continue
+        overrides.pop(key, None)                                       # what is typed last stands last
         overrides[key] = parse_value(text, kinds)
     return overrides, others
 
@@ -412,6 +419,10 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
+    if CONFIG.keys() != TYPES.keys():                                  # somebody edits, and mistypes
+        odd = [f'{key!r}: unknown{did_you_mean(key, TYPES)}' for key in CONFIG.keys() - TYPES.keys()]
+        raise ConfigError(odd + [f'{key!r}: missing' for key in TYPES.keys() - CONFIG.keys()],
+                          ' (CONFIG in train_unet.py)', dict.fromkeys(NAMES) | CONFIG)
     config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], list(found)
     layers = []
     try:
@@ -504,6 +515,10 @@ def check_names(config):
     if not is_known and PLAIN_NAME.fullmatch(encoder):
         problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
                         f"{did_you_mean(encoder, known)}")
+    weights, settings = config['encoder_weights'], smp.encoders.encoders.get(encoder, {}).get('pretrained_settings', {})
+    if isinstance(weights, str) and encoder in smp.encoders.encoders and weights not in settings:
+        problems.append(f'encoder_weights={weights!r}: for {encoder} there is {", ".join(settings) or "none"}'
+                        f'{did_you_mean(weights, settings)}')
     try:
         find_optimizer(config)
     except ConfigError as error:
@@ -627,7 +642,7 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
     try:
         parse_command(sys.argv[1:])
     except ConfigError as error:
-        if all(error.config[key] == CONFIG[key] for key in NAMES):     # else main tells of these too, in one block
+        if all(error.config[key] == CONFIG.get(key) for key in NAMES):     # else main tells of these too, in one block
             print(error, file=sys.stderr)
             sys.exit(2)
 
@@ -884,6 +899,8 @@ def works_on_cpu(tf32, hardware):
 def warn_of_settings(config, hardware, dtype, typed):
     """Settings that the user typed and that do nothing, or something unexpected, at this precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
+    if 'cache_images' in typed and config['cache_images'] is True and config['size_policy'] != 'resize':
+        notes.append('cache_images=True: no effect on training images but with size_policy=resize')
     scaling = [k for k in ('init_scale', 'growth_factor', 'backoff_factor', 'growth_interval') if k in typed]
     if scaling and dtype != 'float16':
         notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
@@ -1232,7 +1249,7 @@ def read_list(path):
         where, split = f'{path}, line {number}', (row.get('split') or '').strip().lower()
         if split and split not in SPLIT_WORDS:
             problems.append(f'{where}: split={split!r}: choose from train, val, test')
-        if not row['image'] or not row['mask']:
+        if not (row['image'] or '').strip() or not (row['mask'] or '').strip():
             problems.append(f'{where}: image and mask must both be given')
             continue
         image, mask = (Found(os.path.join(path.parent, row[key].strip()), Path(row[key]).stem,
@@ -1281,6 +1298,10 @@ def find_pairs(config):
     splits = choose_splits([image for image, _ in pairs], config)
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for (image, _), split in zip(pairs, splits)):
         notes.append('no image is named for training: all of them were split afresh')
+    if config['group_pattern']:
+        sides = grouped(zip(pairs, splits), lambda item: group_of(item[0][0], config['group_pattern']))
+        torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
+        notes += [f'group_pattern: the folders have {len(torn)} of {len(sides)} groups on both sides'] * bool(torn)
     return Pairs(*paths, splits, rule, notes)
 
 
@@ -1457,6 +1478,15 @@ def refuse_unpaired(pairs, images, masks, clashes, config, rule):
     raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found'], 'images and masks do not pair')
 
 
+def group_of(image, pattern):
+    """What a group_pattern finds in the name of an image: all its groups in parentheses, or the whole."""
+    match = re.search(pattern, image.stem) or re.search(pattern, f'{image.rest}/{image.stem}')
+    if not match:
+        raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
+                        "as in group_pattern='^[^_]*' (what stands before the first _)")
+    return match.groups() or match.group()
+
+
 def choose_splits(images, config):
     """Index into SPLITS of each image (N,). Those whose folder names none, or the training images of a set
     without validation, are split by a seeded draw of groups."""
@@ -1471,15 +1501,7 @@ def choose_splits(images, config):
     pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
     pattern = config['group_pattern']
 
-    def group_of(row):
-        image = images[row]
-        match = pattern and (re.search(pattern, image.stem) or re.search(pattern, f'{image.rest}/{image.stem}'))
-        if pattern and not match:
-            raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
-                            "as in group_pattern='^[^_]*' (what stands before the first _)")
-        return match.group(match.lastindex or 0) if pattern else row
-
-    groups = list(grouped(pool, group_of).values())
+    groups = list(grouped(pool, lambda row: group_of(images[row], pattern) if pattern else row).values())
     if len(groups) < 2:
         told = f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val; '
         raise DataError([told + 'at least 2 are needed', 'val_fraction=0 validates on the training images'])
@@ -1532,7 +1554,9 @@ def read_pillow(path, config, as_mask):
         if as_mask:
             if picture.getexif().get(274, 1) != 1:
                 raise ValueError('the mask carries an EXIF rotation; save it without')
-            if picture.mode == 'P' and is_black_and_white(picture):
+            if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
+                refuse_shape_in_alpha(np.array(picture.convert('RGBA')))
+            if picture.mode == 'P' and (is_black_and_white(picture) or is_grey_gif(picture)):
                 picture = picture.convert('L')                         # index 0 may be the white one
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L', 'LA'):
                 picture = picture.convert('RGB')
@@ -1546,11 +1570,23 @@ def read_pillow(path, config, as_mask):
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
 
+def refuse_shape_in_alpha(pixels):
+    """Raise ValueError for a mask (H, W, 4) of one colour that is only cut out by its transparency."""
+    if (pixels[..., :3] == pixels[0, 0, :3]).all() and np.ptp(pixels[..., 3]):
+        raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
+
+
+def is_grey_gif(picture):
+    """Whether a GIF shows greys: it numbers them anew in each file, in the order in which they occur."""
+    return picture.format == 'GIF' and all(len({colour[1:3], colour[3:5], colour[5:]}) == 1
+                                           for colour in palette_colours(picture).values())
+
+
 def is_black_and_white(picture):
     """Whether a palette image means its colours: black and white, with no other colour near them in the palette."""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
-    plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 15       # else the numbers of classes
+    plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 63       # else the numbers of classes
     return plain and set(used.values()) <= {'#000000', '#ffffff'}
 
 
@@ -1724,11 +1760,12 @@ def read_image(path, config):
 def convert_pixels(array, path, config):
     """Pixels as stored, (H, W) or (H, W, C) -> the channels and the type that the network takes."""
     channels = config['in_channels']
+    array = array.astype(array.dtype.newbyteorder('='), copy=False)
     array = array[..., None] if array.ndim == 2 else array
-    found = array.shape[2]
+    found, is_data = array.shape[2], path.endswith(('.npy', '.mat')) and np.ptp(array[..., -1]) > 0
     if found == 1 < channels <= 4:
         array = np.repeat(array, channels, axis=2)
-    elif found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8:
+    elif found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8 and not is_data:
         array = array[..., :channels]                                  # alpha; in other types it may be infrared
     elif (found, channels) == (3, 1):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
@@ -1820,8 +1857,9 @@ def open_image(path, config):
 def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
     if os.path.isdir(path):
-        names = [name for name in sorted(os.listdir(path))
-                 if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')]
+        wanted = stem_in(config['mask_pattern'] or '{stem}')
+        names = [name for name in sorted(os.listdir(path)) if wanted(name)
+                 and os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')]
         levels = [127 * name.lower().endswith(('.jpg', '.jpeg')) for name in names]    # JPEG makes noise around black
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]
@@ -1852,13 +1890,14 @@ class Coding:
     num_classes: int = 2
     words: str = ''                # for the user
     below: bool = False            # what is not above the threshold is foreground
+    ignored: int = -1              # beside a threshold: the code that is left out, as all below 0 are
 
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
             bright = np.where(codes >= COLOUR, brightest, codes) > self.threshold
-            return np.where(codes < 0, IGNORE, bright != self.below).astype(np.uint8)
+            return np.where((codes < 0) | (codes == self.ignored), IGNORE, bright != self.below).astype(np.uint8)
         keys = np.array(sorted(self.table))
         place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
         unknown = keys[place] != codes
@@ -1878,21 +1917,24 @@ def as_grey(code):
     return code & 0xff if code >= COLOUR and (code - COLOUR) % 0x010101 == 0 else code
 
 
-def find_coding(values, palette, config, counts_up=False):
+def find_coding(values, palette, config, counts_up=False, lossy=False):
     """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
 
-    `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do.
+    `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG.
     """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):
         words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
-        return Coding(None, wish if wish >= 0 else -wish - 1, 2, f'{words} are foreground', wish < 0)
+        usual = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)  # a brightness, an id
+        ignored = -1 if ignore is None or ignore not in values or usual else ignore
+        words += ' are foreground' + f'; {ignored} is ignored' * (ignored != -1)
+        return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
     grey_only = all(as_grey(code) < COLOUR for code in values)
     folded = defaultdict(int)
     for code, (pixels, _) in values.items():
         folded[as_grey(code) if grey_only else code] += pixels
     if wish is None:
-        coding = guess_coding(folded, values, palette, ignore, config, counts_up)
+        coding = guess_coding(folded, values, palette, ignore, config, counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
         coding = coding_from_table(wish, folded, ignore)
@@ -1910,6 +1952,8 @@ def find_coding(values, palette, config, counts_up=False):
 def coding_from_table(wish, values, ignore):
     """The user's mask_values. Values not named are background, or errors where class 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
+    if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values):
+        return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
     far = 255 if 0 in wish.values() else 48                            # who names the background has named all
     noise = {code: wish[near] for code, near in nearest_colours(values, wish, far).items()}
     if not wish.keys() & values.keys() and not noise:
@@ -1943,7 +1987,16 @@ def suggest(table, more=(), meaning=None):
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
-def guess_coding(values, raw, palette, ignore, config, counts_up):
+def is_noisy(values):
+    """Whether {grey: pixels} are those of 0 and 255 with JPEG noise or soft edges between."""
+    total = sum(values.values())
+    share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
+    return 0 in values and max(values) == 255 and len(values) > 16 and share(0, 32) + share(223, 255) > 0.9 \
+        and share(223, 254) > 0 and share(223, 255) > 0.5 * share(33, 222) \
+        and max(share(low, low + 15) for low in range(64, 176, 16)) < max(0.5 * share(33, 222), 1e-4)
+
+
+def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
     """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
     special = values.keys() & {ignore, -1}
     plain = sorted(values.keys() - special)
@@ -1954,22 +2007,21 @@ def guess_coding(values, raw, palette, ignore, config, counts_up):
     if set(values) <= {0, 255} and wanted in ('auto', 2) or set(values) == {0, 65535}:
         top = max(*values, 255)
         return Coding({0: 0, top: 1}, None, 2, f'0 is background, {top} foreground')
-    if set(plain) <= {0, 1}:
+    if set(plain) <= {0, 1} and (wanted == 2 or 255 not in special or share(1, 1) > share(255, 255) / 10):
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
     fits = highest < 64 and (palette or dense) and not counts_up if wanted == 'auto' else highest < wanted
     starts = plain[:1] == [0] or wanted != 'auto' and plain and plain[0] > 0          # who gives a number means indices
-    if starts and highest < 255 and fits:
+    if starts and highest < 255 and fits and not (lossy and wanted == 'auto'):
         count = highest + 1 if wanted == 'auto' else wanted
         table = {code: code for code in range(count)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
-    if plain[:1] == [0] and max(values) == 255 and len(values) > 16 and share(0, 32) + share(223, 255) > 0.9 \
-            and share(223, 254) > 0 and share(223, 255) > 0.5 * share(33, 222) \
-            and max(share(low, low + 15) for low in range(64, 176, 16)) < max(0.5 * share(33, 222), 1e-4):
+    if plain[:1] == [0] and is_noisy(values):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
-    raise DataError(explain_values(values, raw, plain, special, total), 'the mask values are not clear')
+    noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
+    raise DataError(noise + explain_values(values, raw, plain, special, total), 'the mask values are not clear')
 
 
 def explain_values(values, raw, plain, special, total):
@@ -2096,8 +2148,9 @@ def mask_header(path, codes):
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
         return suffix or 'folder', []
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        colours = palette_colours(picture) if picture.mode == 'P' else {}
-        return picture.mode, [colours[code] for code in codes if code in colours]
+        colours = palette_colours(picture) if picture.mode == 'P' and not is_black_and_white(picture) else {}
+        kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
+        return kind, [colours[code] for code in codes if code in colours]
     return 'TIFF', []
 
 
@@ -2113,7 +2166,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], 4])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 5])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2183,7 +2236,8 @@ def inspect_data(config, decode=False):
     plain = [top for top in tops if top >= 0]
     counts_up = len(plain) > 0.7 * len(tops) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(record['mask'].startswith('I') for record in records)    # 16 bits
-    coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up)
+    coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up,
+                         all('JPEG' in record['mask'] for record in records))
     meaning = dict(zip(values, coding.encode(np.array([[*values]], int))[0].tolist()))
     classes = {class_id: [0, 0] for class_id in sorted(set(meaning.values()))}
     for code, (pixels, _) in values.items():
@@ -2199,6 +2253,12 @@ def inspect_data(config, decode=False):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     for class_id in [i for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]:
         notes.append(f'class {class_id} is in no training mask: it cannot be learnt, yet it counts in the scores')
+    held_out = [record['codes'] for split, record in zip(pairs.splits, records) if split == SPLITS.index('val')]
+    lacking = {i for i in classes if 0 < i < coding.num_classes} - {meaning[int(code)] for codes in held_out
+                                                                   for code in codes}
+    if held_out and lacking:
+        notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it, '
+                     'another seed or val_fraction draws other images')
     seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
     falling = all(a >= b for a, b in itertools.pairwise(seen_in)) and len(seen_in) > 4 and seen_in[-1] < seen_in[0] / 2
     few = coding.num_classes > 20 and 3 * np.median([len(record['codes']) for record in records]) < coding.num_classes
@@ -2218,12 +2278,18 @@ def inspect_data(config, decode=False):
 
 def refuse_mixture(codes, config):
     """Some masks of 0 and 1, others of 0 and 255: is 255 foreground there, or ignored? Only the user knows."""
-    ones, tops = (sum(word in keys for keys in codes) for word in ('1', '255'))
-    both, others = any({'1', '255'} <= keys for keys in codes), set().union(*codes) - {'0', '1', '255'}
-    if config['mask_values'] is None and ones and tops and not both and not others:
-        raise DataError([f'{ones} masks hold 0 and 1, {tops} others 0 and 255',
-                         'if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
-                         'if 255 means ignored type mask_values="{1: 1, 255: 255}"'], 'the mask values are not clear')
+    levels = [{as_grey(int(code)) for code in keys} - {0} for keys in codes]
+    noisy = lambda found: len(found) > 16 and 223 <= max(found) < COLOUR       # JPEG of black and white
+    kinds = Counter('ones' if found == {1} else 'noisy' if noisy(found) else 'tops' if found == {255} else
+                    'none' if not found else 'others' for found in levels)
+    if config['mask_values'] is None and kinds['ones'] and kinds['tops'] + kinds['noisy'] and not kinds['others']:
+        lines = ['if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
+                 'if 255 means ignored type mask_values="{1: 1, 255: 255}"']
+        if kinds['noisy']:
+            lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
+        others = kinds['tops'] + kinds['noisy']
+        raise DataError([f'{kinds["ones"]} masks hold 0 and 1, {others} others 0 and 255', *lines],
+                        'the mask values are not clear')
 
 
 def differing_palettes(records):
@@ -2248,13 +2314,14 @@ def describe_data(data, config):
                       for (h, w), n in data.sizes.most_common(4))
     more = f' and {len(data.sizes) - 4} more sizes' if len(data.sizes) > 4 else ''
     lines = [f'{len(data.pairs.images)} pairs ({counts}), paired by {data.pairs.rule}',
-             f'sizes: {sizes}{more};  ' + ', '.join(f'{n} {mode}' for mode, n in data.modes.most_common(6)),
+             f'sizes (width x height): {sizes}{more};  '
+             + ', '.join(f'{n} {mode}' for mode, n in data.modes.most_common(6)),
              f'masks: {data.coding.words}', '   value -> class                 pixels   images']
     names = class_names(config, data.coding.num_classes)
     total = sum(pixels for pixels, _ in data.values.values())
     if data.coding.threshold is not None:
         signs = ['>', '<='] if data.coding.below else ['<=', '>']
-        rows = [(f'{signs[i]}{data.coding.threshold}' if i < 2 else '-1', i, *counts)
+        rows = [(f'{signs[i]}{data.coding.threshold}' if i < 2 else str(data.coding.ignored), i, *counts)
                 for i, counts in data.classes.items()]
     elif len(data.values) <= 256:
         rows = [(name_code(code), int(data.coding.encode(np.array([[code]]))[0, 0]), *counts)
@@ -2393,7 +2460,9 @@ def load_augmentation(path, shape, dtype):
                 step.mask_interpolation = cv2.INTER_NEAREST
             if hasattr(step, 'fill_mask'):
                 step.fill_mask = IGNORE
-        try_augmentation(pipeline, path, shape, dtype)
+            if getattr(step, 'area_for_downscale', None):
+                step.area_for_downscale = 'image'
+        pipeline.cuts_off = try_augmentation(pipeline, path, shape, dtype)
     except FileNotFoundError:
         raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
                           'or the path of a saved pipeline') from None
@@ -2407,14 +2476,18 @@ def load_augmentation(path, shape, dtype):
 
 
 def try_augmentation(pipeline, path, shape, dtype):
-    """Raise ValueError if a pipeline makes something else of an image, or images of different sizes."""
-    trial, sizes = copy.deepcopy(pipeline), set()
+    """Raise ValueError if a pipeline makes something else of an image, or images of different sizes.
+
+    -> whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond.
+    """
+    trial, sizes, brightest = copy.deepcopy(pipeline), set(), math.inf
     for step in all_steps(trial):
         step.p = 1                                                     # also what is rarely applied
     image, mask = np.full(shape, 50, dtype), np.zeros(shape[:2], np.uint8)
     for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
         made = tried(image=image, mask=mask)
         sizes.add(made['image'].shape)
+        brightest = min(brightest, made['image'].max())
         if made['image'].shape[:2] != made['mask'].shape or made['image'].dtype != dtype \
                 or made['image'].shape[2:] not in (shape[2:], () if shape[2] == 1 else shape[2:]):
             raise ValueError(f'it makes {made["image"].dtype} {made["image"].shape} and a mask {made["mask"].shape} of '
@@ -2422,8 +2495,7 @@ def try_augmentation(pipeline, path, shape, dtype):
     if len(sizes) > 1:
         raise ValueError(f'it makes images of different sizes, {", ".join(map(str, sorted(sizes)))}: '
                          'end it with a crop or a resize to one size')
-    if dtype == np.float32 and made['image'].max() <= 1:
-        log.info('augment=%s: limits pixels to 0..1; that suits 16-bit images, not float images beyond', path)
+    return bool(dtype == np.float32 and 0 < brightest <= 1)
 
 
 def all_steps(step):
@@ -2494,10 +2566,11 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.is_resized = config['size_policy'] == 'resize'
         self.is_uint8 = config['image_dtype'] == 'uint8'
         self.augmentation = build_augmentation(config, self.is_uint8) if is_training else None
+        self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
         if not self.is_resized and is_training:
             cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
                    A.RandomCrop(self.height, self.width)]
-            self.augmentation = A.Compose(cut + (list(self.augmentation.transforms) if self.augmentation else []))
+            self.augmentation = A.Compose(cut + [self.augmentation] * bool(self.augmentation))
         self.cache, self.kept = None, {}                               # kept: validation samples, as they are read
         shape = (self.height, self.width, config['in_channels'])
         if is_training and self.is_resized and config['cache_images'] is True:
@@ -2570,6 +2643,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
             if not self.is_training:
                 sample['full_mask'] = torch.from_numpy(mask)
+        if self.cuts_off and image.max() > 1:
+            raise DataError(f'{self.name(index)}: holds values above 1, and augment={self.config["augment"]} has steps '
+                            'that limit float images to 0..1; leave these out')
         if self.augmentation is not None:
             seed = int(np.random.SeedSequence((self.config['seed'], epoch, index)).generate_state(1)[0])
             # set_random_seed would give every transform the same draws
@@ -2689,7 +2765,8 @@ def image_statistics(dataset, config, most=100):
     if not moments:
         raise DataError(f'{config["data"]}: none of {len(chosen)} training images can be read')
     mean, square = np.mean(moments, axis=0)
-    spread = np.sqrt(np.maximum(square - mean ** 2, 1e-12))
+    spread = np.sqrt(np.maximum(square - mean ** 2, 0))
+    spread[spread <= 1e-5 * np.maximum(1e-30, abs(mean))] = 1          # a constant band, such as an opaque alpha
     return [[float(f'{value:.6g}') for value in values] for values in (mean, spread)]
 
 
@@ -2881,7 +2958,7 @@ def try_size(model):
         height, width = config['image_size']
         raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
                           f'images of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): '
-                          f'type another image_size, such as {width * 2}x{height * 2} or the one in the name of '
+                          f'type another image_size, such as {height * 2}x{width * 2} or the one in the name of '
                           'the encoder') from None
 
 
@@ -4277,6 +4354,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
         return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
     if is_demo:
+        warn(['data=demo is the built-in set; data=demo/ is the folder'] * os.path.isdir('demo'))
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config, decode))
     if not len(data.pairs.rows('train')) or not len(data.pairs.rows('val')):
@@ -4286,6 +4364,10 @@ def prepare(config, sources, device, decode=False, own_data=False):
         raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
                          f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}',
                          *[f'mask_values="{{{code}: 1}}" would say that {code} is foreground' for code in other[-1:]]])
+    if np.count_nonzero(data.shares) < 2:
+        raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
+                         *data.notes, f'{data.coding.words}; the values are '
+                         f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean'])
     if config['image_dtype'] == 'auto':
         config = {**config, 'image_dtype': find_image_dtype(data)}
     config, why = settle(config, hardware, data, is_demo)
@@ -5478,7 +5560,12 @@ def estimate_memory(config, dtype):
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
         images = torch.empty(shape, dtype=getattr(torch, config['image_dtype']))
         target = torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
-        activations, largest = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
+        try:
+            activations, largest = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
+        except ValueError as error:
+            if 'more than 1 value per channel' not in str(error):
+                raise
+            raise UserError(ONE_IMAGE, 'cannot start') from None
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
     states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 0}.get(
         config['optimizer'].lower(), 2)

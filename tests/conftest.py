@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 SHARED = ROOT.parent / 'shared' / 'data'
 
 # A network small enough for tests: one second per epoch.
-TINY = dict(encoder='resnet18', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
+TINY = dict(encoder='tu-resnet10t', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
             use_amp=False, num_workers=0, device='cpu', encoder_weights=None)
 
 
