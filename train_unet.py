@@ -44,6 +44,7 @@ import ctypes
 import dataclasses
 import datetime
 import difflib
+import errno
 import functools
 import glob
 import hashlib
@@ -61,6 +62,7 @@ import pickle
 import pprint
 import random
 import re
+import reprlib
 import shlex
 import shutil
 import signal
@@ -270,10 +272,16 @@ def command_line(*words):
     return ' '.join(['python', shlex.quote(script), *words])
 
 
+SHORT = reprlib.Repr()             # looks only at so many items, and not far into nested ones
+SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 40
+SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 200
+SHORT.maxlevel = 3
+
+
 def shown(value):
     """repr, short enough for a message, of anything a person can type."""
     try:
-        text = repr(value)
+        text = repr(value) if isinstance(value, (str, int, float)) else SHORT.repr(value)
     except ValueError:                                                 # Python refuses to print huge integers
         text = 'a number of thousands of digits'
     return text if len(text) <= 200 else text[:200] + '...'
@@ -436,10 +444,10 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if key in CONFIG:
                 config[key], sources[key] = value, origin
                 continue
-            hint = did_you_mean(key, [*CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
-            if re.search(r'token|secret|password|api_?key|webhook', str(key), re.IGNORECASE):
+            hint = did_you_mean(shown(key), [*CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            if re.search(r'token|secret|password|api_?key|webhook', shown(key), re.IGNORECASE):
                 hint = ': secrets do not belong in a config, which is saved with every run'
-            problems.append(f'unknown key {key!r}{hint}')
+            problems.append(f'unknown key {shown(key)}{hint}')
     problems += validate_config(config) + check_names(config)
     if problems:
         given = [f'preset {str(preset)!r}'] if preset is not None else []
@@ -574,8 +582,11 @@ def parse_command(argv):
         output = words[at + 1]
         del words[at:at + 2]
         if verb not in ('predict', 'export'):
-            problems.append(f'-o {output}: {verb} writes into run_dir; type run_dir={output}')
+            problems.append(f'-o {output}: evaluate writes into the run' if verb == 'evaluate' else
+                            f'-o {output}: {verb} writes into run_dir; type run_dir={output}')
     overrides, paths = parse_overrides(words)
+    if verb in ('predict', 'export'):                                  # --out
+        output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), output)
     preset = overrides.pop('preset', None)
     if preset is not None and (not isinstance(preset, str) or not preset):
         problems.append(f'preset={shown(preset)}: type the name of a preset or the path of a .py file')
@@ -584,6 +595,14 @@ def parse_command(argv):
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder{" and images" if verb == "predict" else ""}: '
                         f'python train_unet.py {verb} {needed}')
+    if needed and preset is not None:
+        problems.append(f'--preset {shown(preset)}: no effect on a trained run')
+    if verb in ('evaluate', 'export'):
+        problems += [f'{word!r}: {verb} takes one run' + '; to score other data type ' * (verb == 'evaluate')
+                     + as_typed('data', word) * (verb == 'evaluate') for word in paths[1:]]
+    if verb == 'export':
+        problems += [f'{key}={shown(value)}: no effect on an export' for key, value in overrides.items()
+                     if key not in OWN_WORDS['export']]
     for word in [] if needed else paths:
         hint = did_you_mean(word, COMMANDS)
         if os.path.exists(word):
@@ -752,7 +771,7 @@ def join_processes(config):
         fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
                           f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type a batch_size or '
-                          f'accumulation_steps that suits, such as batch_size={max(8, 2 * count)}')
+                          f'accumulation_steps that suits, such as batch_size={count * max(2, -(-8 // count))}')
     if device.type == 'cuda':
         device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.cuda.set_device(device)
@@ -1617,6 +1636,7 @@ def pillow_sees_all(path, config):
     """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth."""
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
         samples = picture.tag_v2.get(277, 1)
+        check_pixels(path, (picture.tag_v2.get(323, 1), picture.tag_v2.get(322, 1)), config)   # of a tile
         plain = samples == len(picture.getbands()) and max(picture.tag_v2.get(258, (8,))) <= 8
         return picture.n_frames == 1 and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
     return False
@@ -1648,8 +1668,10 @@ def open_series(path, config):
 
 def check_segment(path, page, data):
     """Refuse a Deflate strip or tile of a TIFF that unpacks to more than its pixels take."""
+    import lzma                                                        # not in every Python
     most = math.prod(page.chunks) * page.dtype.itemsize
-    if page.compression in (8, 32946) and len(zlib.decompressobj().decompress(data, most + 1)) > most:
+    unpack = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}.get(page.compression)
+    if unpack and len(unpack().decompress(data, most + 1)) > most:
         raise DataError(f'{path}: holds a strip that unpacks to more than its {most} bytes: damaged, or a bomb')
 
 
@@ -1659,6 +1681,7 @@ def read_tiff(path, config, as_mask):
         return read_pillow(path, config, as_mask)
     with open_series(path, config) as (series, bands):
         for page in filter(None, series.pages):
+            check_pixels(path, page.chunks[:2], config)                # a tile may be larger than the image
             for start, count in zip(page.dataoffsets, page.databytecounts):
                 page.parent.filehandle.seek(start)
                 check_segment(path, page, page.parent.filehandle.read(count))
@@ -1686,9 +1709,9 @@ def check_compressed(path, most):
     """
     total = 0
     with open(path, 'rb') as file:
-        file.seek(128)
+        order = '>II' if file.read(128)[126:] == b'MI' else '<II'
         while len(tag := file.read(8)) == 8:
-            kind, size = struct.unpack('<II', tag)
+            kind, size = struct.unpack(order, tag)
             stream, rest = zlib.decompressobj(), file.read(size)
             while kind == 15 and rest and not stream.eof:
                 total += len(stream.decompress(rest, 2**20))
@@ -1712,6 +1735,7 @@ def read_mat(path, config, as_mask):
     if len(arrays) != 1:
         raise ValueError(f'holds {len(arrays)} matrices; expected one' + ': ' * bool(arrays)
                          + ', '.join(name for name, _ in arrays[:6]))
+    check_pixels(path, arrays[0][1].shape[:3], config)
     return arrays[0][1]
 
 
@@ -1737,6 +1761,8 @@ READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': lambda *how: np.array(
 def read_array(path, config, as_mask=False):
     """Any supported file -> (H, W) or (H, W, C). Raises DataError naming the file."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError('is no file')                             # a pipe would be waited for
         array = READERS.get(os.path.splitext(path)[1].lower(), read_pillow)(path, config, as_mask)
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[..., 0]
@@ -1802,6 +1828,7 @@ class TiffRows:
         weakref.finalize(self, page.parent.close)
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
         check_pixels(path, self.shape, config)
+        check_pixels(path, page.chunks[:2], config)
         try:
             self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
         except DataError as error:                                     # perhaps Pillow sees it in another way
@@ -2157,6 +2184,8 @@ def mask_header(path, codes):
 def fingerprint(path):
     """Size and time of a file, or of those in a folder: what tells that a cached record is still true."""
     states = [os.stat(path)]
+    if not (stat.S_ISREG(states[0].st_mode) or stat.S_ISDIR(states[0].st_mode)):
+        raise OSError(errno.EINVAL, 'is no file', path)                # a pipe would be waited for
     if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
         states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
     return [sum(state.st_size for state in states), max((state.st_mtime_ns for state in states), default=0)]
@@ -2936,8 +2965,7 @@ def build_model(config):
     network = build_network(config)
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
     model = SegmentationModel(network, config, stride)
-    if config['keep_float32']:
-        change_forward(find_module(network, config['keep_float32']), Float32)
+    keep_float32(network, config['keep_float32'])
     if config['activation_checkpointing']:
         for module in checkpointable(network, config['in_channels']):
             change_forward(module, Checkpointed)
@@ -2974,6 +3002,12 @@ def find_module(network, name):
 def change_forward(module, mixin):
     """Give one module a mixin's forward: by class, so that copies and state_dict keys stay as they are."""
     module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
+
+
+def keep_float32(network, name):
+    """Keep a submodule, or nothing if name is None, out of autocast; and all that is in it, for lists are not called."""
+    for module in list(find_module(network, name).modules()) if name else ():
+        change_forward(module, Float32)
 
 
 class Float32:
@@ -3153,7 +3187,7 @@ def tile_offsets(length, side, overlap, stride=32):
     Tiles whose overlap leaves less than a stride between them cannot keep to it.
     """
     step = max(1, int(side * (1 - overlap)))
-    step, unit = (step // stride * stride, stride) if step >= stride else (step, 1)
+    step, unit = (step // stride * stride, stride) if step >= stride else (step, step)
     rest = max(length - side, 0)
     return [*range(0, rest, step), -(-rest // unit) * unit]
 
@@ -3256,9 +3290,14 @@ def build_optimizer(model, config, device):
     """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
     maker = find_optimizer(config)
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [{'params': [p for p in trained if p.ndim > 1], 'weight_decay': config['weight_decay']},
-              {'params': [p for p in trained if p.ndim <= 1], 'weight_decay': 0.0}]
-    wishes = {'fused': device.type in ('cuda', 'cpu') or None}
+    scales = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
+              for p in module.parameters(recurse=False)}
+    decays = lambda p: p.ndim > 1 and p not in scales
+    groups = [{'params': list(filter(decays, trained)), 'weight_decay': config['weight_decay']},
+              {'params': [p for p in trained if not decays(p)], 'weight_decay': 0.0}]
+    fits = all(p.is_floating_point() for p in trained)                 # fused SGD wants a gradient for all of them
+    fits &= maker is not torch.optim.SGD or isinstance(model, SegmentationModel)
+    wishes = {'fused': device.type in ('cuda', 'cpu') and fits or None}
     if maker is torch.optim.SGD:
         wishes |= {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0}
     extra = {key: value for key, value in wishes.items() if key in inspect.signature(maker).parameters}
@@ -3280,17 +3319,19 @@ def update_average(average, model, decay, step, good):
     Early on the decay is (1 + step) / (10 + step), as in TensorFlow's ExponentialMovingAverage.
     """
     decay = min(decay, (1 + step) / (10 + step))
-    tensors = lambda module, floats: [t.data for t in itertools.chain(module.parameters(), module.buffers())
-                                      if t.is_floating_point() == floats]
+    statistics = 'running_mean', 'running_var'                         # other buffers are copied: a mask may hold -inf
+    moves = lambda name, t: t.is_floating_point() and (isinstance(t, nn.Parameter) or name.endswith(statistics))
+    tensors = lambda module, wanted: [t.data for name, t in itertools.chain(
+        module.named_parameters(), module.named_buffers()) if moves(name, t) == wanted]
     averaged, current, weight = tensors(average, True), tensors(model, True), good * (1 - decay)
     if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
-        moves = torch._foreach_sub(current, averaged)
-        torch._foreach_mul_(moves, weight)
-        torch._foreach_add_(averaged, moves)
-    if counters := tensors(average, False):
-        torch._foreach_copy_(counters, tensors(model, False))
+        steps = torch._foreach_sub(current, averaged)
+        torch._foreach_mul_(steps, weight)
+        torch._foreach_add_(averaged, steps)
+    if others := tensors(average, False):
+        torch._foreach_copy_(others, tensors(model, False))
 
 
 # ===== checkpoints ====================================================================
@@ -3367,17 +3408,31 @@ def restore(state, saved):
     state.optimizer.load_state_dict(saved['optimizer'])
     for group, own in zip(state.optimizer.param_groups, options):      # settings are those of the config
         group.update(own)
+        check_optimizer(state.optimizer, group)
     if saved['scaler'] and state.scaler.is_enabled():
         own = {key: state.scaler.state_dict()[key] for key in ('growth_factor', 'backoff_factor', 'growth_interval')}
         state.scaler.load_state_dict(saved['scaler'] | own)
-    if state.average is not None and saved['average'] is not None:
-        state.average.load_state_dict(saved['average'])
+    if state.average is not None:
+        state.average.load_state_dict(saved['average'] or saved['model'])
     for name in TrainState.PLAIN:
         setattr(state, name, copy.deepcopy(saved[name]))
     mine = {} if world()[0] else state.totals                          # they hold what all processes saw
     state.totals = {key: value.to(state.device) for key, value in mine.items()}
     state.bad = {key: value.to(state.device) for key, value in state.bad.items()}
     set_random_states(saved['random'])
+
+
+def check_optimizer(optimizer, group):
+    """Bring the loaded states of a parameter group into the layout of their parameters. Fused kernels trust shapes and
+    strides, and would write elsewhere: ValueError for others."""
+    for parameter in group['params']:
+        kept = optimizer.state.get(parameter, {})
+        for key, value in kept.items():
+            size = torch.Size() if key == 'step' else parameter.shape
+            if group.get('fused') and not (torch.is_tensor(value) and value.shape == size):
+                raise ValueError(f'{key} of the optimizer does not have the shape {tuple(size)}')
+            if torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def write_file(path, content):
@@ -3426,7 +3481,8 @@ def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
     try:
         with zipfile.ZipFile(path) as file:
-            if sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
+            if any(entry.compress_type for entry in file.infolist()) \
+                    or sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
                 raise ValueError('it is compressed, which this program never does, and may be a bomb')
             damaged = file.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
@@ -3440,7 +3496,8 @@ def load_checkpoint(path):
     verify_checkpoint(path)
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
-        if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys():
+        if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
+                or not isinstance(content['config'], dict):
             raise ValueError('it holds something else')
         return content
     except pickle.UnpicklingError as error:
@@ -3526,10 +3583,18 @@ def split_batch(batch, most):
 
 def cut_batch(batch, pieces):
     """A batch cut into consecutive pieces, given as arrays of positions."""
-    cut = lambda x, piece: x[piece[0]:piece[-1] + 1]
-    if isinstance(batch, dict) and any(isinstance(value, list) for value in batch.values()):
-        return [{k: cut(v, piece) for k, v in batch.items()} for piece in pieces]
-    return [pytree.tree_map_only(torch.Tensor, lambda x: cut(x, piece), batch) for piece in pieces]
+    count = batch_length(batch)
+    is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
+
+    def cut(value, piece):
+        if isinstance(value, dict):
+            return {key: cut(inner, piece) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)) and (len(value) != count or all(map(is_whole, value))):
+            inner = [cut(item, piece) for item in value]               # (x, y), not one item for each sample
+            return type(value)(*inner) if hasattr(value, '_fields') else type(value)(inner)
+        return value[piece[0]:piece[-1] + 1] if is_whole(value) or isinstance(value, (list, tuple)) else value
+
+    return [cut(batch, piece) for piece in pieces]
 
 
 def run_loss(loss_fn, model, batch):
@@ -3579,11 +3644,15 @@ class Snapshot:
     """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
 
     def __init__(self, model):
-        self.groups = list(grouped(model.buffers(), lambda buffer: buffer.dtype).values())
-        self.kept = [flat(buffers) for buffers in self.groups]
+        self.model = model                                             # a forward pass may put others into their places
+        self.kept = [flat(buffers) for buffers in self.groups()]
         self.random = torch.get_rng_state()
         self.device = next(model.parameters()).device
         self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
+
+    def groups(self):
+        """The buffers, those of one dtype together."""
+        return grouped(self.model.buffers(), lambda buffer: buffer.dtype).values()
 
     def put_back(self):
         """Everything as it was, for a replay."""
@@ -3594,7 +3663,7 @@ class Snapshot:
 
     def put_back_where(self, bad):
         """Buffers as they were if `bad`, decided on the device."""
-        for buffers, kept in zip(self.groups, self.kept):
+        for buffers, kept in zip(self.groups(), self.kept):
             parts = torch.where(bad, kept, flat(buffers)).split([buffer.numel() for buffer in buffers])
             torch._foreach_copy_([buffer.data for buffer in buffers],
                                  [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
@@ -3691,7 +3760,10 @@ def heard_later():
     finally:
         signal.signal(signal.SIGCHLD, usual)
     if heard:
-        raise WorkerDied('a DataLoader worker was killed')
+        try:
+            usual(signal.SIGCHLD, None)                                # it asks whether it was a worker
+        except RuntimeError as error:
+            raise WorkerDied(str(error)) from None
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
@@ -3802,7 +3874,9 @@ def replay(path, model=None, loss_fn=None):
     A network and a loss of your own are given as they were to train.
     """
     saved = load_checkpoint(path)
-    config = {**CONFIG, **saved['config'], 'encoder_weights': None}
+    config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
+    if problems := validate_config(config):
+        raise UserError([f'{path}: {problem}' for problem in problems], 'cannot replay')
     if model is None and not {'mean', 'std'} <= saved['weights'].keys():
         raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
     model = model if model is not None else build_model(config)
@@ -3923,6 +3997,10 @@ class Run:
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
         from filelock import FileLock, Timeout                         # comes with torch
+        for name in ('.lock', '.holder', 'log.txt'):
+            if (self.folder / name).is_symlink():
+                raise UserError(f'{self.folder / name}: is a link, what it leads to would be overwritten; remove it',
+                                'cannot start')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
@@ -3972,6 +4050,8 @@ class Run:
             say(f'{name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
+        if hasattr(signal, 'SIGHUP'):                                  # the terminal is closed
+            self.after.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
 
     def open_board(self):
         """Show this run in TensorBoard. Raises UserError where the package is missing."""
@@ -4004,7 +4084,7 @@ class Run:
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
-        if not world()[0] and self.begun and not (self.folder / '.lock').exists():
+        if not world()[0] and self.begun and not os.path.exists(self.folder / '.lock'):    # of Path raises some errors
             self.return_to(config)
         totals = add_totals(state)                                     # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
@@ -4227,6 +4307,7 @@ class Result:
     model: nn.Module
     run_dir: Path
     stopped_by: int = 0            # number of the signal that ended the run early; 0: it ran to its end
+    is_saved: bool = True          # False: the disk did not take the newest weights
 
     def _repr_html_(self):
         """In a notebook: the best score, the curves and the samples."""
@@ -4266,23 +4347,24 @@ def find_resume(config):
     if config['run_dir'] != 'auto':
         folders = [Path(config['run_dir'])]
     else:
-        folders = sorted(Path('runs').glob('*-*/config.py'), key=os.path.getmtime, reverse=True)
-        folders = [p.parent for p in folders if data_of(p) == config['data']]
+        folders = sorted((p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
+        folders = [folder for folder in folders if data_of(folder) == config['data']]
     for folder in folders[:1]:
         if any((folder / name).exists() for name in CHECKPOINTS):
             saved, settings = load_last(folder)[0], settings_of(folder)
             epoch, best = saved.get('epoch'), saved.get('best_epoch')  # what are no numbers is told later
             named = config['run_dir'] != 'auto'                        # then a finished one is simply done
-            if named or not isinstance(epoch, int) or not isinstance(best, int) or epoch < settings['num_epochs'] \
+            last = settings.get('num_epochs')
+            if named or not all(isinstance(number, int) for number in (epoch, best, last)) or epoch < last \
                     and not 0 <= best <= epoch - 1 - (settings.get('early_stopping_patience') or math.inf):
                 return folder
     return None
 
 
-def data_of(path):
-    """The data of a run's config.py; None where that is damaged: other runs shall not suffer."""
-    with contextlib.suppress(ConfigError):
-        return load_preset(path).get('data')
+def data_of(folder):
+    """The data of a run; None where it cannot be told: other runs shall not suffer."""
+    with contextlib.suppress(UserError):
+        return settings_of(folder).get('data')
 
 
 def settings_of(folder):
@@ -4298,8 +4380,8 @@ def settings_of(folder):
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
-FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes early_stopping_patience resume run_dir compile_model '
-                     'channels_last activation_checkpointing skip_broken class_names tensorboard'.split())
+FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes early_stopping_patience resume run_dir '
+                     'activation_checkpointing skip_broken class_names tensorboard'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
                       'seed val_fraction group_pattern ema_decay mean std'.split())
 
@@ -4309,8 +4391,11 @@ def resume_config(folder, overrides):
     saved = settings_of(folder)
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
     config, _, notes = resolve_config(None, overrides, base=base)
-    if isinstance(config['image_size'], int):
-        config['image_size'] = [config['image_size']] * 2
+    for key, value in config.items():                                  # as settling has them
+        if value == 'auto':
+            config[key] = saved.get(key, value)
+        elif isinstance(saved.get(key), list) and isinstance(value, (int, float)):
+            config[key] = [value] * (2 if key == 'image_size' else 1)
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and k in overrides_of(overrides)]
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
@@ -4396,7 +4481,7 @@ def build_state(model, config, precision, device):
         model = model.float()
     if isinstance(model, SegmentationModel):
         try_size(model)
-    if config['channels_last'] and all(p.ndim < 5 for p in model.parameters()):    # not a network of volumes
+    if config['channels_last'] and isinstance(model, SegmentationModel):   # others may count on their layout
         model = model.to(memory_format=torch.channels_last)
     average = copy.deepcopy(model).requires_grad_(False) if config['ema_decay'] else None
     engine = None
@@ -4499,25 +4584,29 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
                                           and len(own[name])):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty',
                             'cannot start')
-    folder = None
+    folder, was_there = None, True
     log.setLevel(logging.INFO)
     try:
         config, sources, notes = resolve_config(preset, overrides)
         folder = find_resume(config)                                   # each process looks, before any may write
+        if folder and config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
+            raise UserError(f"run_dir={config['run_dir']!r}: a resumed run stays where it is, in {folder}",
+                            'cannot resume')
         if folder:
-            config, notes = resume_config(folder, {**(load_preset(preset) if preset else {}), **overrides})
+            layers = [load_preset(preset) if preset else {}, overrides]
+            config, notes = resume_config(folder, dict(itertools.chain.from_iterable(
+                translate(layer, [])[0].items() for layer in layers)))
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(config['data']).expanduser().resolve().stem
+        was_there = folder or config['run_dir'] != 'auto' and os.path.exists(config['run_dir'])
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
             return run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
     finally:
-        if world()[1] > 1 and sys.exc_info()[0] is None:               # NCCL would wait for processes that do not come
-            dist.destroy_process_group()
         torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
-            if folder and {path.name for path in folder.iterdir()} in ({'log.txt'}, {'log.txt', '.lock'}):
+            if folder and not was_there and {p.name for p in folder.iterdir()} in ({'log.txt'}, {'log.txt', '.lock'}):
                 shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
 
 
@@ -4529,6 +4618,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not resuming and any((run.folder / name).exists() for name in CHECKPOINTS):
         raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir starts '
                         f'afresh', 'cannot start')
+    settings = run.folder / 'config.py'
+    if not resuming and settings.exists() and not settings.read_bytes().startswith(HEADING.encode()):
+        raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir', 'cannot start')
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config['run_dir'], config['resume'] = str(run.folder), None
     if config['tensorboard']:
@@ -4550,8 +4642,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     seed_everything(config['seed'])
     if model is None:
         model = build_model(config | ({'encoder_weights': None} if resuming else {}))    # last.pt has them
-    elif config['keep_float32']:
-        change_forward(find_module(model, config['keep_float32']), Float32)
+    else:
+        keep_float32(model, config['keep_float32'])
     if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
         warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
     if precision.needs_scaler:
@@ -4559,10 +4651,13 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
     state = build_state(model, config, precision, device)
     rank, count = world()
+    if len(train_data) < count:
+        raise UserError(f'{len(train_data)} training images for {count} processes: start fewer', 'cannot start')
     sampler = WindowSampler(len(train_data), config, rank, count)
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
-        train_data, val_data = Plain(train_data, name_of), Plain(val_data, 'validation sample {}'.format)
+        train_data = Plain(train_data, name_of, config['seed'])
+        val_data = Plain(val_data, 'validation sample {}'.format, config['seed'])
     loader = build_loader(train_data, config, device, batch_sampler=sampler)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
@@ -4579,18 +4674,23 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
 
 
 class Plain(torch.utils.data.Dataset):
-    """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index; a sample that
-    holds NaN is named, once."""
+    """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
+    random follows from that and the seed. A sample that holds NaN is named, once."""
 
-    def __init__(self, dataset, name_of):
-        self.dataset, self.name_of, self.named = dataset, name_of, set()
+    def __init__(self, dataset, name_of, seed):
+        self.dataset, self.name_of, self.named, self.seed = dataset, name_of, set(), seed
 
     def __len__(self):
         return len(self.dataset)
 
     def __getitem__(self, key):
-        index = key[1] if isinstance(key, tuple) else key
-        sample = self.dataset[index]
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        before = random_states()
+        seed_everything(int(np.random.SeedSequence((self.seed, epoch, index)).generate_state(1)[0]))
+        try:
+            sample = self.dataset[index]
+        finally:
+            set_random_states(before)
         if index not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
             self.named.add(index)
             log.warning('%s holds values that are not finite; where the loss is not finite either, the step is skipped',
@@ -4632,7 +4732,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             metrics = None                                             # of a stop, perhaps in mid-validation
             if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
                 if world()[1] > 1 or time.monotonic() - run.last_save > 60:
-                    run.save(state, config)                            # torchrun kills whom it does not see stop
+                    with heard_later():
+                        run.save(state, config)                        # torchrun kills whom it does not see stop
                 metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
                                    lambda: bool(run.asked) and world()[1] == 1, run.waits)
             if metrics is None:
@@ -4650,6 +4751,10 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except TrainingDiverged:
             run.write('history.csv', history_csv(state.history))
             raise
+        except DataError:                                              # a file broke, between two steps
+            if world()[1] == 1:
+                run.save(state, config)
+            raise
         except (RuntimeError, EOFError) as error:
             deaths += 1
             alone = world()[1] > 1
@@ -4662,6 +4767,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 stop_workers(broken)
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
+    for one in (loader, val_loader):                                   # a signal to the whole job kills them too
+        stop_workers(one)
     if run.agree(config)[0] or not all(from_all(run.is_saved)):
         run.save(state, config)
 
@@ -4698,7 +4805,7 @@ def resume_state(state, run, config, precision, hardware, typed):
     saved, path = from_first(lambda: load_last(run.folder))
     try:
         take_up(state, saved, config, precision, hardware, typed)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f'{path}: does not belong to this run: {in_words(error)}', 'cannot resume') from None
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
@@ -4709,9 +4816,13 @@ def take_up(state, saved, config, precision, hardware, typed):
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
-    if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
+    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
+    told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
+    if min(counters) < 0 or max(counters) > 10**9 or saved['window'] and 'images' not in saved['totals'] \
             or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
-            or not all(isinstance(row, dict) and 'event' in row for row in saved['history']) \
+            or not all(isinstance(row, dict) and 'event' in row and (row['event'] or told <= row.keys())
+                       for row in saved['history']) \
+            or not all(value.numel() == 1 for value in saved['bad'].values()) \
             or not all(isinstance(times, int) for times in saved['left_out'].values()) \
             or not all(key == 'counts' or value.numel() == 1 for key, value in saved['totals'].items()):
         raise ValueError('its counters make no sense')
@@ -4734,15 +4845,20 @@ def take_up(state, saved, config, precision, hardware, typed):
     if dtype != state.dtype and state.bad:                             # another precision counts other steps
         state.bad |= {'run': 0 * state.bad['run'], 'loss_run': 0 * state.bad['loss_run'],
                       'told': state.bad[counter(dtype)].clone()}
+    if dtype != precision.dtype:
+        log.info('The run goes on in %s, at which healing had arrived', dtype)
     state.dtype = dtype
     state.batch_size = config['batch_size'] if 'batch_size' in typed else min(state.batch_size, config['batch_size'])
+
+
+HEADING = '"""The settings of one run.'
 
 
 def config_text(config):
     """The resolved config in the form of a preset."""
     settings = {key: value for key, value in config.items() if key not in ('run_dir', 'resume')}
     settings['data'] = 'demo' if settings['data'] == str(DEMO_FOLDER) else settings['data']
-    return '"""The settings of one run. Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
+    return f'{HEADING} Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
            f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
 
@@ -4780,19 +4896,23 @@ def finish(state, val_data, config, run):
     if world()[0]:
         return Result(state.history, {}, state.evaluated, run.folder, run.stopped_by)
     run.write('history.csv', history_csv(state.history))
+    run.stopped_by = run.stopped_by or run.asked                       # who stops a run is in a hurry
     best, model = {}, state.evaluated
     try:
         if run.unsaved or (run.folder / 'best.pt').exists():
             saved = run.unsaved or load_checkpoint(run.folder / 'best.pt')
             model.load_state_dict(saved['weights'])
+            if isinstance(model, SegmentationModel):                   # as load has it
+                model.threshold = saved['threshold']
+                model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
             best = saved['metrics'] | {'epoch': saved['epoch']}
-    except OSError as error:
+    except (OSError, LookupError, RuntimeError, TypeError) as error:
         log.warning('%s; the last weights are returned instead', error)
     model.eval()
     try:
         draw_curves(state.history, run.folder / 'curves.png')
         if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.stopped_by:
-            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)     # who stops a run is in a hurry
+            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
     except OSError as error:
         log.warning('the pictures could not be written: %s', error)
     if best:
@@ -4805,13 +4925,18 @@ def finish(state, val_data, config, run):
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it could not be read: %s', times, name)
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
-    log.info('Everything is in %s: %s', run.folder, ', '.join(name for name in files if (run.folder / name).exists()))
+    there = [name for name in files if os.path.exists(run.folder / name)]
+    log.info('Everything is in %s: %s', run.folder, ', '.join(there))
+    run.stopped_by = run.stopped_by or run.asked
+    is_saved = run.is_saved and not run.unsaved
+    if not is_saved:
+        log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
     if run.stopped_by:
         log.info('Stopped by %s. Continue with:  %s', signal.Signals(run.stopped_by).name,
                  command_line(as_typed('resume', run.folder)))
     elif isinstance(model, SegmentationModel):
         log.info('Next:  %s', command_line('evaluate', shlex.quote(str(run.folder))))
-    return Result(state.history, best, model, run.folder, run.stopped_by)
+    return Result(state.history, best, model, run.folder, run.stopped_by, is_saved)
 
 
 # ===== pictures =======================================================================
@@ -4962,7 +5087,8 @@ def resolve_overrides(overrides):
     config, _, _ = resolve_config(None, overrides)
     if isinstance(config['image_size'], int):
         config['image_size'] = [config['image_size']] * 2
-    fixed = overrides_of(overrides) & {'architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes'}
+    fixed = overrides_of(overrides) & set('architecture encoder decoder_channels in_channels num_classes image_dtype '
+                                          'mean std'.split())
     if fixed:
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     return {key: config[key] for key in overrides_of(overrides) if config[key] != 'auto' or key == 'device'}
@@ -4991,6 +5117,8 @@ def load(path, device='auto'):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         model = build_model(config)
         model.load_state_dict(saved['weights'])
+        if not 0 <= float(saved['threshold']) <= 1:
+            raise ValueError(f'threshold {saved["threshold"]}')
         model.threshold = min(max(float(saved['threshold']), 1e-6), 1 - 1e-6)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f'{path}: makes no model: {in_words(error)}', trouble) from None
@@ -5030,6 +5158,16 @@ def as_tensor(image, config):
     return torch.from_numpy(np.ascontiguousarray(as_stored(image, config))).permute(2, 0, 1)[None]
 
 
+def in_halves(forward, images):
+    """forward(images), (B, C, H, W), in as many parts as memory demands."""
+    try:
+        return forward(images)
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or len(images) == 1:
+            raise
+    return torch.cat([in_halves(forward, half) for half in images.tensor_split(2)])
+
+
 @torch.no_grad()
 def predict_stream(model, images, dtype=None, flips=False):
     """Logits of a stream of (key, image (H, W, C)), exactly as validation sees the images, in their order.
@@ -5041,7 +5179,7 @@ def predict_stream(model, images, dtype=None, flips=False):
     config, device = model.config, next(model.parameters()).device
     forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
-    run = mirrored if flips else forward
+    run = functools.partial(in_halves, mirrored if flips else forward)
     as_wanted = lambda image: image if isinstance(image, TiffRows) else as_stored(image, config)
     tensor = lambda image: as_tensor(image, config).to(device)
     if config['size_policy'] != 'resize':
@@ -5099,6 +5237,10 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
             write_prediction(target, image, bands, model, save)
         except DataError as error:                                     # a large image breaks further down
             broken.append(error.problems[0])
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            broken.append(f'{target.name}: the network cannot take {image.shape[1]} x {image.shape[0]} pixels')
         except OSError as error:
             broken.append(f'{target}: cannot be written: {error.strerror}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
@@ -5244,16 +5386,23 @@ def evaluate_run(folder, overrides):
     """
     overrides = resolve_overrides(overrides)
     model, other = load(folder, overrides.get('device', 'auto')), 'data' in overrides
+    drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
+    if drawn:
+        raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
     model.config |= {'val_fraction': 0} | overrides if other else overrides        # all of other data is scored
+    if model.config['data'] == 'demo':
+        model.config['data'] = str(write_demo(DEMO_FOLDER))
     data = inspect_data(model.config)
     if other:
+        data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
-        if IGNORE in data.classes and len(data.classes) < 3:
+        if len(data.classes) < 2 < len(data.values) + 1 or IGNORE in data.classes and len(data.classes) < 3:
             raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
                              'say what the values mean in mask_values, or type ignore_index=None'])
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
+    are_known = other or are_its_images(folder, data, model.config)
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
@@ -5264,12 +5413,30 @@ def evaluate_run(folder, overrides):
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = {level: sum(score[level] for score in scores.values()) for level in levels}
-    if num_classes == 2 and not other:
+    if num_classes == 2 and not other and are_known and counts[0.5][1].sum() > 0 and overrides.keys() <= FREE_TO_TUNE:
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
-        store_threshold(folder, model.threshold)
+        try:
+            store_threshold(folder, model.threshold)
+        except OSError as error:
+            log.warning('threshold %.2f could not be stored: %s', model.threshold, error.strerror or error)
     per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
     return report(folder, model, dataset, split, counts, per_image, other)
+
+
+FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
+                   'max_image_pixels'.split())    # with other settings a threshold is not the run's own
+
+
+def are_its_images(folder, data, config):
+    """Whether a run still has the images and the split it began with; warns if not."""
+    sets = [SegmentationDataset(data, split, config, is_training=False) for split in ('train', 'val')]
+    with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt nobody knows
+        if load_last(best_file(folder).parent)[0]['images'] != name_images(*sets):
+            log.warning('The images, or their split, are not those this run began with: some that are scored may have '
+                        'been trained on. The threshold stays as it is')
+            return False
+    return True
 
 
 def count_at_levels(bands, truth, levels, num_classes):
@@ -5295,10 +5462,11 @@ def report(run, model, dataset, split, counts, per_image, other_data):
     """Print and write what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
     """
     run, level = best_file(run).parent, model.threshold
-    folder = run / f'evaluation_{Path(model.config["data"]).stem}' if other_data else run
-    metrics, tuned = compute_metrics(counts[0.5]), compute_metrics(counts[level])
+    folder = evaluation_folder(run, model.config['data']) if other_data else run
+    metrics, tuned = compute_metrics(counts[level if other_data else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
-    print(f'{len(per_image)} {split} images: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
+    what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
+    print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     columns = [metrics[f'{key}_per_class'] for key in ('iou', 'dice', 'precision', 'recall')]
@@ -5306,8 +5474,9 @@ def report(run, model, dataset, split, counts, per_image, other_data):
     for name, iou, dice, precision, recall in [*zip(names, *columns), ('mean', *means)]:
         print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if len(names) == 2:
-        how = 'best on these images, tuned on them; stored, and used by predict'
-        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({"stored in the run" if other_data else how})')
+        how = 'the one stored in the run, for all figures here' if other_data else 'used by predict; where the run ' \
+              'still has its images, the best on these, and stored'
+        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
     values = [row['iou'] for row in images if not math.isnan(row['iou'])]
@@ -5315,7 +5484,7 @@ def report(run, model, dataset, split, counts, per_image, other_data):
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
         print(f'IoU per image: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
     print(f'Empty masks: {EMPTY_RULE}')
-    content = {'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
+    content = {'data': os.path.abspath(model.config['data']), 'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE, 'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
@@ -5324,11 +5493,21 @@ def report(run, model, dataset, split, counts, per_image, other_data):
     worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
     draw_samples(model, dataset, folder / 'worst.png', captions=worst, across=2)
     draw_confusion(counts[level], names, folder / 'confusion.png')
-    with contextlib.suppress(UserError):                               # without last.pt they are as they were
+    with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], run / 'curves.png')
     print(f'Written to {folder}: metrics.json, worst.png, confusion.png; to {run}: curves.png')
     print('Next: ', command_line('predict', shlex.quote(str(run)), 'YOUR_IMAGES -o masks'))
     return 0
+
+
+def evaluation_folder(run, data):
+    """Where the scores of other data go: a folder with its name, and a number where that is another data's."""
+    name = f'evaluation_{Path(data).resolve().name}'
+    for folder in (run / f'{name}-{number}' if number > 1 else run / name for number in itertools.count(1)):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if json.loads((folder / 'metrics.json').read_text())['data'] != os.path.abspath(data):
+                continue
+        return folder
 
 
 def draw_confusion(counts, names, path):
@@ -5344,8 +5523,8 @@ def draw_confusion(counts, names, path):
             axes.text(column, row, f'{share:.2f}', ha='center', va='center', fontsize=8,
                       color='white' if share > 0.5 else 'black')
     axes.set(xlabel='predicted', ylabel='truth', title='Share of each true class')
-    axes.set_xticks(range(len(names)), names, rotation=45, ha='right')
-    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha='right', parse_math=False)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
     write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
 
 
@@ -5403,7 +5582,7 @@ def example_images(config, most=20):
     try:
         data = inspect_data(config)
     except UserError as error:
-        print(f'checked on drawn images only: {error.problems[0]}')
+        print(f'checked on drawn images only: {clean(error.problems[0])}')
         return []
     tensors = []
     for row in data.pairs.rows('val')[:most]:
@@ -5549,23 +5728,32 @@ def saved_bytes(model, images, target, loss_fn, dtype):
     return sum(sizes), max(sizes, default=0)
 
 
+@contextlib.contextmanager
+def one_image_told():
+    """BatchNorm's refusal of a single image in words."""
+    try:
+        yield
+    except ValueError as error:
+        if 'more than 1 value per channel' not in str(error):
+            raise
+        raise UserError(ONE_IMAGE, 'cannot start') from None
+
+
 def estimate_memory(config, dtype):
     """Bytes by part of one training step, from fake tensors: nothing is allocated and nothing computed.
 
     workspace is a guess: twice the largest activation, for the gradients that flow through it.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    with FakeTensorMode(), torch.random.fork_rng():
-        model = build_model({**config, 'encoder_weights': None}).train()
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+    mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
+    with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
+        model = copy.deepcopy(model)
+    with mode, torch.random.fork_rng():
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
         images = torch.empty(shape, dtype=getattr(torch, config['image_dtype']))
         target = torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
-        try:
+        with one_image_told():
             activations, largest = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
-        except ValueError as error:
-            if 'more than 1 value per channel' not in str(error):
-                raise
-            raise UserError(ONE_IMAGE, 'cannot start') from None
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
     states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 0}.get(
         config['optimizer'].lower(), 2)
@@ -5640,7 +5828,8 @@ def check(preset, overrides):
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
     words = [as_typed(key, value) for key, value in overrides.items()]
-    print(f'what the network will see: {path}\nready:', command_line(*[f'--preset {preset}'] * bool(preset), *words))
+    words = [f'--preset {shlex.quote(str(preset))}'] * bool(preset) + words
+    print(f'what the network will see: {path}\nready:', command_line(*words))
     return 0
 
 
@@ -5693,8 +5882,12 @@ def tune(preset, overrides, seconds=60.0):
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
     units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
     seed_everything(config['seed'])
-    numbers = examine_numbers(build_model({**config, 'encoder_weights': None}).to(device), config, window,
-                              loss_fn, units)
+    model = build_model({**config, 'encoder_weights': None}).to(device)
+    try_size(model)
+    apply_tf32('highest')                                              # the others are held against real float32
+    torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
+    with one_image_told():
+        numbers = examine_numbers(model, config, window, loss_fn, units)
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [build_candidate(config, device, *kind, last) for kind in kinds for last in (False, True)]
@@ -5709,7 +5902,7 @@ def tune(preset, overrides, seconds=60.0):
     wait = wait / config['num_workers'] if config['num_workers'] else wait
     print_tuning(candidates + compiled, images, wait, bool(config['num_workers']), numbers)
     compiled = min(compiled, key=lambda c: c.median, default=None)
-    del candidates, candidate, kinds, fastest                          # their weights would count in what follows
+    del candidates, candidate, kinds, fastest, model                   # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     base = translate(load_preset(preset), [])[0] if preset is not None else {}
@@ -5782,15 +5975,16 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
     peak = {}
 
     def watch(name, module, inputs, output):
-        if torch.is_tensor(output):
-            peak[name] = max(peak.get(name, 0.0), float(output.detach().abs().max()))
+        for value in filter(torch.is_tensor, pytree.tree_leaves(output)):
+            peak[name] = max(peak.get(name, 0.0), float(value.detach().abs().max()))
 
-    hooks = [module.register_forward_hook(functools.partial(watch, name))
-             for name, module in model.named_modules() if name and not list(module.children())]
+    hooks = [module.register_forward_hook(functools.partial(watch, name)) for name, module in
+             reversed([*model.named_modules()]) if name and not isinstance(module, Float32)]
     batch = to_device(window[0], next(model.parameters()).device)
 
     def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
+        seed_everything(config['seed'])                                # dropout drops the same
         losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
         (losses.mean() * scale).backward()
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -5897,6 +6091,7 @@ def largest_batch(config, winner, hardware, window, loss_fn):
 def main(argv=None):
     """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
     argv = sys.argv[1:] if argv is None else argv
+    warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # a file may speak through them
     if {'-h', '--help', 'help'} & set(argv):
         print_help()
         return 0
@@ -5905,7 +6100,9 @@ def main(argv=None):
         own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
         if verb == 'train':
             result = train(preset, **overrides)
-            return 128 + result.stopped_by if result.stopped_by else 0
+            if world()[1] > 1:                                         # not after an error: NCCL would wait for others
+                dist.destroy_process_group()
+            return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
         if verb == 'evaluate':
             return evaluate_run(paths[0], overrides)
         if verb == 'predict':
