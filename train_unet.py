@@ -3005,7 +3005,7 @@ def change_forward(module, mixin):
 
 
 def keep_float32(network, name):
-    """Keep a submodule, or nothing if name is None, out of autocast; and all that is in it, for lists are not called."""
+    """Keep a submodule, or nothing if name is None, out of autocast; and all that is in it: lists are never called."""
     for module in list(find_module(network, name).modules()) if name else ():
         change_forward(module, Float32)
 
@@ -5413,7 +5413,9 @@ def evaluate_run(folder, overrides):
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = {level: sum(score[level] for score in scores.values()) for level in levels}
-    if num_classes == 2 and not other and are_known and counts[0.5][1].sum() > 0 and overrides.keys() <= FREE_TO_TUNE:
+    is_tuned = num_classes == 2 and not other and are_known and bool(counts[0.5][1].sum()) \
+        and overrides.keys() <= FREE_TO_TUNE
+    if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
         try:
@@ -5421,7 +5423,7 @@ def evaluate_run(folder, overrides):
         except OSError as error:
             log.warning('threshold %.2f could not be stored: %s', model.threshold, error.strerror or error)
     per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
-    return report(folder, model, dataset, split, counts, per_image, other)
+    return report(folder, model, dataset, split, counts, per_image, other, is_tuned)
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
@@ -5458,7 +5460,7 @@ def store_threshold(folder, level):
 EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image without any too; in one alone it is 0'
 
 
-def report(run, model, dataset, split, counts, per_image, other_data):
+def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     """Print and write what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
     """
     run, level = best_file(run).parent, model.threshold
@@ -5474,8 +5476,8 @@ def report(run, model, dataset, split, counts, per_image, other_data):
     for name, iou, dice, precision, recall in [*zip(names, *columns), ('mean', *means)]:
         print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if len(names) == 2:
-        how = 'the one stored in the run, for all figures here' if other_data else 'used by predict; where the run ' \
-              'still has its images, the best on these, and stored'
+        how = 'the one stored in the run, for all figures here' if other_data else \
+            'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
         print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
@@ -5484,7 +5486,8 @@ def report(run, model, dataset, split, counts, per_image, other_data):
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
         print(f'IoU per image: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
     print(f'Empty masks: {EMPTY_RULE}')
-    content = {'data': os.path.abspath(model.config['data']), 'split': split, 'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
+    content = {'data': os.path.abspath(model.config['data']), 'split': split,
+               'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE, 'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())

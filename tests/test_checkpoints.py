@@ -25,6 +25,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, draw_set
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
 
@@ -1152,3 +1153,202 @@ def test_a_run_that_stopped_early_is_done_for_resume_auto(data):
     settings = {**SMALL, 'run_dir': 'auto', 'num_epochs': 30, 'early_stopping_patience': 1, 'learning_rate': 1e-9}
     assert len(tu.train(**settings).history) < 30
     assert tu.find_resume({**tu.CONFIG, **settings, 'resume': 'auto'}) is None
+
+
+# --- what an audit found -------------------------------------------------------------
+
+
+def patch_last(change, folder='run'):
+    """last.pt with something changed in it."""
+    saved = torch.load(f'{folder}/last.pt', weights_only=True)
+    change(saved)
+    tu.save_checkpoint(tu.Path(folder) / 'last.pt', saved)
+    (tu.Path(folder) / 'previous.pt').unlink()
+
+
+def of_optimizer(value):
+    return lambda saved: saved['optimizer']['state'][0].update(exp_avg=value)
+
+
+@pytest.mark.parametrize('change', [
+    of_optimizer(torch.zeros(1)), of_optimizer('x'), lambda saved: saved.update(step=10**400),
+    lambda saved: saved.update(window=10**9, totals={}), lambda saved: saved['history'].append({'event': ''}),
+    lambda saved: saved.update(bad={'total': torch.zeros(2)}), lambda saved: saved.update(random=-1),
+    lambda saved: saved.update(config=5)], ids=range(8))
+def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, data, capsys):
+    words = [f'{key}={value}'.replace(' ', '') for key, value in SMALL.items() if value is not None]
+    assert tu.main([*words, 'num_epochs=1']) == 0
+    patch_last(change)
+    assert tu.main(['resume=run', 'num_epochs=3']) == 2
+    assert 'cannot resume' in capsys.readouterr().err
+
+
+def test_another_memory_layout_at_a_resume_keeps_the_momentum(data):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    before = torch.load('run/last.pt', weights_only=True)['optimizer']['state']
+    calls = []
+
+    def stop(optimizer, *_):
+        calls.append([{k: v.clone() for k, v in kept.items()} for kept in optimizer.state.values()])
+
+    hook = register_optimizer_step_pre_hook(stop)
+    tu.train(resume='run', num_epochs=2, channels_last=False)
+    hook.remove()
+    momentum = [kept['exp_avg'] for kept in calls[-3]]                 # of the first real step
+    assert sum(m.is_contiguous() for m in momentum) == len(momentum) and len(before) == len(momentum)
+
+
+def test_a_child_process_that_ends_is_no_worker_that_died(caplog):
+    def loss_fn(model, batch):
+        subprocess.run(['true'], check=True)
+        return squares(model, batch)
+
+    train_own(loss_fn=loss_fn, num_workers=1)
+    assert 'killed' not in (tu.Path('run') / 'log.txt').read_text()
+
+
+def test_a_terminal_that_is_closed_ends_no_training():
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return squares(model, batch)
+
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail('the signal was not ignored'))
+    try:
+        assert not train_own(loss_fn=loss_fn).stopped_by
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN   # as it was
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_network_drive_that_fails_for_a_while_ends_no_training(monkeypatch):
+    real, stale = os.stat, []
+
+    def failing(path, *args, **named):
+        if stale and str(path).endswith('run/.lock'):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *args, **named)
+
+    def loss_fn(model, batch):
+        stale[:] = [1] if len(seen) == 8 else stale
+        seen.append(1)
+        return squares(model, batch)
+
+    seen = []
+    monkeypatch.setattr(os, 'stat', failing)
+    assert len(train_own(loss_fn=loss_fn).history) == 3
+
+
+class Drawing(Samples):
+    """Augmented at random, as people write it."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, 'image': sample['image'] + 0.1 * torch.rand(1) + 0.1 * random.random() + 0.1 * np.random.rand()}
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_random_data_set_of_ones_own_resumes_to_the_bit(workers):
+    def run(folder, **changes):
+        return tu.train(model=network(), train_data=Drawing(), val_data=Samples(4),
+                        **{**OWN, 'loss_fn': squares, 'num_workers': workers, 'run_dir': folder, **changes})
+
+    run('calm')
+    run('run', loss_fn=stop_at(8, squares))
+    run('run', resume='run')
+    assert_same(final('run')['model'], final('calm')['model'])
+
+
+def test_auto_goes_on_though_the_config_is_torn(data):
+    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto', 'num_epochs': 2}
+    first = tu.train(**words).run_dir
+    saved = torch.load(first / 'last.pt', weights_only=True)
+    (first / 'config.py').write_text((first / 'config.py').read_text()[:200])
+    patch_last(lambda saved: saved.update(epoch=1, window=0), first)
+    assert tu.train(**words).run_dir == first and saved['epoch'] == 2
+
+
+@pytest.mark.parametrize('words', [{'mean': 127.5, 'std': 58}, {'num_classes': 'auto', 'ema_decay': 'auto'}], ids=str)
+def test_the_same_line_once_more_goes_on(data, words):
+    settings = {**SMALL, **words, 'resume': 'auto'}
+    tu.train(**{**settings, 'num_epochs': 1})
+    assert len([row for row in tu.train(**{**settings, 'num_epochs': 2}).history if not row['event']]) == 2
+
+
+def test_a_folder_of_the_users_is_not_removed_nor_overwritten(data, tmp_path):
+    mine = tmp_path / 'mine'
+    mine.mkdir()
+    (mine / 'log.txt').write_text('notes')
+    with pytest.raises(tu.UserError):
+        tu.train(**{**SMALL, 'data': 'nowhere', 'run_dir': str(mine)})
+    assert 'notes' in (mine / 'log.txt').read_text()
+    (mine / 'config.py').write_text('SECRET = 1')
+    with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
+        tu.train(**{**SMALL, 'run_dir': str(mine)})
+    assert (mine / 'config.py').read_text() == 'SECRET = 1'
+
+
+def test_another_run_dir_at_a_resume_is_refused(data):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    with pytest.raises(tu.UserError, match="run_dir='other': a resumed run stays where it is"):
+        tu.train(resume='run', run_dir='other')
+
+
+def test_pictures_find_enough_memory_too(data, monkeypatch):
+    real = tu.SegmentationModel.forward
+
+    def forward(self, images):
+        if len(images) > 2:
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return real(self, images)
+
+    monkeypatch.setattr(tu.SegmentationModel, 'forward', forward)
+    assert (tu.train(**{**SMALL, 'num_epochs': 1}).run_dir / 'samples.png').exists()
+
+
+def test_a_file_that_breaks_costs_no_step():
+    class Breaking(Samples):
+        def __getitem__(self, index):
+            calls.append(1)
+            if len(calls) == 30:
+                raise tu.DataError('x.png: broken')
+            return super().__getitem__(index)
+
+    calls = []
+    with pytest.raises(tu.DataError):
+        tu.train(model=network(), loss_fn=squares, train_data=Breaking(), val_data=Samples(4), **OWN)
+    assert tu.load_last('run')[0]['step'] >= 6                         # 4 of the trial, 12 an epoch
+
+
+def test_a_signal_while_the_pictures_are_drawn_gives_its_exit_code(data, monkeypatch):
+    real = tu.draw_curves
+    monkeypatch.setattr(tu, 'draw_curves', lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args)))
+    assert tu.train(**{**SMALL, 'num_epochs': 1}).stopped_by == signal.SIGTERM
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(data, monkeypatch):
+    words = [f'{key}={value}'.replace(' ', '') for key, value in SMALL.items() if value is not None]
+    real, calls = os.fsync, []
+
+    def fsync(file):
+        calls.append(1)
+        if len(calls) > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file)
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    assert tu.main([*words, 'num_epochs=4']) == 1
+    assert 'The newest weights are NOT there: ' in (tu.Path('run') / 'log.txt').read_text()
+
+
+def test_links_in_a_run_folder_are_not_written_through(data, tmp_path):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    (tmp_path / 'profile').write_text('mine')
+    (tmp_path / 'run' / 'log.txt').unlink()
+    (tmp_path / 'run' / 'log.txt').symlink_to(tmp_path / 'profile')
+    with pytest.raises(tu.UserError, match='log.txt: is a link'):
+        tu.train(resume='run', num_epochs=2)
+    assert (tmp_path / 'profile').read_text() == 'mine'

@@ -85,9 +85,23 @@ def test_a_flag_of_predict_leaves_the_images_alone():
 
 
 def test_a_command_keeps_verb_paths_output_and_preset():
-    command = parse_command(['predict', 'runs/x', 'a.jpg', '-o', 'masks', '--preset', 'fast'])
-    assert (command.verb, command.paths, command.output, command.preset) == (
-        'predict', ['runs/x', 'a.jpg'], 'masks', 'fast')
+    command = parse_command(['predict', 'runs/x', 'a.jpg', '-o', 'masks'])
+    assert (command.verb, command.paths, command.output) == ('predict', ['runs/x', 'a.jpg'], 'masks')
+    assert parse_command(['predict', 'runs/x', 'a.jpg', '--out', 'masks']).output == 'masks'
+    assert parse_command(['check', '--preset', 'fast']).preset == 'fast'
+
+
+@pytest.mark.parametrize('words, told', [
+    (['predict', 'runs/x', 'a.jpg', '--preset', 'fast'], "--preset 'fast': no effect on a trained run"),
+    (['evaluate', 'runs/x', 'other'], "type data=other"),
+    (['export', 'runs/x', 'runs/y'], "'runs/y': export takes one run"),
+    (['export', 'runs/x', 'image_size=64'], 'image_size=64: no effect on an export'),
+    (['evaluate', 'runs/x', '-o', 'there'], '-o there: evaluate writes into the run'),
+])
+def test_words_that_would_be_swallowed_are_problems(words, told):
+    with pytest.raises(ConfigError) as error:
+        parse_command(words)
+    assert told in str(error.value)
 
 
 @pytest.mark.parametrize('alias', SHORT_NAMES)
@@ -586,3 +600,32 @@ def test_switches_are_true_or_false(words):
 
 def test_a_typed_auto_is_not_overruled_by_a_false_flag():
     assert resolved(use_amp='auto', fp16=False)['use_amp'] == 'auto'
+
+
+@pytest.mark.parametrize('edit, told', [
+    ({'batchsize': 8}, "'batchsize': unknown: did you mean 'batch_size'?"),
+    ({'seed': None}, 'seed=None: must be a whole number'),
+    ({'deterministic': 'False'}, "deterministic='False': must be True or False"),
+    ({'batch_size': 8.5}, 'batch_size=8.5: must be a whole number'),
+    ({'device': None}, 'device=None: must be')])
+def test_a_config_edited_in_the_file_is_checked_as_typed_words_are(monkeypatch, edit, told):
+    for key, value in edit.items():
+        monkeypatch.setitem(train_unet.CONFIG, key, value)
+    with pytest.raises(ConfigError) as error:
+        resolve_config()
+    assert told in str(error.value)
+
+
+def test_a_key_deleted_from_the_config_is_told(monkeypatch):
+    monkeypatch.delitem(train_unet.CONFIG, 'seed')
+    with pytest.raises(ConfigError, match="'seed': missing"):
+        resolve_config()
+
+
+def test_what_is_typed_last_counts():
+    overrides, _ = parse_overrides(['epochs=5', 'num_epochs=7', 'epochs=9'])
+    assert resolve_config(None, overrides)[0]['num_epochs'] == 9
+
+
+def test_weights_that_an_encoder_does_not_have_are_told_at_once():
+    assert "did you mean 'imagenet'?" in problems_of(encoder='resnet18', encoder_weights='imagenett')[0]

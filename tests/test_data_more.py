@@ -1176,3 +1176,202 @@ def test_thirty_unnamed_values_are_all_in_the_line_to_type(tmp_path):
     with pytest.raises(DataError) as caught:
         inspect(folder, mask_values={0: 0, 50: 1})
     assert '81: 255' in str(caught.value)
+
+
+# --- what was once read wrongly without a word ---------------------------------------
+
+
+def noisy_jpeg(path, mask):
+    """A mask as JPEG with the noise of quality 60."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.fromarray(mask.astype(np.uint8)).save(path, quality=60)
+
+
+DISC = np.hypot(*np.mgrid[-24:24, -24:24]) < 14
+
+
+def disc_set(folder, write, count=6):
+    """`count` images of 48 x 48; write(number) makes each mask."""
+    for number in range(count):
+        save(folder / f'images/{number}.png', np.zeros((48, 48, 3)))
+        write(number)
+    return folder
+
+
+@pytest.mark.parametrize('other', ['jpeg', 'rgb'])
+def test_masks_of_ones_beside_bright_ones_are_refused(tmp_path, other):
+    def write(number):
+        if number < 3:
+            save(tmp_path / f'set/masks/{number}.png', DISC)
+        elif other == 'jpeg':
+            noisy_jpeg(tmp_path / f'set/masks/{number}.jpg', 255 * DISC)
+        else:
+            save(tmp_path / f'set/masks/{number}.png', 255 * np.stack([DISC] * 3, -1))
+
+    with pytest.raises(DataError, match='3 masks hold 0 and 1, 3 others 0 and 255'):
+        inspect(disc_set(tmp_path / 'set', write))
+
+
+def test_a_stray_pixel_of_one_does_not_make_the_foreground_ignored(tmp_path):
+    def write(number):
+        mask = 255 * DISC
+        mask[0, 0] = 1
+        save(tmp_path / f'set/masks/{number}.png', mask)
+
+    with pytest.raises(DataError, match='if only 255 is foreground type mask_values'):
+        inspect(disc_set(tmp_path / 'set', write))
+
+
+def test_a_set_of_one_class_is_refused(tmp_path):
+    folder = disc_set(tmp_path / 'set', lambda n: save(tmp_path / f'set/masks/{n}.png', np.full((48, 48), 255)))
+    with pytest.raises(DataError, match='every pixel of the training masks is of one class'):
+        dataset(folder)
+
+
+def test_a_shape_that_is_only_in_the_alpha_channel_is_refused(tmp_path):
+    def write(number):
+        pixels = np.full((48, 48, 4), 255, np.uint8)
+        pixels[..., 3] = 255 * DISC
+        save(tmp_path / f'set/masks/{number}.png', pixels)
+
+    with pytest.raises(DataError, match='its shape is in the alpha channel'):
+        inspect(disc_set(tmp_path / 'set', write))
+
+
+def test_united_masks_are_those_of_the_pattern(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'set/images/cell{n}.png', np.zeros((8, 8, 3)))
+        objects(tmp_path / f'set/masks/cell{n}', ['obj_1.png', 'obj_2.png'])
+        save(tmp_path / f'set/masks/cell{n}/preview.png', np.full((8, 8), 255))
+    config, data = inspect(tmp_path / 'set', mask_pattern='obj_{stem}.png')
+    assert mask_of(data, config, 'cell0').sum() == 16                  # two rows of eight
+
+
+def test_grey_gifs_are_read_by_their_greys(tmp_path):
+    path = tmp_path / 'x.gif'
+    PIL.Image.fromarray(np.array([[0, 128], [128, 255]], np.uint8)).convert('P').save(path)
+    assert set(np.unique(train_unet.read_mask(str(path), train_unet.CONFIG))) == {0, 128, 255}
+
+
+def test_a_white_class_of_a_palette_stays_a_class(tmp_path):
+    palette = [value for n in range(24) for value in (n, 2 * n, 3 * n)]
+    palette[60:63] = 255, 255, 255
+    for n in range(6):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((48, 48, 3)))
+        picture = PIL.Image.fromarray((20 * DISC).astype(np.uint8)).convert('L')
+        picture.putpalette(palette)
+        (tmp_path / 'set/masks').mkdir(exist_ok=True)
+        picture.save(tmp_path / f'set/masks/{n}.png')
+    codes = train_unet.read_mask(str(tmp_path / 'set/masks/0.png'), train_unet.CONFIG)
+    assert set(np.unique(codes)) == {0, 20}
+
+
+@pytest.mark.parametrize('wish', [{255: 1}, {0: 0, 255: 1}])
+def test_named_white_takes_the_noise_around_it(tmp_path, wish):
+    folder = disc_set(tmp_path / 'set', lambda n: noisy_jpeg(tmp_path / f'set/masks/{n}.jpg', 255 * DISC))
+    config, data = inspect(folder, mask_values=wish)
+    assert (mask_of(data, config, '0') == DISC).mean() > 0.995
+
+
+def test_class_numbers_in_jpeg_are_not_believed(tmp_path):
+    folder = disc_set(tmp_path / 'set', lambda n: noisy_jpeg(tmp_path / f'set/masks/{n}.jpg', 20 * DISC))
+    with pytest.raises(DataError, match='the masks are JPEG, whose noise makes values of its own'):
+        inspect(folder)
+
+
+def test_what_is_ignored_is_so_beside_a_threshold_too(tmp_path):
+    folder, place = coded_set(tmp_path / 'set', [0, 1, 2, 3, 255])
+    _, data = inspect(folder, mask_values='nonzero')
+    assert (data.coding.encode(np.array([0, 1, 3, 255])) == [0, 1, 1, 255]).all()
+    folder, place = coded_set(tmp_path / 'bright', [0, 200, 255])
+    _, data = inspect(folder, mask_values='>127')
+    assert (data.coding.encode(np.array([0, 200, 255])) == [0, 1, 1]).all()
+    _, data = inspect(folder, mask_values='>127', ignore_index=200)
+    assert (data.coding.encode(np.array([0, 200, 255])) == [0, 255, 1]).all()
+
+
+def test_a_blank_mask_in_a_list_is_no_mask(tmp_path):
+    save(tmp_path / 'a.png', np.zeros((8, 8, 3)))
+    (tmp_path / 'list.csv').write_text('image,mask\na.png, \n')
+    with pytest.raises(DataError, match='line 2: image and mask must both be given'):
+        inspect(tmp_path / 'list.csv')
+
+
+def test_the_chance_of_a_pipeline_holds_for_crops_too(small_set, tmp_path):
+    (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(A.Compose([A.InvertImg(p=1)], p=0.0))))
+    data, _ = dataset(small_set, augment=str(tmp_path / 'p.json'), size_policy='crop')
+    assert max(data[(0, i)]['image'].float().mean() for i in range(len(data))) < 127
+
+
+def test_no_pipeline_interpolates_the_mask(tmp_path):
+    step = A.RandomResizedCrop((32, 32), scale=(0.5, 0.9), area_for_downscale='image_mask', p=1)
+    (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(A.Compose([step]))))
+    pipeline = train_unet.load_augmentation(str(tmp_path / 'p.json'), (96, 96, 3), np.uint8)
+    mask = np.where(np.random.default_rng(0).random((96, 96)) > 0.5, 255, 0).astype(np.uint8)
+    for _ in range(8):
+        assert set(np.unique(pipeline(image=np.zeros((96, 96, 3), np.uint8), mask=mask)['mask'])) <= {0, 255}
+
+
+def test_float_images_are_not_cut_off_by_a_pipeline(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'set/images/{n}.npy', np.full((32, 32, 1), 900.0 + n, np.float32))
+        save(tmp_path / f'set/masks/{n}.png', 255 * (np.mgrid[:32, :32][0] > 16))
+    steps = A.Compose([A.RandomBrightnessContrast(p=0.01)])
+    (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(steps)))
+    data, _ = dataset(tmp_path / 'set', augment=str(tmp_path / 'p.json'), in_channels=1)
+    with pytest.raises(DataError, match='limit float images to 0..1'):
+        data[(0, 0)]
+
+
+def test_a_fourth_band_of_an_array_is_not_dropped(tmp_path):
+    array = np.random.default_rng(0).integers(0, 255, (8, 8, 4)).astype(np.uint8)
+    np.save(tmp_path / 'x.npy', array)
+    with pytest.raises(DataError, match='type in_channels=4'):
+        train_unet.read_image(str(tmp_path / 'x.npy'), train_unet.CONFIG)
+    array[..., 3] = 255                                                # an opaque alpha
+    np.save(tmp_path / 'x.npy', array)
+    assert train_unet.read_image(str(tmp_path / 'x.npy'), train_unet.CONFIG).shape == (8, 8, 3)
+
+
+def test_a_constant_band_is_not_blown_up(tmp_path):
+    for n in range(6):
+        pixels = np.random.default_rng(n).integers(0, 255, (32, 32, 3)) * np.array([1, 1, 0])
+        save(tmp_path / f'set/images/{n}.png', pixels)
+        save(tmp_path / f'set/masks/{n}.png', 255 * (np.mgrid[:32, :32][0] > 16))
+    data, config = dataset(tmp_path / 'set')
+    assert train_unet.image_statistics(data, config)[1][2] == 1
+
+
+def test_the_order_of_bytes_changes_nothing(tmp_path):
+    array = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    for name, kind in (('little', '<u2'), ('big', '>u2')):
+        np.save(tmp_path / f'{name}.npy', array.astype(kind))
+    one, other = (train_unet.read_image(str(tmp_path / f'{name}.npy'), train_unet.CONFIG) for name in ('little', 'big'))
+    assert np.array_equal(one, other) and one.max() <= 1
+
+
+def test_validation_without_foreground_is_told(tmp_path):
+    for split, top in (('train', 255), ('val', 0)):
+        for n in range(3):
+            save(tmp_path / f'set/images/{split}/{n}.png', np.zeros((48, 48, 3)))
+            save(tmp_path / f'set/masks/{split}/{n}.png', top * DISC)
+    _, data = inspect(tmp_path / 'set')
+    assert [note for note in data.notes if note.startswith('no validation mask has class 1')]
+
+
+def test_all_groups_of_a_group_pattern_count(tmp_path):
+    names = [f'patient{p}_{side}_{n}' for p in range(6) for side in ('left', 'right') for n in range(3)]
+    for name in names:
+        save(tmp_path / f'set/images/{name}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'set/masks/{name}.png', 255 * (np.mgrid[:8, :8][0] > 4))
+    _, data = inspect(tmp_path / 'set', group_pattern='^(patient.)_(left|right)')
+    assert len(data.pairs.rows('val')) in (6, 9)                       # whole sides, not half of all
+
+
+def test_groups_that_folders_tear_apart_are_told(tmp_path):
+    for split in ('train', 'val'):
+        for name in ('video0_a', 'video1_a'):
+            save(tmp_path / f'set/images/{split}/{name}{split}.png', np.zeros((8, 8, 3)))
+            save(tmp_path / f'set/masks/{split}/{name}{split}.png', 255 * (np.mgrid[:8, :8][0] > 4))
+    _, data = inspect(tmp_path / 'set', group_pattern=r'^video\d')
+    assert 'group_pattern: the folders have 2 of 2 groups on both sides' in data.notes

@@ -126,3 +126,34 @@ def test_the_estimate_knows_what_each_optimizer_keeps(optimizer, momentum):
     kept = sum(t.numel() * t.element_size() for state in made.state.values() for t in state.values()
                if torch.is_tensor(t) and t.numel() > 1)
     assert abs(parts['optimizer states'] - kept) < 0.05 * parts['weights']
+
+
+def test_memory_is_estimated_for_networks_that_fake_tensors_cannot_build():
+    parts = train_unet.estimate_memory(settings(encoder='mit_b0'), 'float32')
+    assert parts['activations'] > parts['weights'] / 4 > 0
+
+
+def test_check_and_tune_tell_of_a_batch_that_batchnorm_refuses(small_set, capsys):
+    words = [f'data={small_set}', 'encoder=resnet18', 'image_size=32', 'batch_size=1', 'device=cpu', 'use_amp=False']
+    for command in ('check', 'tune'):
+        assert train_unet.main([command, *words]) == 2
+        assert 'type batch_size=2 or more' in capsys.readouterr().err
+
+
+def test_dropout_does_not_make_a_precision_look_unsafe():
+    config = settings(architecture='FPN', encoder='tu-test_resnet', num_classes=2)
+    loss_fn = train_unet.SegmentationLoss(config)
+    images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
+    window = [{'image': images, 'mask': (images[:, 0] > 127).to(torch.uint8)}]
+    numbers = train_unet.examine_numbers(train_unet.build_model(config), config, window, loss_fn, ['bfloat16'])
+    assert numbers['gradients']['bfloat16'][0] > 0.95
+
+
+def test_an_overflow_in_a_block_is_seen_that_no_layer_of_it_shows():
+    config = settings(encoder='tu-test_resnet', num_classes=2)
+    model = train_unet.build_model(config)
+    model.network.encoder.register_forward_hook(lambda module, _, outputs: [*outputs[:-1], outputs[-1] * 1e9])
+    images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
+    window = [{'image': images, 'mask': (images[:, 0] > 127).to(torch.uint8)}]
+    numbers = train_unet.examine_numbers(model, config, window, train_unet.SegmentationLoss(config), [])
+    assert 'float16 is unsafe here' in train_unet.judge('float16', numbers)

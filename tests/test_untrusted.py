@@ -334,3 +334,52 @@ def test_a_deflated_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_pat
         tu.read_image(path, CONFIG | {'in_channels': 5})
     assert tracemalloc.get_traced_memory()[1] < 5 * 10**7
     tracemalloc.stop()
+
+
+# --- what an audit found -------------------------------------------------------------
+
+
+def test_a_tile_larger_than_its_image_is_refused(tmp_path):
+    tifffile.imwrite(tmp_path / 'x.tif', np.zeros((16, 16, 3), np.uint8), tile=(4096, 4096), compression='zlib',
+                     photometric='rgb')
+    with pytest.raises(tu.DataError, match='above max_image_pixels'):
+        tu.read_image(str(tmp_path / 'x.tif'), {**tu.CONFIG, 'max_image_pixels': 100_000})
+
+
+def test_a_matlab_bomb_of_the_other_byte_order_is_refused(tmp_path):
+    content = zlib.compress(bytes(40_000_000))
+    (tmp_path / 'x.mat').write_bytes(bytes(126) + b'MI' + struct.pack('>II', 15, len(content)) + content)
+    with pytest.raises(tu.DataError, match='unpacks to more than'):
+        tu.read_mask(str(tmp_path / 'x.mat'), {**tu.CONFIG, 'max_image_pixels': 100_000})
+
+
+def test_values_of_any_size_are_shown_in_few_letters():
+    nested = list(range(10))
+    for _ in range(7):
+        nested = [nested] * 10                                         # ten million numbers, if all were told
+    tracemalloc.start()
+    assert len(tu.shown(nested)) <= 210
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert tu.shown({255: 1, '#ff0000': 2}) == "{255: 1, '#ff0000': 2}"
+
+
+def test_a_pipe_among_the_images_is_not_waited_for(set_folder):
+    os.mkfifo(set_folder / 'images' / 'x.npy')
+    shutil.copy(next((set_folder / 'masks').iterdir()), set_folder / 'masks' / 'x.png')
+    with pytest.raises(tu.DataError, match='x.npy: cannot be read: is no file'):
+        tu.inspect_data({**tu.CONFIG, 'data': str(set_folder)})
+
+
+def test_a_threshold_that_is_no_number_makes_no_model(trained, tmp_path):
+    tu.save_checkpoint(tmp_path / 'best.pt', trained[0] | {'threshold': float('nan')})
+    with pytest.raises(tu.UserError, match='threshold'):
+        tu.load(tmp_path / 'best.pt')
+
+
+def test_a_replay_of_a_strangers_batch_does_not_reach_for_the_network(trained, tmp_path, network_asked):
+    config = trained[0]['config'] | {'encoder': 'tu-hf-hub:stranger/network'}
+    tu.save_checkpoint(tmp_path / 'bad_batch.pt', trained[0] | {'config': config, 'window': [], 'dtype': 'float32'})
+    with pytest.raises(tu.UserError, match='must be the plain name'):
+        tu.replay(tmp_path / 'bad_batch.pt')
+    assert not network_asked

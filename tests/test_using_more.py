@@ -188,7 +188,7 @@ def test_other_data_is_scored_whole_and_leaves_the_run_as_it_was(own, tmp_path, 
     (own / 'metrics.json').write_text('as it was')
     assert train_unet.main(['evaluate', str(own), f'data={other}']) == 0
     said = capsys.readouterr().out
-    assert '8 train images' in said and 'tuned on them' not in said and 'threshold 0.35' in said
+    assert f'8 images of {other}' in said and 'no validation images' not in said and 'tuned on them' not in said and 'threshold 0.35' in said
     assert train_unet.load(own).threshold == 0.35 and (own / 'metrics.json').read_text() == 'as it was'
     report = json.loads((own / 'evaluation_other' / 'metrics.json').read_text())
     assert len({row['file'] for row in report['images']}) == 8 and report['threshold'] == 0.35
@@ -611,7 +611,7 @@ def test_other_data_that_has_only_a_val_folder_is_scored(own, tmp_path, capsys):
         (tmp_path / 'set').mkdir(exist_ok=True)
         shutil.move(draw_set(tmp_path / f'drawn_{kind}') / kind, tmp_path / 'set' / kind / 'val')
     assert train_unet.main(['evaluate', str(own), f'data={tmp_path / "set"}']) == 0
-    assert '12 val images' in capsys.readouterr().out
+    assert f'12 images of {tmp_path / "set"}' in capsys.readouterr().out
 
 
 def test_how_other_data_was_understood_is_told(own, tmp_path, capsys):
@@ -721,3 +721,90 @@ def test_a_broken_validation_file_is_left_out_of_evaluate_with_skip_broken(own, 
     assert train_unet.main(['evaluate', str(own), f'data={data}', 'skip_broken=True']) == 0
     assert f'left out: {path}' in caplog.text
     assert len(json.loads((own / 'evaluation_data' / 'metrics.json').read_text())['images']) == 11
+
+
+# ---------------------------------------------------------------- what an audit found
+
+
+def test_a_result_predicts_in_the_precision_that_healing_arrived_at(two, tmp_path):
+    result = train_unet.train(**{**SMALL, 'num_epochs': 1, 'use_amp': True, 'amp_dtype': 'float16', 'std': 1e-6,
+                                 'mean': 0.0, 'max_bad_steps': 1}, data=str(two[1]), run_dir=str(tmp_path / 'run'))
+    image = two[1] / 'images' / '001.png'
+    assert result.model.config['amp_dtype'] != 'float16'
+    assert np.array_equal(result.model.predict(image), train_unet.load(tmp_path / 'run').predict(image))
+
+
+@pytest.mark.parametrize('word', ['seed=5', 'val_fraction=0', 'group_pattern=^.'])
+def test_evaluate_draws_no_other_validation_images(own, word, capsys):
+    assert train_unet.main(['evaluate', str(own), word]) == 2
+    assert 'would draw other validation images' in capsys.readouterr().err
+
+
+def test_images_that_came_later_do_not_move_the_threshold(two, own, capsys):
+    data = shutil.copytree(two[1], own.parent / 'grown')
+    for kind in ('images', 'masks'):
+        shutil.copy(data / kind / '001.png', data / kind / 'zz.png')
+    content = train_unet.load_checkpoint(own / 'best.pt')
+    content['config']['data'] = str(data)
+    train_unet.save_checkpoint(own / 'best.pt', content | {'threshold': 0.85})
+    assert train_unet.main(['evaluate', str(own)]) == 0
+    assert 'not those this run began with' in capsys.readouterr().out
+    assert train_unet.load(own).threshold == 0.85
+
+
+def test_a_threshold_is_not_tuned_at_another_size(own):
+    train_unet.store_threshold(own, 0.85)
+    assert train_unet.main(['evaluate', str(own), 'image_size=96']) == 0
+    assert train_unet.load(own).threshold == 0.85
+
+
+def test_other_data_is_scored_at_the_stored_threshold(own, tmp_path, capsys):
+    train_unet.store_threshold(own, 0.9)
+    other = draw_set(tmp_path / 'cells.v1', count=4, seed=3)
+    assert train_unet.main(['evaluate', str(own), f'data={other}']) == 0
+    report = json.loads((own / 'evaluation_cells.v1' / 'metrics.json').read_text())
+    assert report['metrics'] == report['metrics_at_threshold'] and report['threshold'] == 0.9
+    assert f'IoU {report["metrics"]["iou"]:.4f}, Dice' in capsys.readouterr().out
+
+
+def test_scores_of_another_set_of_the_same_name_go_elsewhere(own, tmp_path):
+    for place in ('a', 'b'):
+        assert train_unet.main(['evaluate', str(own), f'data={draw_set(tmp_path / place / "cells", 4)}']) == 0
+    assert train_unet.main(['evaluate', str(own), f'data={tmp_path / "a" / "cells"}']) == 0
+    assert {'evaluation_cells/metrics.json', 'evaluation_cells-2/metrics.json'} <= set(written(own))
+    assert not (own / 'evaluation_cells-3').exists()
+
+
+def test_validation_without_foreground_tunes_nothing(own, two, tmp_path):
+    data = shutil.copytree(two[1], tmp_path / 'empty')
+    content = train_unet.load_checkpoint(own / 'best.pt')
+    content['config']['data'] = str(data)
+    train_unet.save_checkpoint(own / 'best.pt', content)
+    _, val = train_unet.SPLITS.index('train'), train_unet.SPLITS.index('val')
+    pairs = train_unet.find_pairs(content['config'])
+    for path in pairs.masks[pairs.rows('val')]:
+        PIL.Image.fromarray(np.zeros((40, 40), np.uint8)).save(os.fsdecode(path))
+    assert train_unet.main(['evaluate', str(own)]) == 0 and val
+    assert train_unet.load(own).threshold == 0.5
+
+
+@pytest.mark.parametrize('word', ['image_dtype=float32', 'mean=1.0', 'std=2.0'])
+def test_what_belongs_to_the_network_cannot_be_changed(own, two, word, capsys):
+    assert train_unet.main(['predict', str(own), str(two[1] / 'images'), word]) == 2
+    assert 'belongs to the trained network' in capsys.readouterr().err
+
+
+def test_masks_go_where_out_says(own, two, tmp_path):
+    assert train_unet.main(['predict', str(own), str(two[1] / 'images' / '001.png'), '--out', str(tmp_path / 'o')]) == 0
+    assert written(tmp_path / 'o') == ['001.png']
+
+
+def test_the_demo_set_is_other_data_too(own, capsys):
+    train_unet.write_demo(train_unet.DEMO_FOLDER, num_train=3, num_val=3)
+    assert train_unet.main(['evaluate', str(own), 'data=demo']) == 0
+    assert '3 images of ' in capsys.readouterr().out
+
+
+def test_a_resumed_run_keeps_its_tuned_threshold(own, two):
+    train_unet.store_threshold(own, 0.7)
+    assert train_unet.train(resume=str(own)).model.threshold == 0.7
