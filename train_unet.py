@@ -166,22 +166,28 @@ CONFIG = {
 }
 
 # What the defaults do not say: the kinds of value a key takes ...
-TYPES = {
-    'images': 'str none', 'masks': 'str none', 'image_pattern': 'str none', 'mask_pattern': 'str none',
-    'group_pattern': 'str none', 'num_classes': 'int auto', 'class_names': 'list none', 'mask_values': 'dict str none',
-    'ignore_index': 'int none', 'image_size': 'int list auto', 'mean': 'float list auto', 'std': 'float list auto',
-    'cache_images': 'bool auto', 'num_workers': 'int auto', 'encoder_weights': 'str none',
-    'decoder_channels': 'list auto', 'num_epochs': 'int auto', 'learning_rate': 'float auto',
-    'grad_clip': 'float none', 'class_weights': 'list auto none', 'ema_decay': 'float auto none',
-    'early_stopping_patience': 'int none', 'use_amp': 'bool auto', 'tf32_matmul_precision': 'str none',
-    'keep_float32': 'str none', 'resume': 'str none',
-} | dict.fromkeys('val_fraction weight_decay momentum warmup_fraction init_scale growth_factor backoff_factor '
-                  'checkpoint_minutes'.split(), 'float') | dict.fromkeys(
-    'in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps'.split(), 'int'
-) | dict.fromkeys('skip_unpaired rescale_masks skip_broken compile_model channels_last activation_checkpointing '
-                  'deterministic tensorboard'.split(), 'bool') | dict.fromkeys(
-    'data size_policy augment architecture optimizer'.split(), 'str') | dict.fromkeys(
-    'image_dtype encoder loss amp_dtype device run_dir'.split(), 'str auto')
+TYPES = {key: kinds for kinds, keys in {
+    'str': 'data size_policy augment architecture optimizer',
+    'str auto': 'image_dtype encoder loss amp_dtype device run_dir',
+    'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights tf32_matmul_precision '
+                'keep_float32 resume',
+    'bool': 'skip_unpaired rescale_masks skip_broken compile_model channels_last activation_checkpointing '
+            'deterministic tensorboard',
+    'bool auto': 'cache_images use_amp',
+    'int': 'in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps',
+    'int auto': 'num_classes num_workers num_epochs',
+    'int none': 'ignore_index early_stopping_patience',
+    'int list auto': 'image_size',
+    'float': 'val_fraction weight_decay momentum warmup_fraction init_scale growth_factor backoff_factor '
+             'checkpoint_minutes',
+    'float auto': 'learning_rate',
+    'float none': 'grad_clip',
+    'float auto none': 'ema_decay',
+    'float list auto': 'mean std',
+    'list none': 'class_names',
+    'list auto': 'decoder_channels',
+    'list auto none': 'class_weights',
+    'dict str none': 'mask_values'}.items() for key in keys.split()}
 # ... the words it may be ...
 CHOICES = {
     'architecture': ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus',
@@ -600,9 +606,8 @@ def parse_command(argv):
     if verb in ('evaluate', 'export'):
         problems += [f'{word!r}: {verb} takes one run' + '; to score other data type ' * (verb == 'evaluate')
                      + as_typed('data', word) * (verb == 'evaluate') for word in paths[1:]]
-    if verb == 'export':
-        problems += [f'{key}={shown(value)}: no effect on an export' for key, value in overrides.items()
-                     if key not in OWN_WORDS['export']]
+    idle = {'export': overrides.keys() - OWN_WORDS['export'], 'evaluate': overrides.keys() & {'run_dir', 'out'}}
+    problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [] if needed else paths:
         hint = did_you_mean(word, COMMANDS)
         if os.path.exists(word):
@@ -1667,11 +1672,12 @@ def open_series(path, config):
 
 
 def check_segment(path, page, data):
-    """Refuse a Deflate strip or tile of a TIFF that unpacks to more than its pixels take."""
-    import lzma                                                        # not in every Python
+    """Refuse a Deflate or LZMA strip or tile of a TIFF that unpacks to more than its pixels take."""
     most = math.prod(page.chunks) * page.dtype.itemsize
-    unpack = {8: zlib.decompressobj, 32946: zlib.decompressobj, 34925: lzma.LZMADecompressor}.get(page.compression)
-    if unpack and len(unpack().decompress(data, most + 1)) > most:
+    unpack = zlib.decompressobj
+    if page.compression == 34925:
+        from lzma import LZMADecompressor as unpack                    # not in every Python
+    if page.compression in (8, 32946, 34925) and len(unpack().decompress(data, most + 1)) > most:
         raise DataError(f'{path}: holds a strip that unpacks to more than its {most} bytes: damaged, or a bomb')
 
 
@@ -1788,11 +1794,14 @@ def convert_pixels(array, path, config):
     channels = config['in_channels']
     array = array.astype(array.dtype.newbyteorder('='), copy=False)
     array = array[..., None] if array.ndim == 2 else array
-    found, is_data = array.shape[2], path.endswith(('.npy', '.mat')) and np.ptp(array[..., -1]) > 0
+    found = array.shape[2]
+    may_be_alpha = found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8     # else perhaps infrared
+    if may_be_alpha and str(path).endswith(('.npy', '.mat')):
+        may_be_alpha = not np.ptp(array[..., -1])                      # opaque
     if found == 1 < channels <= 4:
         array = np.repeat(array, channels, axis=2)
-    elif found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8 and not is_data:
-        array = array[..., :channels]                                  # alpha; in other types it may be infrared
+    elif may_be_alpha:
+        array = array[..., :channels]
     elif (found, channels) == (3, 1):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
@@ -5396,7 +5405,7 @@ def evaluate_run(folder, overrides):
     if other:
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
-        if len(data.classes) < 2 < len(data.values) + 1 or IGNORE in data.classes and len(data.classes) < 3:
+        if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
             raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
                              'say what the values mean in mask_values, or type ignore_index=None'])
     names = ['val', 'test', 'train'] if other else ['val']

@@ -1247,7 +1247,8 @@ class Drawing(Samples):
 
     def __getitem__(self, index):
         sample = super().__getitem__(index)
-        return {**sample, 'image': sample['image'] + 0.1 * torch.rand(1) + 0.1 * random.random() + 0.1 * np.random.rand()}
+        noise = torch.rand(1) + random.random() + np.random.rand()
+        return {**sample, 'image': sample['image'] + 0.1 * noise}
 
 
 @pytest.mark.parametrize('workers', [0, 1])

@@ -95,7 +95,8 @@ def test_a_command_keeps_verb_paths_output_and_preset():
     (['predict', 'runs/x', 'a.jpg', '--preset', 'fast'], "--preset 'fast': no effect on a trained run"),
     (['evaluate', 'runs/x', 'other'], "type data=other"),
     (['export', 'runs/x', 'runs/y'], "'runs/y': export takes one run"),
-    (['export', 'runs/x', 'image_size=64'], 'image_size=64: no effect on an export'),
+    (['export', 'runs/x', 'image_size=64'], 'image_size=64: export has no use for it'),
+    (['evaluate', 'runs/x', 'run_dir=there'], "run_dir='there': evaluate has no use for it"),
     (['evaluate', 'runs/x', '-o', 'there'], '-o there: evaluate writes into the run'),
 ])
 def test_words_that_would_be_swallowed_are_problems(words, told):
