@@ -36,6 +36,7 @@ The file, top to bottom:
     command line
 """
 import ast
+import atexit
 import base64
 import contextlib
 import copy
@@ -783,7 +784,15 @@ def join_processes(config):
     if not dist.is_initialized():
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'        # what is agreed on waits for no GPU
         dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
+        if device.type == 'cpu':
+            atexit.register(leave_processes)
     return device
+
+
+def leave_processes():
+    """At exit: gloo's threads abort a process that still has them. NCCL may wait for the others: not after an error."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def from_first(make):
@@ -4611,7 +4620,10 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         was_there = folder or config['run_dir'] != 'auto' and os.path.exists(config['run_dir'])
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
-            return run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
+            result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
+        if world()[1] > 1:
+            atexit.register(leave_processes)
+        return result
     finally:
         torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
@@ -6112,8 +6124,6 @@ def main(argv=None):
         own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
         if verb == 'train':
             result = train(preset, **overrides)
-            if world()[1] > 1:                                         # not after an error: NCCL would wait for others
-                dist.destroy_process_group()
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
         if verb == 'evaluate':
             return evaluate_run(paths[0], overrides)
