@@ -2900,8 +2900,9 @@ class SegmentationModel(nn.Module):
     export cannot disagree. K is the number of classes, or 1 for two classes.
     """
 
-    def __init__(self, network, config, stride=32):
+    def __init__(self, network, config, stride=32, is_own=False):
         super().__init__()
+        self.is_own = is_own                                           # given by the user, not named by the config
         self.network, self.config, self.stride, self.exporting = network, dict(config), stride, False
         self.threshold = 0.5                                           # of the foreground probability, if K is 1
         for name in ('mean', 'std'):
@@ -2978,11 +2979,11 @@ def ask_hub_once():
             constants.HF_HUB_OFFLINE = True
 
 
-def build_model(config):
-    """The config's network with its preprocessing, on the CPU."""
-    network = build_network(config)
+def build_model(config, own=None):
+    """The config's network, or one of your own, with its preprocessing, on the CPU."""
+    network = build_network(config) if own is None else own.cpu()
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
-    model = SegmentationModel(network, config, stride)
+    model = SegmentationModel(network, config, stride, is_own=own is not None)
     keep_float32(network, config['keep_float32'])
     if config['activation_checkpointing']:
         for module in checkpointable(network, config['in_channels']):
@@ -2992,15 +2993,22 @@ def build_model(config):
 
 @torch.no_grad()
 def try_size(model):
-    """One empty image through the network. Raises ConfigError where it cannot take images of image_size."""
-    config, parameter = model.config, next(model.parameters())
+    """One empty image through the network. Raises ConfigError where it cannot take images of image_size, or where a
+    network of your own gives something else than logits."""
+    config, classes = model.config, model.config['num_classes']
     dtype = getattr(torch, config['image_dtype'])
+    wanted = 1, 1 if classes == 2 else classes, *config['image_size']
     try:
         shape = 1, config['in_channels'], *config['image_size']
-        model.eval()(torch.zeros(shape, dtype=dtype, device=parameter.device))
-    except (RuntimeError, AssertionError, ValueError) as error:
+        logits = model.eval()(torch.zeros(shape, dtype=dtype, device=model.mean.device))
+        if logits.shape != wanted:
+            raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want logits '
+                              f'{wanted}' + ', one channel for the foreground' * (classes == 2))
+    except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
+        if model.is_own:
+            raise ConfigError(f'model: cannot take normalised float32 images {shape} ({in_words(error)})') from None
         height, width = config['image_size']
         raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
                           f'images of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): '
@@ -3840,7 +3848,8 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world()[0] or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
-        own = '' if isinstance(state.model, SegmentationModel) else ', model=YOUR_NETWORK, loss_fn=YOUR_LOSS'
+        is_known = isinstance(state.model, SegmentationModel) and not state.model.is_own
+        own = '' if is_known else ', model=YOUR_NETWORK, loss_fn=YOUR_LOSS'
         saved = f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}'{own})"
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
@@ -3895,9 +3904,10 @@ def replay(path, model=None, loss_fn=None):
     config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
     if problems := validate_config(config):
         raise UserError([f'{path}: {problem}' for problem in problems], 'cannot replay')
-    if model is None and not {'mean', 'std'} <= saved['weights'].keys():
+    has_preprocessing = {'mean', 'std'} <= saved['weights'].keys()
+    if model is None and not has_preprocessing:
         raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
-    model = model if model is not None else build_model(config)
+    model = build_model(config, model) if has_preprocessing else model
     model.load_state_dict(saved['weights'])
     state = TrainState(model.train(), None, None, dtype=saved['dtype'])
     return first_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(config))
@@ -4588,9 +4598,10 @@ def start_compiled(state, probe):
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
     """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
 
-    A network, loss and data sets of your own run in the same loop: give model, train_data, val_data (map-style
-    Datasets) and loss_fn(model, batch) -> (B,) losses per sample, or (losses, counts). Raises UserError for what you
-    can mend, TrainingDiverged if no precision gives finite numbers.
+    A network of your own, model=NET, is given normalised float32 images (B, C, H, W) and gives logits (B, K, H, W), K
+    being 1 for two classes. Data sets and a loss of your own run in the same loop: give model, train_data, val_data
+    (map-style Datasets) and loss_fn(model, batch) -> (B,) losses per sample, or (losses, counts). Raises UserError for
+    what you can mend, TrainingDiverged if no precision gives finite numbers.
     """
     own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
     missing = [name for name, value in own.items() if value is None]
@@ -4661,8 +4672,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     tell_precision(precision, hardware, config)
     warn(notes)
     seed_everything(config['seed'])
-    if model is None:
-        model = build_model(config | ({'encoder_weights': None} if resuming else {}))    # last.pt has them
+    if model is None or not own_data and not isinstance(model, SegmentationModel):
+        model = build_model(config | ({'encoder_weights': None} if resuming else {}), model)    # last.pt has them
     else:
         keep_float32(model, config['keep_float32'])
     if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
@@ -4827,7 +4838,9 @@ def resume_state(state, run, config, precision, hardware, typed):
     try:
         take_up(state, saved, config, precision, hardware, typed)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f'{path}: does not belong to this run: {in_words(error)}', 'cannot resume') from None
+        own = '; one with a network of your own is resumed from Python, by model=NETWORK'
+        own *= isinstance(error, RuntimeError)
+        raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
@@ -4912,24 +4925,33 @@ def amp_settings(dtype):
     return {'use_amp': mixed, 'amp_dtype': dtype if mixed else 'auto'}
 
 
+def best_saved(run):
+    """The contents of best.pt, None if there is none."""
+    path = run.folder / 'best.pt'
+    try:
+        return run.unsaved or (load_checkpoint(path) if path.exists() else None)
+    except OSError as error:
+        log.warning('%s; the last weights are returned instead', error)
+
+
 def finish(state, val_data, config, run):
     """The best weights back, the pictures, and what to type next -> Result."""
-    if world()[0]:
-        return Result(state.history, {}, state.evaluated, run.folder, run.stopped_by)
-    run.write('history.csv', history_csv(state.history))
-    run.stopped_by = run.stopped_by or run.asked                       # who stops a run is in a hurry
     best, model = {}, state.evaluated
     try:
-        if run.unsaved or (run.folder / 'best.pt').exists():
-            saved = run.unsaved or load_checkpoint(run.folder / 'best.pt')
+        saved = from_first(lambda: best_saved(run))
+        if saved:
             model.load_state_dict(saved['weights'])
             if isinstance(model, SegmentationModel):                   # as load has it
                 model.threshold = saved['threshold']
                 model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
             best = saved['metrics'] | {'epoch': saved['epoch']}
-    except (OSError, LookupError, RuntimeError, TypeError) as error:
+    except (LookupError, RuntimeError, TypeError) as error:
         log.warning('%s; the last weights are returned instead', error)
     model.eval()
+    if world()[0]:
+        return Result(state.history, best, model, run.folder, run.stopped_by)
+    run.write('history.csv', history_csv(state.history))
+    run.stopped_by = run.stopped_by or run.asked                       # who stops a run is in a hurry
     try:
         draw_curves(state.history, run.folder / 'curves.png')
         if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.stopped_by:
@@ -4955,7 +4977,7 @@ def finish(state, val_data, config, run):
     if run.stopped_by:
         log.info('Stopped by %s. Continue with:  %s', signal.Signals(run.stopped_by).name,
                  command_line(as_typed('resume', run.folder)))
-    elif isinstance(model, SegmentationModel):
+    elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', shlex.quote(str(run.folder))))
     return Result(state.history, best, model, run.folder, run.stopped_by, is_saved)
 
@@ -5120,8 +5142,9 @@ def best_file(run):
     return Path(run) / 'best.pt' if Path(run).is_dir() else Path(run)
 
 
-def load(path, device='auto'):
-    """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. Raises UserError."""
+def load(path, device='auto', model=None):
+    """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
+    given again, as it was to train. Raises UserError."""
     path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
@@ -5136,14 +5159,16 @@ def load(path, device='auto'):
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
-        model = build_model(config)
-        model.load_state_dict(saved['weights'])
+        loaded = build_model(config, model)
+        loaded.load_state_dict(saved['weights'])
         if not 0 <= float(saved['threshold']) <= 1:
             raise ValueError(f'threshold {saved["threshold"]}')
-        model.threshold = min(max(float(saved['threshold']), 1e-6), 1 - 1e-6)
+        loaded.threshold = min(max(float(saved['threshold']), 1e-6), 1 - 1e-6)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f'{path}: makes no model: {in_words(error)}', trouble) from None
-    return model.to(device).eval()
+        own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
+        is_other = isinstance(error, RuntimeError) and model is None   # of load_state_dict
+        raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
+    return loaded.to(device).eval()
 
 
 def as_image(image, config):
@@ -5910,8 +5935,8 @@ def tune(preset, overrides, seconds=60.0):
     try_size(model)
     apply_tf32('highest')                                              # the others are held against real float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
-    with one_image_told():
-        numbers = examine_numbers(model, config, window, loss_fn, units)
+    asked = config
+    config, window, numbers = examine_what_fits(model, config, window, loss_fn, units)
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [build_candidate(config, device, *kind, last) for kind in kinds for last in (False, True)]
@@ -5929,8 +5954,11 @@ def tune(preset, overrides, seconds=60.0):
     del candidates, candidate, kinds, fastest, model                   # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
+    winner = pick_winner(best, compiled, config, len(dataset), images)
+    tell_memory(winner, config, hardware, window, loss_fn)
     base = translate(load_preset(preset), [])[0] if preset is not None else {}
-    return conclude_tuning(best, compiled, config, hardware, len(dataset), window, loss_fn, base, overrides)
+    write_winner(winner, config, asked, hardware, images, base, overrides)
+    return 0
 
 
 def load_window(dataset, sampler):
@@ -5945,7 +5973,7 @@ def load_window(dataset, sampler):
 def build_candidate(config, device, dtype, tf32, channels_last, compiled=False):
     """A Candidate with a fresh state; all start from the same weights."""
     seed_everything(config['seed'])
-    config = {**config, 'channels_last': channels_last, 'encoder_weights': None, 'ema_decay': None,
+    config = {**config, 'channels_last': channels_last, 'encoder_weights': None,
               'learning_rate': 1e-6}                                   # measured steps learn nothing wild
     state = build_state(build_model(config), config, Precision(dtype, tf32, ''), device)
     return Candidate(dtype, tf32, channels_last, state, compiled)
@@ -5990,6 +6018,25 @@ def try_compiling(best, config, device, window, loss_fn):
         return compiled
     except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
         print(f'torch.compile does not work here: {in_words(error)}')
+
+
+def examine_what_fits(model, config, window, loss_fn, dtypes):
+    """examine_numbers, with half the batch_size and twice the accumulation_steps for as long as memory does not suffice
+    -> (config, window, numbers)."""
+    while True:
+        try:
+            with one_image_told():
+                return config, window, examine_numbers(model, config, window, loss_fn, dtypes)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or config['batch_size'] == 1:
+                raise
+        model.zero_grad(set_to_none=True)                              # not in except, which holds the tensors
+        torch.cuda.empty_cache()
+        size, times = config['batch_size'] // 2, config['accumulation_steps'] * 2
+        print(f'batch_size={config["batch_size"]} does not fit into memory: '
+              f'measured with batch_size={size} accumulation_steps={times}')
+        config = {**config, 'batch_size': size, 'accumulation_steps': times}
+        window = [part for batch in window for part in split_batch(batch, size)]
 
 
 def examine_numbers(model, config, window, loss_fn, dtypes):
@@ -6056,9 +6103,9 @@ def print_tuning(candidates, images, wait, ahead, numbers):
         print(f'gradient in {dtype} against float32: cosine {cosine:.5f}, norm ratio {ratio:.4f}')
 
 
-def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, base, overrides):
-    """What to use, which preset is refuted here, and the winner as a preset file on top of `base` -> exit code."""
-    winner, images = best, sum(batch_length(batch) for batch in window)
+def pick_winner(best, compiled, config, count, images):
+    """The compiled candidate if compiling pays back within the epochs of `count` images, which preset is refuted."""
+    winner = best
     if compiled is not None:
         saved = (best.median - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
@@ -6068,20 +6115,29 @@ def conclude_tuning(best, compiled, config, hardware, count, window, loss_fn, ba
     if winner is best:
         why = f'it does not pay back within your {config["num_epochs"]} epochs' if compiled else 'it does not work here'
         print(f'refuted here: preset fast asks for compile; {why}')
+    return winner
+
+
+def write_winner(winner, config, asked, hardware, images, base, overrides):
+    """The winner as a preset file on top of `base`, and the line that uses it. `asked`: the config before tune."""
     settings = amp_settings(winner.dtype) | {'tf32_matmul_precision': winner.tf32,
                                              'channels_last': winner.channels_last, 'compile_model': winner.compiled}
+    settings |= {key: config[key] for key in ('batch_size', 'accumulation_steps') if config[key] != asked[key]}
+    heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
+    path = Path('runs') / 'tuned.py'
+    write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
+    words = [as_typed(key, value) for key, value in overrides.items()
+             if not {SHORT_NAMES.get(key, key)} & settings.keys() and key not in FOREIGN]
+    print(f'best here: {winner.name}\nuse it with: ', command_line('--preset', str(path), *words))
+
+
+def tell_memory(winner, config, hardware, window, loss_fn):
+    """The memory of a step by part, estimated and measured, and the largest batch that fits."""
     print(describe_memory(estimate_memory(config, winner.dtype)))
     measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
     largest, how = largest_batch(config, winner, hardware, window, loss_fn)
     print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {largest} ({how})')
-    path = Path('runs') / 'tuned.py'
-    heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
-    write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
-    words = [as_typed(key, value) for key, value in overrides.items()
-             if not {SHORT_NAMES.get(key, key)} & settings.keys() and key not in FOREIGN]
-    print(f'best here: {winner.name}\nuse it with: ', command_line('--preset', str(path), *words))
-    return 0
 
 
 def largest_batch(config, winner, hardware, window, loss_fn):

@@ -326,7 +326,7 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
         tu.train(model=model, data=str(small_set), **settled)
     text = str(error.value)
     assert '3 steps in a row' in text and 'float32' in text
-    assert 'the output of 2 (BatchNorm2d)' in text
+    assert 'the output of network.2 (BatchNorm2d)' in text
     images = re.findall('in the batch: (.*)', text)
     assert images and all(os.path.exists(image) for image in images)
     assert "train_unet.replay('run/bad_batch.pt', model=YOUR_NETWORK, loss_fn=YOUR_LOSS)" in text

@@ -166,3 +166,22 @@ def test_an_overflow_in_a_block_is_seen_that_no_layer_of_it_shows():
     loss_fn = lambda model, batch: model(batch['image']).square().mean((1, 2, 3))
     numbers = train_unet.examine_numbers(model, settings(), [{'image': torch.rand(4, 3, 8, 8)}], loss_fn, [])
     assert numbers['layer'] == '0' and 'float16 is unsafe here' in train_unet.judge('float16', numbers)
+
+
+def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_set, capsys, monkeypatch):
+    """A forward pass of more than four images raises what torch raises; the preset file holds what fitted."""
+    forward = train_unet.SegmentationModel.forward
+
+    def limited(self, images):
+        if len(images) > 4:
+            raise torch.OutOfMemoryError('CUDA out of memory.')
+        return forward(self, images)
+
+    monkeypatch.setattr(train_unet.SegmentationModel, 'forward', limited)
+    monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
+    monkeypatch.setattr(train_unet, 'estimate_memory', lambda config, dtype: {'all': config['batch_size'] * 2**30})
+    assert train_unet.tune(None, {**TINY, 'batch_size': 8, 'data': str(small_set)}, 0.1) == 0
+    assert 'measured with batch_size=4 accumulation_steps=2' in capsys.readouterr().out
+    preset = train_unet.load_preset('runs/tuned.py')
+    assert (preset['batch_size'], preset['accumulation_steps']) == (4, 2)

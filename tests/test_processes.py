@@ -45,7 +45,7 @@ try:
 except train_unet.UserError as error:
     print(error)
     sys.exit(2)
-print(f'process {{os.environ["RANK"]}} stopped by {{result.stopped_by}}')
+print(f'process {{os.environ["RANK"]}} stopped by {{result.stopped_by}}, best epoch {{result.best.get("epoch")}}')
 '''
 
 
@@ -116,19 +116,23 @@ def test_a_script_trains_twice_and_leaves_the_group_at_its_end():
         text = file.read()
     body = text[text.index('result = '):text.index('except')]
     with open(script, 'w') as file:
-        file.write("import atexit\natexit.register(lambda: print('a group is left:', torch.distributed.is_initialized()))\n"
+        file.write('import atexit\natexit.register(lambda: '
+                   "print('a group is left:', torch.distributed.is_initialized()))\n"
                    + text.replace(body, body + "    again = " + body.replace('run2', 'again2')[len('result = '):]))
     done = subprocess.run(**torchrun('--standalone', '--nproc_per_node=2', script), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count('a group is left: False') == 2
+    for number in (0, 1):
+        assert f'process {number} stopped by 0, best epoch 1' in done.stdout
     first, second = (train_unet.load_checkpoint(f'{folder}/last.pt') for folder in ('run2', 'again2'))
     assert second['step'] == first['step'] == 5
 
 
-def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused():
-    done = run(3)
-    assert done.returncode != 0
-    assert 'cannot share an effective batch of 8 images evenly, at least two for each: start 2' in done.stdout
+def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '3')
+    words = 'cannot share an effective batch of 8 images evenly, at least two for each: start 2'
+    with pytest.raises(train_unet.ConfigError, match=words):
+        train_unet.join_processes({'device': 'cpu', 'batch_size': 2, 'accumulation_steps': 4})
 
 
 def test_a_killed_process_ends_the_job_with_a_checkpoint():

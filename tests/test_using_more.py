@@ -430,19 +430,15 @@ def test_tune_refuses_a_gradient_that_points_elsewhere():
     assert train_unet.judge('bfloat16', numbers | {'gradients': {'bfloat16': (math.nan, math.nan)}})
 
 
-def test_the_line_that_tune_prints_can_be_typed(tmp_path, monkeypatch, capsys):
+def test_the_line_that_tune_prints_can_be_typed(capsys):
     """A value with a space is quoted; what the preset file settles is not repeated, under no name."""
-    for name in ('estimate_memory', 'measure_memory', 'describe_memory'):
-        monkeypatch.setattr(train_unet, name, lambda *_: '')
-    monkeypatch.setattr(train_unet, 'largest_batch', lambda *_: (8, 'estimated'))
     best = train_unet.Candidate('float32', 'high', True, None, seconds=[1.0])
     hardware = SimpleNamespace(name='a CPU', kind='cpu', memory=2**30)
     typed = {'data': 'my set', 'num_epochs': 3, 'lr': 0.01, 'use_amp': True, 'amp_dtype': 'float16',
              'compile': True, 'tf32_matmul_precision': 'highest', 'channels_last': False,
              'decoder_channels': [16, 12, 8, 8, 8]}
-    base, window = {'loss': 'dice', 'use_amp': True}, [{'image': torch.zeros(2, 3, 8, 8)}]
-    config = {**train_unet.CONFIG, 'num_epochs': 3}
-    assert train_unet.conclude_tuning(best, None, config, hardware, 10, window, None, base, typed) == 0
+    base, config = {'loss': 'dice', 'use_amp': True}, {**train_unet.CONFIG, 'num_epochs': 3}
+    train_unet.write_winner(best, config, config, hardware, 2, base, typed)
     line = re.search('use it with:  python train_unet.py (.*)', capsys.readouterr().out)[1]
     command = train_unet.parse_command(shlex.split(line))
     assert command.overrides == {key: typed[key] for key in ('data', 'num_epochs', 'lr', 'decoder_channels')}
@@ -813,3 +809,42 @@ def test_the_demo_set_is_other_data_too(own, capsys):
 def test_a_resumed_run_keeps_its_tuned_threshold(own, two):
     train_unet.store_threshold(own, 0.7)
     assert train_unet.train(resume=str(own)).model.threshold == 0.7
+
+
+# --- a network of one's own on images from a folder ---
+
+OWN_RUN = {'num_epochs': 2, 'image_size': 64, 'augment': 'none', 'num_workers': 0, 'val_fraction': 0.2,
+           'run_dir': 'own', 'ema_decay': None, 'learning_rate': 0.01}
+
+
+def own_network(in_channels=3, classes=1):
+    return nn.Sequential(nn.Conv2d(in_channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, classes, 3, padding=1))
+
+
+def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set):
+    """It sees normalised float32 images, as the network of the config does; the same weights give the same mask."""
+    seen, network = [], own_network()
+    before = [p.clone() for p in network.parameters()]
+    network.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].dtype, inputs[0].max().item())))
+    result = train_unet.train(model=network, data=str(small_set), **OWN_RUN)
+    assert {dtype for dtype, _ in seen} == {torch.float32} and max(most for _, most in seen) < 10
+    assert not any(torch.equal(old, new) for old, new in zip(before, network.parameters()))
+    image = sorted((small_set / 'images').iterdir())[0]
+    again = train_unet.load('own', model=own_network())
+    assert (again.predict(image) == result.model.predict(image)).all()
+    with pytest.raises(train_unet.UserError, match="load.'own/best.pt', model=NETWORK"):
+        train_unet.load('own')
+    with pytest.raises(train_unet.UserError, match='resumed from Python, by model=NETWORK'):
+        train_unet.train(resume='own', num_epochs=3)
+    more = train_unet.train(model=own_network(), resume='own', num_epochs=3)
+    assert [row['epoch'] for row in more.history if not row['event']] == [1, 2, 3]
+
+
+@pytest.mark.parametrize('network, words', [
+    (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
+    (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\)'),
+])
+def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(small_set, network, words):
+    with pytest.raises(train_unet.ConfigError, match=words):
+        train_unet.train(model=network, data=str(small_set), **OWN_RUN)
+    assert not os.path.exists('own')
