@@ -4222,8 +4222,9 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 run.save(state, config)
     if not images and 'speed' in state.totals:                         # resumed after the last step of the epoch
         return True
-    state.totals['seconds'] = torch.tensor((time.monotonic() - begun) / world()[1])     # totals are added up
-    state.totals['speed'] = torch.tensor(images / max(1e-9, time.monotonic() - begun))
+    seconds = max(1e-9, time.monotonic() - begun)
+    state.totals['seconds'] = torch.tensor(seconds / world()[1])                        # totals are added up
+    state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
     return True
 
 
