@@ -1642,7 +1642,7 @@ def pillow_pixels(picture, channels, kind=''):
         array = np.array(picture)
         narrow = picture.mode == 'I' and kind in ('PNG', 'PPM')        # 16 bits, which Pillow widens
         return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
-    wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
+    wanted = {1: 'L', 4: picture.mode if picture.mode in ('RGBA', 'RGBX') else 'RGB'}
     return np.array(picture.convert(wanted.get(channels, 'RGB')))
 
 
@@ -1815,7 +1815,8 @@ def convert_pixels(array, path, config):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
-        raise DataError(f'{path}: has {found} channels, in_channels={channels}; type in_channels={found}')
+        advice = f'; type in_channels={found}' * (config['mean'] == 'auto')     # a trained network has its channels
+        raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
     if array.dtype == np.uint8:
         return array
     if array.dtype == bool:
@@ -2296,6 +2297,8 @@ def inspect_data(config, decode=False):
     np.add.at(shares, coding.encode(np.array([[*in_train]], int))[0], [*in_train.values()])
     shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
     notes = [*pairs.notes, *differing_palettes(records)]
+    if config['in_channels'] == 3 and any(record['mode'].startswith('RGBX') for record in records):
+        notes.append('the images have a fourth band of no stated meaning, which is left out: in_channels=4 takes it')
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     for class_id in [i for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]:
@@ -2787,14 +2790,29 @@ def start_worker(_):
 WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
 
 
+def batches_that_fit(config):
+    """How many batches the workers can hold ready in shared memory: 64 MiB in a container, unless it is given more."""
+    if not os.path.isdir('/dev/shm'):                                  # not Linux
+        return 10**6
+    pixels = config['batch_size'] * math.prod(config['image_size'])
+    batch = pixels * (config['in_channels'] * np.dtype(config['image_dtype']).itemsize + 1)
+    processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))             # of torchrun, on this machine
+    return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes))
+
+
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
     context = 'fork' if workers and sys.platform == 'linux' else None
+    is_ours = isinstance(dataset, SegmentationDataset)
+    room = batches_that_fit(config) if is_ours else 10**6
+    if workers > room:
+        warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
+              f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
-    extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'prefetch_factor': 4,
-             'multiprocessing_context': context, 'timeout': WORKER_TIMEOUT} if workers else {}
-    collate_fn = collate if isinstance(dataset, SegmentationDataset) else None
+    extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
+             'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
+    collate_fn = collate if is_ours else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
                                        collate_fn=collate_fn, generator=own, **extra, **how)
 
@@ -2859,8 +2877,10 @@ def settle(config, hardware, data, is_demo):
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
-    decide('num_workers', 0 if on_cpu else min(8, max(1, num_cores() - 1)),
-           'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8')
+    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config)
+    decide('num_workers', 0 if on_cpu else min(cores, room),
+           'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8' if cores <= room else
+           'no more batches fit into /dev/shm; docker run --shm-size=8g gives more')
     size = SharedCache.size(count, (*config['image_size'], config['in_channels']), config['image_dtype'])
     size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
     fits = config['size_policy'] == 'resize' and size < free_memory() / 4
@@ -3827,9 +3847,10 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     counted = state.bad[counter(state.dtype)]
     fresh = int(counted) - int(state.bad.get('told', 0))
     if fresh:
-        state.bad['told'] = counted.clone()
-        record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: '
-                      f'{"loss" if int(state.bad["loss_run"]) else "gradient"} not finite')
+        lost = int(state.bad['loss_total']) - int(state.bad.get('told_lost', 0))
+        state.bad |= {'told': counted.clone(), 'told_lost': state.bad['loss_total'].clone()}
+        what = 'loss' if lost == fresh else 'loss or gradient' if lost else 'gradient'
+        record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: {what} not finite')
     if in_a_row < config['max_bad_steps'] and not in_vain:
         return
     in_a_row = max(in_a_row, int(state.bad['run']))
@@ -4668,6 +4689,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         settle_statistics(config, train_data)
+        if model is not None:                                          # a network of your own has its encoder
+            why = {key: reason for key, reason in why.items() if key not in ('encoder', 'decoder_channels')}
         tell_data(data, config, why)
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
     tell_precision(precision, hardware, config)
@@ -4827,7 +4850,7 @@ def rewind_state(state, rewind, config, run):
         setattr(state, key, value)
     state.bad = {key: value * (key not in ('run', 'loss_run')) for key, value in state.bad.items()}
     if state.bad:
-        state.bad['told'] = state.bad[counter(state.dtype)].clone()
+        state.bad |= {'told': state.bad[counter(state.dtype)].clone(), 'told_lost': state.bad['loss_total'].clone()}
     record(state, rewind.event)
     run.save(state, config)
     run.write('history.csv', history_csv(state.history))
@@ -4842,6 +4865,11 @@ def resume_state(state, run, config, precision, hardware, typed):
         own = '; one with a network of your own is resumed from Python, by model=NETWORK'
         own *= isinstance(error, RuntimeError)
         raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
+    if 'num_epochs' in typed and config['num_epochs'] < state.epoch:
+        raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
+    if state.best_epoch >= 0 and not from_first((run.folder / 'best.pt').exists):
+        log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
+        state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
@@ -4879,7 +4907,7 @@ def take_up(state, saved, config, precision, hardware, typed):
     restore(state, saved)
     if dtype != state.dtype and state.bad:                             # another precision counts other steps
         state.bad |= {'run': 0 * state.bad['run'], 'loss_run': 0 * state.bad['loss_run'],
-                      'told': state.bad[counter(dtype)].clone()}
+                      'told': state.bad[counter(dtype)].clone(), 'told_lost': state.bad['loss_total'].clone()}
     if dtype != precision.dtype:
         log.info('The run goes on in %s, at which healing had arrived', dtype)
     state.dtype = dtype

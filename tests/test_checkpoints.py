@@ -1353,3 +1353,18 @@ def test_links_in_a_run_folder_are_not_written_through(data, tmp_path):
     with pytest.raises(tu.UserError, match='log.txt: is a link'):
         tu.train(resume='run', num_epochs=2)
     assert (tmp_path / 'profile').read_text() == 'mine'
+
+
+def test_a_resume_without_best_pt_keeps_the_best_from_there_on(data, caplog):
+    tu.train(**SMALL | {'num_epochs': 2})
+    os.remove('run/best.pt')
+    result = tu.train(resume='run', num_epochs=3)
+    assert 'best.pt is gone' in caplog.text
+    assert os.path.exists('run/best.pt') and result.best['epoch'] == 3
+
+
+def test_fewer_epochs_than_are_done_are_refused_at_a_resume(data):
+    tu.train(**SMALL | {'num_epochs': 2})
+    with pytest.raises(tu.UserError, match='num_epochs=1: 2 are done already'):
+        tu.train(resume='run', num_epochs=1)
+    assert tu.train(resume='run', num_epochs=2).history                # the same line once more is fine

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import albumentations as A
@@ -1375,3 +1376,44 @@ def test_groups_that_folders_tear_apart_are_told(tmp_path):
             save(tmp_path / f'set/masks/{split}/{name}{split}.png', 255 * (np.mgrid[:8, :8][0] > 4))
     _, data = inspect(tmp_path / 'set', group_pattern=r'^video\d')
     assert 'group_pattern: the folders have 2 of 2 groups on both sides' in data.notes
+
+
+# --- shared memory, a fourth band ---
+
+@pytest.mark.parametrize('megabytes, workers, ahead', [(64, 1, 1), (200, 3, 1), (4000, 3, 4)])
+def test_workers_fit_into_the_shared_memory_of_a_container(tmp_path, monkeypatch, megabytes, workers, ahead):
+    """Docker gives 64 MiB, and a worker that finds no room dies: 16 images of 800 x 800 x 3 bytes and masks are 41."""
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, megabytes * 2**20))
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(4)), raising=False)
+    draw_set(tmp_path / 'set')
+    typed = {'data': str(tmp_path / 'set'), 'image_size': 800, 'batch_size': 16}
+    config, sources, _ = train_unet.resolve_config(None, typed)
+    data = train_unet.inspect_data(config)
+    gpu = train_unet.Hardware('cuda', '', memory=2**34)
+    config |= {'image_dtype': 'uint8', 'mean': [0] * 3, 'std': [1] * 3}
+    config, why = train_unet.settle(config, gpu, data, False)
+    assert config['num_workers'] == workers and ('shm' in why['num_workers']) == (workers < 3)
+    images = train_unet.SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
+    assert train_unet.build_loader(images, config, torch.device('cpu')).prefetch_factor == ahead
+
+
+def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monkeypatch, caplog):
+    images, config = dataset(draw_set(tmp_path / 'set'), image_size=800, batch_size=16, num_workers=6)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, 64 * 2**20))
+    train_unet.build_loader(images, config, torch.device('cpu'))
+    assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
+
+
+def test_a_fourth_band_without_a_meaning_is_told_of_and_taken_if_asked(tmp_path):
+    """As GDAL writes near infrared beside red, green and blue."""
+    rng, folder = np.random.default_rng(0), tmp_path / 'set'
+    bands = rng.integers(0, 256, (32, 32, 4), np.uint8)
+    for number in range(4):
+        save(folder / f'masks/{number}.png', np.eye(32, dtype=int))
+        (folder / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(folder / f'images/{number}.tif', bands, photometric='rgb', extrasamples=['unspecified'])
+    config, data = inspect(folder)
+    assert any('in_channels=4 takes it' in note for note in data.notes)
+    config, data = inspect(folder, in_channels=4)
+    assert not any('fourth band' in note for note in data.notes)
+    assert (train_unet.read_image(folder / 'images/0.tif', {**config, 'image_dtype': 'uint8'}) == bands).all()

@@ -1165,3 +1165,16 @@ def test_a_buffer_that_forward_replaces_is_put_back_too():
     bad['image'][:] = math.nan
     assert tu.guarded_step(state, [bad], squares, settings()).bad
     assert torch.equal(state.model.mean, before)
+
+
+@pytest.mark.parametrize('total, lost, words', [
+    (1, 1, 'a step: loss'), (1, 0, 'a step: gradient'), (3, 1, '3 steps: loss or gradient')])
+def test_what_was_not_finite_is_told_though_it_is_looked_at_later(total, lost, words):
+    """On a GPU the counters are read every 20 steps; the last of them was sound."""
+    config = settings()
+    state = fresh(config)
+    state.bad = {key: torch.tensor(value) for key, value in
+                 {'total': total, 'run': 0, 'loss_total': lost, 'loss_run': 0}.items()}
+    tu.look(state, [], squares, config, tu.Hardware('cpu', ''), None, None)
+    tu.look(state, [], squares, config, tu.Hardware('cpu', ''), None, None)
+    assert events(state.history) == [f'skipped {words} not finite']

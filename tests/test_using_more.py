@@ -828,6 +828,7 @@ def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set)
     network.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].dtype, inputs[0].max().item())))
     result = train_unet.train(model=network, data=str(small_set), **OWN_RUN)
     assert {dtype for dtype, _ in seen} == {torch.float32} and max(most for _, most in seen) < 10
+    assert 'encoder' not in Path('own/log.txt').read_text()
     assert not any(torch.equal(old, new) for old, new in zip(before, network.parameters()))
     image = sorted((small_set / 'images').iterdir())[0]
     again = train_unet.load('own', model=own_network())
@@ -848,3 +849,9 @@ def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(sm
     with pytest.raises(train_unet.ConfigError, match=words):
         train_unet.train(model=network, data=str(small_set), **OWN_RUN)
     assert not os.path.exists('own')
+
+
+def test_a_trained_network_is_not_advised_to_take_other_channels(two):
+    with pytest.raises(train_unet.DataError) as error:
+        train_unet.load(two[0]).predict(np.zeros((8, 8, 7), np.uint8))
+    assert 'has 7 channels, in_channels=3' in str(error.value) and 'type' not in str(error.value)
