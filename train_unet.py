@@ -1642,7 +1642,7 @@ def pillow_pixels(picture, channels, kind=''):
         array = np.array(picture)
         narrow = picture.mode == 'I' and kind in ('PNG', 'PPM')        # 16 bits, which Pillow widens
         return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
-    wanted = {1: 'L', 4: picture.mode if picture.mode in ('RGBA', 'RGBX') else 'RGB'}
+    wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
     return np.array(picture.convert(wanted.get(channels, 'RGB')))
 
 
@@ -2297,8 +2297,8 @@ def inspect_data(config, decode=False):
     np.add.at(shares, coding.encode(np.array([[*in_train]], int))[0], [*in_train.values()])
     shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
     notes = [*pairs.notes, *differing_palettes(records)]
-    if config['in_channels'] == 3 and any(record['mode'].startswith('RGBX') for record in records):
-        notes.append('the images have a fourth band of no stated meaning, which is left out: in_channels=4 takes it')
+    if config['in_channels'] == 3 and any(record['mode'] == 'uint8 x 4' for record in records):
+        notes.append('the fourth band of the images is taken for alpha and left out; in_channels=4 takes it')
     if not np.any(pairs.splits == SPLITS.index('val')):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     for class_id in [i for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]:

@@ -1404,7 +1404,7 @@ def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monke
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
 
 
-def test_a_fourth_band_without_a_meaning_is_told_of_and_taken_if_asked(tmp_path):
+def test_a_fourth_band_is_told_of_and_taken_if_asked(tmp_path):
     """As GDAL writes near infrared beside red, green and blue."""
     rng, folder = np.random.default_rng(0), tmp_path / 'set'
     bands = rng.integers(0, 256, (32, 32, 4), np.uint8)
