@@ -167,7 +167,7 @@ CONFIG = {
 }
 
 # What the defaults do not say: the kinds of value a key takes ...
-TYPES = {key: kinds for kinds, keys in {
+TYPES = {key: kinds.split() for kinds, keys in {
     'str': 'data size_policy augment architecture optimizer',
     'str auto': 'image_dtype encoder loss amp_dtype device run_dir',
     'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights tf32_matmul_precision '
@@ -299,11 +299,6 @@ def in_words(error):
     return f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
 
 
-def kinds_of(key):
-    """The kinds of value a key of CONFIG takes, the main one first; [] for other words."""
-    return TYPES.get(key, '').split()
-
-
 def parse_value(text, kinds=()):
     """'8' -> 8, '1e-3' -> 0.001, 'none' -> None, '512x384' -> [512, 384]; a name keeps its spelling."""
     if kinds[:1] == ['str']:
@@ -329,7 +324,7 @@ def parse_overrides(words):
         if word.startswith('--no-') and not equals:                    # --no-amp is amp=False
             name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
-        kinds = kinds_of(SHORT_NAMES.get(key, key))
+        kinds = TYPES.get(SHORT_NAMES.get(key, key), [])
         if word.startswith('--') and not equals:
             known = FOREIGN.get(key, {})
             is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
@@ -467,14 +462,15 @@ def validate_config(config):
     """Types, choices, ranges -> list of problems. In place: plain types, floats and cases where these are meant."""
     problems = []
     for key, value in config.items():
+        kinds = TYPES.get(key, [])
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(value, str):                                     # unet is Unet
             words = {choice.lower(): choice for choice in CHOICES.get(key, ())}
-            words |= dict.fromkeys(['auto'] * ('auto' in (CONFIG[key], *kinds_of(key))), 'auto')
+            words |= dict.fromkeys(['auto'] * ('auto' in (CONFIG[key], *kinds)), 'auto')
             value = value.lower() if key == 'device' else words.get(value.lower(), value)
-        if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds_of(key):
+        if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
         config[key], fault = value, find_fault(key, value)
         if fault:
@@ -631,7 +627,7 @@ def print_help():
 
 def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
-    kinds, is_text = kinds_of(key), isinstance(value, str)
+    kinds, is_text = TYPES.get(key, []), isinstance(value, str)
     default = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
     if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in (CONFIG[key], *kinds):
         return None
