@@ -468,7 +468,7 @@ def validate_config(config):
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(value, str):                                     # unet is Unet
             words = {choice.lower(): choice for choice in CHOICES.get(key, ())}
-            words |= dict.fromkeys(['auto'] * ('auto' in (CONFIG[key], *kinds)), 'auto')
+            words |= dict.fromkeys(['auto'] * ('auto' in kinds), 'auto')
             value = value.lower() if key == 'device' else words.get(value.lower(), value)
         if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
@@ -629,7 +629,7 @@ def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
     kinds, is_text = TYPES.get(key, []), isinstance(value, str)
     default = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
-    if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in (CONFIG[key], *kinds):
+    if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in kinds:
         return None
     if type(value).__name__ not in kinds:
         names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',

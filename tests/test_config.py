@@ -608,6 +608,7 @@ def test_a_typed_auto_is_not_overruled_by_a_false_flag():
     ({'seed': None}, 'seed=None: must be a whole number'),
     ({'deterministic': 'False'}, "deterministic='False': must be True or False"),
     ({'batch_size': 8.5}, 'batch_size=8.5: must be a whole number'),
+    ({'batch_size': 'auto'}, "batch_size='auto': must be a whole number"),
     ({'device': None}, 'device=None: must be')])
 def test_a_config_edited_in_the_file_is_checked_as_typed_words_are(monkeypatch, edit, told):
     for key, value in edit.items():
