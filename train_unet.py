@@ -883,10 +883,9 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
     `typed` are the keys that the user set, so that only a wish is warned about, never a default.
     """
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
-    is_cpu, where, asked = hardware.kind == 'cpu', hardware.name, f'amp_dtype={wish!r}'
+    where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
     if hardware.kind == 'cuda':
         where += ' (compute capability %d.%d)' % hardware.capability
-    slow = 'autocast may be ten times slower than float32 here. use_amp=False is faster'
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
     native = next((dtype for dtype in usual if dtype in units), None)
     note = None
@@ -897,19 +896,17 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
         dtype, reason = native, f'{where} has native {native} units'
     elif wish == 'auto' and use_amp == 'auto':
         dtype, reason = 'float32', f'{where} has no units that make mixed precision faster'
-    elif wish == 'auto' and is_cpu:
-        dtype, reason = 'bfloat16', 'use_amp=True'
-        note = f'use_amp=True: {where} has no bfloat16 units; {slow}'
-    elif wish == 'auto':
-        dtype, reason = 'float32', f'{where} has no fast 16-bit units'
-        note = f'use_amp=True: {reason}; training in float32'
     elif wish in units:
         dtype, reason = wish, f'{asked} and {where} has the units'
         if wish == 'float16' and 'bfloat16' in units:
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
-    elif is_cpu:
-        dtype, reason = wish, asked
-        note = f'{asked}: {where} has no {wish} units; {slow}'
+    elif hardware.kind == 'cpu':
+        dtype, reason = 'bfloat16' if wish == 'auto' else wish, asked
+        note = (f'{asked}: {where} has no {dtype} units; autocast may be ten times slower than float32 here. '
+                'use_amp=False is faster')
+    elif wish == 'auto':
+        dtype, reason = 'float32', f'{where} has no fast 16-bit units'
+        note = f'{asked}: {reason}; training in float32'
     else:
         dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
         note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
