@@ -530,10 +530,10 @@ def check_names(config):
     if isinstance(weights, str) and encoder in smp.encoders.encoders and weights not in settings:
         problems.append(f'encoder_weights={weights!r}: for {encoder} there is {", ".join(settings) or "none"}'
                         f'{did_you_mean(weights, settings)}')
-    try:
-        find_optimizer(config)
-    except ConfigError as error:
-        problems += error.problems
+    optimizers = find_optimizers()
+    if config['optimizer'].lower() not in optimizers:
+        problems.append(f"optimizer={config['optimizer']!r}: choose from {', '.join(sorted(optimizers.values()))}"
+                        f"{did_you_mean(config['optimizer'], optimizers.values())}")
     if augment not in ('none', 'default', 'strong') and not os.path.isfile(augment):
         problems.append(f'augment={augment!r}: choose from none, default, strong, or the path of a saved pipeline'
                         f'{did_you_mean(augment, ("none", "default", "strong"))}')
@@ -3308,21 +3308,16 @@ def compute_metrics(counts):
 # ===== optimisation ===================================================================
 
 
-def find_optimizer(config):
-    """The class of torch.optim that the config names, in any case. Raises ConfigError."""
+def find_optimizers():
+    """{name in lower case: name} of the optimizers of torch.optim."""
     special = ('Optimizer', 'LBFGS', 'SparseAdam', 'Muon')            # they need closures, sparse or 2-D gradients
-    names = {name.lower(): name for name, value in vars(torch.optim).items() if name not in special
-             and isinstance(value, type) and issubclass(value, torch.optim.Optimizer)}
-    name = names.get(config['optimizer'].lower())
-    if not name:
-        raise ConfigError(f"optimizer={config['optimizer']!r}: choose from {', '.join(sorted(names.values()))}"
-                          f"{did_you_mean(config['optimizer'], names.values())}")
-    return getattr(torch.optim, name)
+    return {name.lower(): name for name, value in vars(torch.optim).items() if name not in special
+            and isinstance(value, type) and issubclass(value, torch.optim.Optimizer)}
 
 
 def build_optimizer(model, config, device):
     """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
-    maker = find_optimizer(config)
+    maker = getattr(torch.optim, find_optimizers()[config['optimizer'].lower()])
     trained = [p for p in model.parameters() if p.requires_grad]
     scales = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
               for p in module.parameters(recurse=False)}
