@@ -2501,9 +2501,6 @@ def load_augmentation(path, shape, dtype):
             if getattr(step, 'area_for_downscale', None):
                 step.area_for_downscale = 'image'
         pipeline.cuts_off = try_augmentation(pipeline, path, shape, dtype)
-    except FileNotFoundError:
-        raise ConfigError(f'augment={path!r}: choose from none, default, strong, '
-                          'or the path of a saved pipeline') from None
     except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
                           f'{in_words(error)}') from None
