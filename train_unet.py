@@ -573,7 +573,7 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
-Command = namedtuple('Command', 'verb paths preset overrides output')   # what was typed
+Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
 def parse_command(argv):
@@ -590,6 +590,7 @@ def parse_command(argv):
     overrides, paths = parse_overrides(words)
     if verb in ('predict', 'export'):                                  # --out
         output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), output)
+    own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
     preset = overrides.pop('preset', None)
     if preset is not None and (not isinstance(preset, str) or not preset):
         problems.append(f'preset={shown(preset)}: type the name of a preset or the path of a .py file')
@@ -603,18 +604,17 @@ def parse_command(argv):
     if verb in ('evaluate', 'export'):
         problems += [f'{word!r}: {verb} takes one run' + '; to score other data type ' * (verb == 'evaluate')
                      + as_typed('data', word) * (verb == 'evaluate') for word in paths[1:]]
-    idle = {'export': overrides.keys() - OWN_WORDS['export'], 'evaluate': overrides.keys() & {'run_dir', 'out'}}
+    idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [] if needed else paths:
         hint = did_you_mean(word, COMMANDS)
         if os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
         problems.append(f'{word!r} is no command and no key=value{hint}')
-    problems += [f'{key}={shown(overrides[key])}: must be True or False' for key in OWN_WORDS.get(verb, ())
-                 if key in ('tta', 'half') and not isinstance(overrides.get(key, False), bool)]
-    settings = {key: value for key, value in overrides.items() if key not in OWN_WORDS.get(verb, ())}
-    resolve_config(preset, settings, found=problems)
-    return Command(verb, paths, preset, overrides, output)
+    problems += [f'{key}={shown(own[key])}: must be True or False' for key in ('tta', 'half')
+                 if not isinstance(own.get(key, False), bool)]
+    resolve_config(preset, overrides, found=problems)
+    return Command(verb, paths, preset, overrides, own, output)
 
 
 def print_help():
@@ -6185,8 +6185,7 @@ def main(argv=None):
         print_help()
         return 0
     try:
-        verb, paths, preset, overrides, output = parse_command(argv)
-        own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
+        verb, paths, preset, overrides, own, output = parse_command(argv)
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)

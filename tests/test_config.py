@@ -81,7 +81,7 @@ def test_words_that_are_no_settings_stay_apart():
 
 def test_a_flag_of_predict_leaves_the_images_alone():
     command = parse_command(['predict', 'runs/x', '--tta', 'photo.jpg'])
-    assert (command.paths, command.overrides) == (['runs/x', 'photo.jpg'], {'tta': True})
+    assert (command.paths, command.own) == (['runs/x', 'photo.jpg'], {'tta': True})
 
 
 def test_a_command_keeps_verb_paths_output_and_preset():
