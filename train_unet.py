@@ -4416,17 +4416,17 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
                       'seed val_fraction group_pattern ema_decay mean std'.split())
 
 
-def resume_config(folder, overrides):
-    """The config of a run with the overrides that make sense -> (config, notes). Raises ConfigError for the others."""
+def resume_config(folder, preset, overrides):
+    """The config of a run with the settings that make sense -> (config, notes). Raises ConfigError for the others."""
     saved = settings_of(folder)
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
-    config, _, notes = resolve_config(None, overrides, base=base)
+    config, sources, notes = resolve_config(preset, overrides, base=base)
     for key, value in config.items():                                  # as settling has them
         if value == 'auto':
             config[key] = saved.get(key, value)
         elif isinstance(saved.get(key), list) and isinstance(value, (int, float)):
             config[key] = [value] * (2 if key == 'image_size' else 1)
-    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and k in overrides_of(overrides)]
+    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
     sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base, config)]
@@ -4438,11 +4438,6 @@ def resume_config(folder, overrides):
     notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
     return config, notes
-
-
-def overrides_of(overrides):
-    """The keys of CONFIG that a set of overrides touches, foreign words translated."""
-    return set(translate(overrides or {}, [])[0])
 
 
 def warn(notes):
@@ -4624,9 +4619,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError(f"run_dir={config['run_dir']!r}: a resumed run stays where it is, in {folder}",
                             'cannot resume')
         if folder:
-            layers = [load_preset(preset) if preset else {}, overrides]
-            config, notes = resume_config(folder, dict(itertools.chain.from_iterable(
-                translate(layer, [])[0].items() for layer in layers)))
+            config, notes = resume_config(folder, preset, overrides)
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(config['data']).expanduser().resolve().stem
@@ -5136,14 +5129,14 @@ def draw_curves(history, path):
 
 def resolve_overrides(overrides):
     """Settings for the use of a trained model, as keys of CONFIG, validated; 'auto' leaves what the run has."""
-    config, _, _ = resolve_config(None, overrides)
+    config, sources, _ = resolve_config(None, overrides)
     if isinstance(config['image_size'], int):
         config['image_size'] = [config['image_size']] * 2
-    fixed = overrides_of(overrides) & set('architecture encoder decoder_channels in_channels num_classes image_dtype '
-                                          'mean std'.split())
+    typed = {key for key, origin in sources.items() if origin == 'you'}
+    fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
     if fixed:
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
-    return {key: config[key] for key in overrides_of(overrides) if config[key] != 'auto' or key == 'device'}
+    return {key: config[key] for key in typed if config[key] != 'auto' or key == 'device'}
 
 
 def best_file(run):
