@@ -685,14 +685,10 @@ try:
     from torch import nn
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
-except ModuleNotFoundError as error:
+except (ModuleNotFoundError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
-    sys.exit(f'{error}: type  pip install -r requirements.txt')
-except KeyboardInterrupt:
-    if __name__ != '__main__':
-        raise
-    sys.exit(130)
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
