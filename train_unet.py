@@ -324,7 +324,7 @@ def parse_overrides(words):
         if word.startswith('--no-') and not equals:                    # --no-amp is amp=False
             name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
-        kinds = TYPES.get(SHORT_NAMES.get(key, key), [])
+        kinds = ['str'] if key == 'preset' else TYPES.get(SHORT_NAMES.get(key, key), [])
         if word.startswith('--') and not equals:
             known = FOREIGN.get(key, {})
             is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
@@ -351,7 +351,7 @@ def load_preset(name):
     Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
     """
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
-    names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), os.path.join(str(name), 'config.py')
+    names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
     path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
     try:
         statements = ast.parse(path.read_text(encoding='utf-8-sig')).body
@@ -592,9 +592,6 @@ def parse_command(argv):
         output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), output)
     own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
     preset = overrides.pop('preset', None)
-    if preset is not None and (not isinstance(preset, str) or not preset):
-        problems.append(f'preset={shown(preset)}: type the name of a preset or the path of a .py file')
-        preset = None
     needed = NEEDS.get(verb, '')
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder{" and images" if verb == "predict" else ""}: '

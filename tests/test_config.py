@@ -118,6 +118,12 @@ def test_names_keep_their_spelling(key, text):
     assert resolved(**parse_command([f'{key}={text}']).overrides)[key] == text
 
 
+def test_a_preset_keeps_its_spelling():
+    os.mkdir('2024_01')
+    write_preset("config = {'batch_size': 2}", '2024_01/config.py')
+    assert parse_command(['--preset', '2024_01']).preset == '2024_01'
+
+
 @pytest.mark.parametrize('words', [['data=demo', '-o', 'there'], ['--preset='], ['preset=0']])
 def test_nothing_typed_is_dropped_in_silence(words):
     with pytest.raises(ConfigError):
