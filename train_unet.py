@@ -578,18 +578,11 @@ Command = namedtuple('Command', 'verb paths preset overrides own output')   # wh
 
 def parse_command(argv):
     """The command line -> Command, its settings validated. Raises ConfigError; knows nothing of torch."""
-    words, output, problems = list(argv), None, []
+    words, output, problems = ['--out' if word == '-o' else word for word in argv], None, []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
-    if '-o' in words[:-1]:
-        at = words.index('-o')
-        output = words[at + 1]
-        del words[at:at + 2]
-        if verb not in ('predict', 'export'):
-            problems.append(f'-o {output}: evaluate writes into the run' if verb == 'evaluate' else
-                            f'-o {output}: {verb} writes into run_dir; type run_dir={output}')
     overrides, paths = parse_overrides(words)
-    if verb in ('predict', 'export'):                                  # --out
-        output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), output)
+    if verb in ('predict', 'export'):
+        output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), None)
     own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
     preset = overrides.pop('preset', None)
     needed = NEEDS.get(verb, '')
