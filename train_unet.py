@@ -857,6 +857,11 @@ class Precision:
     reason: str
     warnings: tuple = ()
 
+    @property
+    def needs_scaler(self):
+        """float16 gradients below 6e-8 vanish: it needs loss scaling. Nothing else does."""
+        return self.dtype == 'float16'
+
 
 def resolve_precision(config, hardware, typed=(), num_parameters=0):
     """(wish, hardware) -> Precision. Pure: asks nothing of the machine.
@@ -4522,7 +4527,7 @@ def has_idle_parameters(model):
 
 
 def build_scaler(dtype, config, device):
-    """A gradient scaler that works for float16, whose gradients vanish below 6e-8, and does nothing for the rest."""
+    """A gradient scaler that works for float16 and does nothing for the rest."""
     return torch.amp.GradScaler(device.type, init_scale=config['init_scale'], growth_factor=config['growth_factor'],
                                 backoff_factor=config['backoff_factor'], growth_interval=config['growth_interval'],
                                 enabled=dtype == 'float16')
@@ -4661,7 +4666,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         keep_float32(model, config['keep_float32'])
     if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
         warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
-    if precision.dtype == 'float16':
+    if precision.needs_scaler:
         size = sum(p.numel() for p in model.parameters())
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
     state = build_state(model, config, precision, device)
@@ -4897,7 +4902,7 @@ def tell_data(data, config, why):
 def tell_precision(precision, hardware, config):
     """The precision line, as the guides show it."""
     what = 'off (float32)' if precision.dtype == 'float32' else precision.dtype
-    scaled = ', with gradient scaler' if precision.dtype == 'float16' else ''
+    scaled = ', with gradient scaler' if precision.needs_scaler else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
     log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
@@ -5840,7 +5845,7 @@ def check(preset, overrides):
         found = sources[key] == 'default' and value != CONFIG[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
     print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
-          f'{" with gradient scaler" if precision.dtype == "float16" else ""}, because {precision.reason}')
+          f'{" with gradient scaler" if precision.needs_scaler else ""}, because {precision.reason}')
     warn([*notes, *precision.warnings])
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})

@@ -108,7 +108,7 @@ def test_units_of_cards(name, capability, units):
 def test_float16_and_nothing_else_is_scaled(use_amp, amp_dtype, machine):
     precision = decide(machine, use_amp=use_amp, amp_dtype=amp_dtype)
     scaler = build_scaler(precision.dtype, CONFIG, torch.device('cpu'))
-    assert scaler.is_enabled() == (precision.dtype == 'float16')
+    assert (precision.needs_scaler, scaler.is_enabled()) == (precision.dtype == 'float16',) * 2
 
 
 @pytest.mark.parametrize('use_amp, amp_dtype, machine',
