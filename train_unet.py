@@ -5815,10 +5815,8 @@ def resident_memory(state):
 
 def measure_memory(state, batch, loss_fn, peak=0):
     """Bytes by part of a step that has been run; workspace is what `peak` holds beyond."""
-    parts = resident_memory(state)
-    batch = to_device(batch, state.device)
-    activations, _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
-    parts['activations'] = activations
+    parts, batch = resident_memory(state), to_device(batch, state.device)
+    parts['activations'], _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
     return parts | {'workspace': max(0, peak - sum(parts.values()))}
 
 
@@ -6125,16 +6123,12 @@ def write_winner(winner, config, asked, hardware, images, base, overrides):
 
 
 def tell_memory(winner, config, hardware, window, loss_fn):
-    """The memory of a step by part, estimated and measured, and the largest batch that fits."""
+    """The memory of a step by part, estimated and measured, and the largest power of two that fits as a batch: tried
+    on a GPU, estimated for 90 % of a CPU's memory."""
     print(describe_memory(estimate_memory(config, winner.dtype)))
     measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
-    largest, how = largest_batch(config, winner, hardware, window, loss_fn)
-    print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {largest} ({how})')
 
-
-def largest_batch(config, winner, hardware, window, loss_fn):
-    """The largest power of two that fits, 'tried' on a GPU or 'estimated' for 90 % of a CPU's memory."""
     def fits(size):
         if hardware.kind == 'cpu':
             parts = estimate_memory({**config, 'batch_size': size}, winner.dtype)
@@ -6155,7 +6149,8 @@ def largest_batch(config, winner, hardware, window, loss_fn):
     size = 1
     while size < 4096 and fits(2 * size):
         size *= 2
-    return size, 'estimated' if hardware.kind == 'cpu' else 'tried'
+    how = 'estimated' if hardware.kind == 'cpu' else 'tried'
+    print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {size} ({how})')
 
 
 # ===== command line ===================================================================
