@@ -5884,7 +5884,6 @@ class Candidate:
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
-    unsafe: str = ''               # why it must not be recommended
 
     @property
     def name(self):
@@ -5931,18 +5930,17 @@ def tune(preset, overrides, seconds=60.0):
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [build_candidate(config, device, *kind, last) for kind in kinds for last in (False, True)]
-    for candidate in candidates:
-        candidate.unsafe = judge(candidate.dtype, numbers)
     measure_rounds(candidates, window, loss_fn, config, seconds)
-    best = min((c for c in candidates if not c.unsafe), key=lambda c: c.median)
-    kinds = grouped((c for c in candidates if not c.unsafe), lambda c: (c.dtype, c.tf32)).values()
+    safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
+    best = min(safe, key=lambda c: c.median)
+    kinds = grouped(safe, lambda c: (c.dtype, c.tf32)).values()
     fastest = [best] if device.type == 'cpu' else [min(kind, key=lambda c: c.median) for kind in kinds]
     compiled = list(filter(None, (try_compiling(one, config, device, window, loss_fn) for one in fastest)))
     images = sum(batch_length(batch) for batch in window)
     wait = wait / config['num_workers'] if config['num_workers'] else wait
     print_tuning(candidates + compiled, images, wait, bool(config['num_workers']), numbers)
     compiled = min(compiled, key=lambda c: c.median, default=None)
-    del candidates, candidate, kinds, fastest, model                   # their weights would count in what follows
+    del candidates, safe, kinds, fastest, model                        # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
@@ -6084,7 +6082,7 @@ def print_tuning(candidates, images, wait, ahead, numbers):
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
         waiting = max(0.0, wait - c.median) if ahead else wait
         print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}'
-              f'{waiting / (waiting + c.median):>8.1%}  {c.unsafe}'.rstrip())
+              f'{waiting / (waiting + c.median):>8.1%}  {judge(c.dtype, numbers)}'.rstrip())
     print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
           f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
           f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
