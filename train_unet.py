@@ -5369,15 +5369,7 @@ def read_ahead(read, paths, depth=4):
 
 def write_prediction(target, image, bands, model, save):
     """One picture of predict, whole or crashed away: PNG, or for TiffRows a TIFF written strip by strip."""
-    limits = contrast(image) if save == 'overlay' else None
-
-    def rows():
-        top = 0
-        for band in bands:
-            yield from render(band, image[top:top + band.shape[1]], model, save, limits)
-            top += band.shape[1]
-
-    count = model.config['num_classes']
+    rows, count = rendered_rows(bands, image, model, save), model.config['num_classes']
     palette, many = colour_mask(np.arange(256), count), save == 'probability' and count > 2
     if isinstance(image, TiffRows) or many:
         import tifffile
@@ -5385,10 +5377,10 @@ def write_prediction(target, image, bands, model, save):
         kind = {'overlay': 'rgb', 'palette': 'palette'}.get(save, 'minisblack')
         colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
-            file, cut_tiles(rows(), 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
+            file, cut_tiles(rows, 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
             photometric=kind, colormap=colours, planarconfig='contig' if len(shape) > 2 else None, software=MARK))
     else:
-        picture = PIL.Image.fromarray(np.stack(list(rows())))
+        picture = PIL.Image.fromarray(np.stack(list(rows)))
         if save == 'palette':
             picture.putpalette(palette.tobytes())
         mark = PIL.PngImagePlugin.PngInfo()
@@ -5403,17 +5395,23 @@ def cut_tiles(rows, side):
         yield from (strip[:, left:left + side] for left in range(0, strip.shape[1], side))
 
 
-def render(logits, image, model, save, limits=None):
-    """(K, h, W) logits -> what predict writes: class ids, an overlay on the image, or probabilities (0 to 255)."""
-    if save == 'probability':
-        chances = logits[0].sigmoid() if len(logits) == 1 else logits.softmax(0).permute(1, 2, 0)
-        return (chances * 255).round().to(torch.uint8).cpu().numpy()
-    mask = classify(logits, model.threshold).cpu().numpy()
-    if save == 'overlay':
-        colours = colour_mask(mask, max(3, model.config['num_classes']))
-        below = viewable(image, limits)
-        return np.where((mask > 0)[..., None], below // 2 + colours // 2, below)
-    return mask * 255 if model.config['num_classes'] == 2 and save == 'mask' else mask
+def rendered_rows(bands, image, model, save):
+    """Bands of logits -> rows as predict writes them: class ids, an overlay on the image, probabilities (0 to 255)."""
+    limits, top = contrast(image) if save == 'overlay' else None, 0
+    for logits in bands:
+        if save == 'probability':
+            chances = logits[0].sigmoid() if len(logits) == 1 else logits.softmax(0).permute(1, 2, 0)
+            picture = (chances * 255).round().to(torch.uint8).cpu().numpy()
+        else:
+            picture = classify(logits, model.threshold).cpu().numpy()
+        if save == 'overlay':
+            colours = colour_mask(picture, max(3, model.config['num_classes']))
+            below = viewable(image[top:top + len(picture)], limits)
+            picture = np.where((picture > 0)[..., None], below // 2 + colours // 2, below)
+        elif save == 'mask' and model.config['num_classes'] == 2:
+            picture = picture * 255
+        yield from picture
+        top += len(picture)
 
 
 def evaluate_run(folder, overrides):
