@@ -6030,14 +6030,13 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
     """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
     per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
     model.train()
-    peak = {}
+    peak, names = {}, {module: name for name, module in model.named_modules() if not isinstance(module, Float32)}
 
-    def watch(name, module, inputs, output):
-        for value in filter(torch.is_tensor, pytree.tree_leaves(output)):
-            peak[name] = max(peak.get(name, 0.0), float(value.detach().abs().max()))
+    def watch(module, inputs, output):
+        if name := names.get(module):
+            for value in filter(torch.is_tensor, pytree.tree_leaves(output)):
+                peak[name] = max(peak.get(name, 0.0), float(value.detach().abs().max()))
 
-    hooks = [module.register_forward_hook(functools.partial(watch, name)) for name, module in
-             reversed([*model.named_modules()]) if name and not isinstance(module, Float32)]
     batch = to_device(window[0], next(model.parameters()).device)
 
     def gradient(dtype, scale=1.0):
@@ -6049,9 +6048,8 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
         whole = torch.cat(parts).cpu().double() / scale
         return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler
 
-    truth = gradient('float32')
-    for hook in hooks:
-        hook.remove()
+    with nn.modules.module.register_module_forward_hook(watch):
+        truth = gradient('float32')
     layer = max(peak, key=peak.get)
     lost = float(((truth != 0) & (truth.abs() < 2.0 ** -25)).sum() / (truth != 0).sum().clamp_min(1))
     numbers = {'peak': peak[layer], 'layer': layer, 'lost': lost, 'gradients': {}}
