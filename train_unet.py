@@ -5118,18 +5118,6 @@ def draw_curves(history, path):
 # ===== using a model ==================================================================
 
 
-def resolve_overrides(overrides):
-    """Settings for the use of a trained model, as keys of CONFIG, validated; 'auto' leaves what the run has."""
-    config, sources, _ = resolve_config(None, overrides)
-    if isinstance(config['image_size'], int):
-        config['image_size'] = [config['image_size']] * 2
-    typed = {key for key, origin in sources.items() if origin == 'you'}
-    fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
-    if fixed:
-        raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
-    return {key: config[key] for key in typed if config[key] != 'auto' or key == 'device'}
-
-
 def best_file(run):
     """A run folder -> its best.pt; a file -> itself."""
     return Path(run) / 'best.pt' if Path(run).is_dir() else Path(run)
@@ -5162,6 +5150,24 @@ def load(path, device='auto', model=None):
         is_other = isinstance(error, RuntimeError) and model is None   # of load_state_dict
         raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
     return loaded.to(device).eval()
+
+
+def load_with(run, overrides):
+    """A trained model with validated settings for its use, TF32 set -> (model, settings as keys of CONFIG, dtype)."""
+    config, sources, _ = resolve_config(None, overrides)
+    if isinstance(config['image_size'], int):
+        config['image_size'] = [config['image_size']] * 2
+    typed = {key for key, origin in sources.items() if origin == 'you'}
+    fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
+    if fixed:
+        raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
+    settings = {key: config[key] for key in typed if config[key] != 'auto'}    # which leaves what the run has
+    model = load(run, settings.get('device', 'auto'))
+    model.config |= settings
+    precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
+    apply_tf32(precision.tf32)
+    warn(precision.warnings)
+    return model, settings, precision.dtype
 
 
 def as_image(image, config):
@@ -5247,15 +5253,12 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     classes a TIFF with a band for each). A file that cannot be read costs no other. A TIFF of more than 34 million
     pixels is read by rows where it can be; its mask is a TIFF, written by rows.
     """
-    overrides = resolve_overrides(overrides)
-    model = load(run, overrides.get('device', 'auto'))
-    model.config |= overrides
+    model, _, dtype = load_with(run, overrides)
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     output = Path(output or best_file(run).parent / 'predictions')
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
-    dtype = tell_model_precision(model)
     broken, begun = [], time.monotonic()
 
     def images():
@@ -5288,14 +5291,6 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     if broken:
         print(UserError(shorten(broken), f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
-
-
-def tell_model_precision(model):
-    """Settle in which precision a model runs here, with the warnings of it and TF32 set -> the dtype."""
-    precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
-    apply_tf32(precision.tf32)
-    warn(precision.warnings)
-    return precision.dtype
 
 
 def list_inputs(inputs, output):
@@ -5421,12 +5416,12 @@ def evaluate_run(folder, overrides):
     are wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and
     stored; on other data the stored one is used, because tuning it there would flatter the score.
     """
-    overrides = resolve_overrides(overrides)
-    model, other = load(folder, overrides.get('device', 'auto')), 'data' in overrides
+    model, overrides, dtype = load_with(folder, overrides)
+    other = 'data' in overrides
     drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
-    model.config |= {'val_fraction': 0} | overrides if other else overrides        # all of other data is scored
+    model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
     data = inspect_data(model.config)
@@ -5446,7 +5441,7 @@ def evaluate_run(folder, overrides):
     images = read_all(dataset, rows) if model.config['skip_broken'] else \
         (((i, truth), image) for i in rows for image, truth in [dataset.read(i)])
     scores = {index: count_at_levels(bands, truth, levels, num_classes)
-              for (index, truth), _, bands in predict_stream(model, images, tell_model_precision(model))}
+              for (index, truth), _, bands in predict_stream(model, images, dtype)}
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = {level: sum(score[level] for score in scores.values()) for level in levels}
