@@ -5083,15 +5083,16 @@ def draw_samples(model, dataset, path, dtype=None, captions=None, across=1):
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config), across)
 
 
-def read_all(dataset, indices):
+def read_all(dataset, indices, skip_broken=True):
     """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
     for index in indices:
         try:
             image, truth = dataset.read(index)
-        except DataError as error:
-            log.warning('left out: %s', error.problems[0])
-        else:
             yield (index, truth), image
+        except DataError as error:
+            if not skip_broken:
+                raise
+            log.warning('left out: %s', error.problems[0])
 
 
 def draw_curves(history, path):
@@ -5438,15 +5439,13 @@ def evaluate_run(folder, overrides):
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
-    images = read_all(dataset, rows) if model.config['skip_broken'] else \
-        (((i, truth), image) for i in rows for image, truth in [dataset.read(i)])
+    images = read_all(dataset, rows, model.config['skip_broken'])
     scores = {index: count_at_levels(bands, truth, levels, num_classes)
               for (index, truth), _, bands in predict_stream(model, images, dtype)}
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = {level: sum(score[level] for score in scores.values()) for level in levels}
-    is_tuned = num_classes == 2 and not other and are_known and bool(counts[0.5][1].sum()) \
-        and overrides.keys() <= FREE_TO_TUNE
+    is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and overrides.keys() <= FREE_TO_TUNE
     if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
