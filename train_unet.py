@@ -6038,8 +6038,7 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
         seed_everything(config['seed'])                                # dropout drops the same
         losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
         (losses.mean() * scale).backward()
-        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        whole = torch.cat(parts).cpu().double() / scale
+        whole = flat(p.grad for p in model.parameters() if p.grad is not None).cpu().double() / scale
         return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler
 
     with nn.modules.module.register_module_forward_hook(watch):
