@@ -5722,21 +5722,16 @@ def export_pt2(model, path, half):
 
 
 def export_smp(model, path, half):
-    """smp's own form -> a function that loads it with smp.from_pretrained and feeds it normalised images."""
+    """smp's own form -> what smp.from_pretrained loads, with the preprocessing that the folder tells of."""
     network = copy.deepcopy(model.network)
     (network.half() if half else network).save_pretrained(path)
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]
     write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
-    again = smp.from_pretrained(path).float().eval()
-
-    def run(images):
-        mean, std = (torch.tensor(facts[key]).view(1, -1, 1, 1) for key in ('mean', 'std'))
-        height, width = images.shape[-2:]
-        padding = 0, -width % model.stride, 0, -height % model.stride
-        return again(F.pad((images.float() / scale - mean) / std, padding))[..., :height, :width]
-    return run
+    again = smp.from_pretrained(path).float()
+    told = {key: [value * scale for value in facts[key]] for key in ('mean', 'std')}
+    return SegmentationModel(again, model.config | told, model.stride).eval()
 
 
 # ===== measuring: memory by part, check, tune =========================================
