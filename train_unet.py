@@ -5614,16 +5614,12 @@ def export(run, form='onnx', output=None, half=False):
 def example_images(config, most=20):
     """Up to 20 validation images at network size, as tensors; [] if the data is no longer there."""
     try:
-        data = inspect_data(config)
+        dataset = SegmentationDataset(inspect_data(config), 'val', config, is_training=False)
     except UserError as error:
         print(f'checked on drawn images only: {clean(error.problems[0])}')
         return []
-    tensors = []
-    for row in data.pairs.rows('val')[:most]:
-        with contextlib.suppress(DataError):
-            image = read_image(os.fsdecode(data.pairs.images[row]), config)
-            tensors.append(as_tensor(resize(as_stored(image, config), *config['image_size']), config))
-    return tensors
+    images = read_all(dataset, range(min(most, len(dataset))))
+    return [as_tensor(resize(image, *config['image_size']), config) for _, image in images]
 
 
 def drawn_images(config):
