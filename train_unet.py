@@ -5586,9 +5586,6 @@ def export(run, form='onnx', output=None, half=False):
         raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
                         'onnx takes them', 'cannot export')
     path.parent.mkdir(parents=True, exist_ok=True)
-    if half:
-        for parameter in model.network.parameters():                   # rounded to float16, but still float32
-            parameter.data = parameter.data.half().float()
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
         try:
