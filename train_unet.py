@@ -5896,7 +5896,7 @@ def tune(preset, overrides, seconds=60.0):
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
-    for dtype in {'bfloat16', 'float16'} - hardware.units:
+    for dtype in sorted({'bfloat16', 'float16'} - hardware.units):
         print(f'not measured: {dtype}, {hardware.name} has no units for it' +
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
     units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
@@ -5924,6 +5924,7 @@ def tune(preset, overrides, seconds=60.0):
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
+    del best, compiled                                                 # the loser's weights too
     tell_memory(winner, config, hardware, window, loss_fn)
     base = translate(load_preset(preset), [])[0] if preset is not None else {}
     write_winner(winner, config, asked, hardware, images, base, overrides)
