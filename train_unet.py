@@ -1567,25 +1567,20 @@ def read_pillow(path, config, as_mask):
             if picture.getexif().get(274, 1) != 1:
                 raise ValueError('the mask carries an EXIF rotation; save it without')
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
-                refuse_shape_in_alpha(np.array(picture.convert('RGBA')))
-            if picture.mode == 'P' and (is_black_and_white(picture) or is_grey_gif(picture)):
+                pixels = np.array(picture.convert('RGBA'))
+                if (pixels[..., :3] == pixels[0, 0, :3]).all() and np.ptp(pixels[..., 3]):     # one colour, cut out
+                    raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
+            if picture.mode == 'LA' or picture.mode == 'P' and (is_black_and_white(picture) or is_grey_gif(picture)):
                 picture = picture.convert('L')                         # index 0 may be the white one
-            if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L', 'LA'):
+            if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
                 picture = picture.convert('RGB')
-            array = np.array(picture)
-            return array[..., 0] if picture.mode == 'LA' else array
+            return np.array(picture)
         if pillow_mode(picture).endswith('48'):
             if picture.getexif().get(274, 1) != 1:
                 raise ValueError(ROTATED)
             colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
-
-
-def refuse_shape_in_alpha(pixels):
-    """Raise ValueError for a mask (H, W, 4) of one colour that is only cut out by its transparency."""
-    if (pixels[..., :3] == pixels[0, 0, :3]).all() and np.ptp(pixels[..., 3]):
-        raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
 
 
 def is_grey_gif(picture):
