@@ -2562,14 +2562,8 @@ class SharedCache:
     @staticmethod
     def block(count, shape, dtype):
         """An array of zeros in anonymous shared memory, which no limit of /dev/shm applies to."""
-        shape = count, *shape
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        return np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype, math.prod(shape)).reshape(shape)
-
-    @staticmethod
-    def size(count, image_shape, dtype):
-        """Bytes it would take."""
-        return int(count * (np.prod(image_shape, dtype=np.int64) * np.dtype(dtype).itemsize + np.prod(image_shape[:2])))
+        size = count * math.prod(shape) * np.dtype(dtype).itemsize
+        return np.ndarray((count, *shape), dtype, mmap.mmap(-1, max(size, 1)))
 
 
 class SegmentationDataset(torch.utils.data.Dataset):
@@ -2761,12 +2755,16 @@ def start_worker(_):
 WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
 
 
+def sample_bytes(config):
+    """Bytes of an image and its mask at the size of the network."""
+    return math.prod(config['image_size']) * (config['in_channels'] * np.dtype(config['image_dtype']).itemsize + 1)
+
+
 def batches_that_fit(config):
     """How many batches the workers can hold ready in shared memory: 64 MiB in a container, unless it is given more."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
-    pixels = config['batch_size'] * math.prod(config['image_size'])
-    batch = pixels * (config['in_channels'] * np.dtype(config['image_dtype']).itemsize + 1)
+    batch = config['batch_size'] * sample_bytes(config)
     processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))             # of torchrun, on this machine
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes))
 
@@ -2852,7 +2850,7 @@ def settle(config, hardware, data, is_demo):
     decide('num_workers', 0 if on_cpu else min(cores, room),
            'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8' if cores <= room else
            'no more batches fit into /dev/shm; docker run --shm-size=8g gives more')
-    size = SharedCache.size(count, (*config['image_size'], config['in_channels']), config['image_dtype'])
+    size = count * sample_bytes(config)
     size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
     fits = config['size_policy'] == 'resize' and size < free_memory() / 4
     forks = sys.platform == 'linux' or config['num_workers'] == 0
