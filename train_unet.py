@@ -2641,13 +2641,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         """The sample of an index, augmented for this epoch."""
         sample = {'index': index, '_left_out': False}
         try:
-            if self.is_training:
-                image, mask = self.read_resized(index) if self.is_resized else self.read(index)
-            else:
-                image, mask = self.read(index)
-                sample['full_mask'] = torch.from_numpy(mask)
-                if self.is_resized:
-                    image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
+            image, mask = self.read_resized(index) if self.is_training and self.is_resized else self.read(index)
         except DataError as error:
             if not self.config['skip_broken']:
                 raise
@@ -2656,8 +2650,10 @@ class SegmentationDataset(torch.utils.data.Dataset):
             shape = self.height, self.width, self.config['in_channels']
             image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
             mask = np.full((self.height, self.width), IGNORE, np.uint8)
-            if not self.is_training:
-                sample['full_mask'] = torch.from_numpy(mask)
+        if not self.is_training:
+            sample['full_mask'] = torch.from_numpy(mask)
+            if self.is_resized:
+                image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
         if self.cuts_off and image.max() > 1:
             raise DataError(f'{self.name(index)}: holds values above 1, and augment={self.config["augment"]} has steps '
                             'that limit float images to 0..1; leave these out')
