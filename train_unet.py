@@ -2672,17 +2672,10 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
 def collate(samples):
     """A list of samples -> a batch; what cannot be stacked (masks of different sizes) stays a list."""
-    batch = {}
-    for key in samples[0]:
-        values = [sample[key] for sample in samples]
-        if key == 'full_mask':
-            batch[key] = values
-        elif torch.is_tensor(values[0]):
-            layout = torch.channels_last if values[0].ndim == 3 else torch.contiguous_format
-            batch[key] = torch.stack(values).contiguous(memory_format=layout)
-        else:
-            batch[key] = torch.tensor(values)
-    return batch
+    batch = {key: [sample[key] for sample in samples] for key in samples[0]}
+    batch['image'] = torch.stack(batch['image']).contiguous(memory_format=torch.channels_last)
+    batch['mask'] = torch.stack(batch['mask'])
+    return batch | {key: torch.tensor(batch[key]) for key in ('index', '_left_out')}
 
 
 def split_evenly(items, most):
