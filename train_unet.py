@@ -2129,23 +2129,21 @@ ONE_LARGE = threading.Lock()
 
 
 def scan_pair(image, mask, config):
-    """Header of the image, every pixel of the mask -> a record for JSON; 'problem' if one is unusable."""
+    """Header of the image, every pixel of the mask -> a record for JSON. DataError if one is unusable."""
     try:
         height, width, mode = read_header(image, config)
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():    # not one in each thread
             codes = read_mask(mask, config)
-    except DataError as error:
-        return {'problem': error.problems[0]}
     except UNREADABLE as error:
-        return {'problem': f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')}
+        raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
     if codes.shape != (height, width) and not (config['rescale_masks'] and same_shape(codes.shape, (height, width))):
         turned = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
         if same_shape(codes.shape, (height, width)):
             turned = '; if they show the same type rescale_masks=True'
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             turned = f'; if its bands come first type in_channels={height}'
-        return {'problem': f'{image}: is {width} x {height} pixels, '
-                           f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{turned or ""}'}
+        raise DataError(f'{image}: is {width} x {height} pixels, '
+                        f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{turned or ""}')
     if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
         counts = np.bincount(codes.ravel())
         found = np.flatnonzero(counts)
@@ -2193,59 +2191,52 @@ def cache_file(config):
 
 
 def scan(pairs, config, decode=False):
-    """Records of all pairs, in order: read in parallel, cached by size and time; `decode` also decodes the images.
+    """(the sound pairs, their records): read in parallel, cached by size and time; `decode` also decodes the images.
     DataError names bad ones."""
     path, cache = cache_file(config), {}
     with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: what is no table
         cache = dict(json.loads(path.read_text(encoding='utf-8')))
 
-    def record(row):
+    def look(row):
+        """-> (key in the cache, [mark, record] or None, problem or None)"""
         image, mask = os.fsdecode(pairs.images[row]), os.fsdecode(pairs.masks[row])
         key = f'{image}\n{mask}'
         try:
-            mark = fingerprint(image) + fingerprint(mask)
-        except OSError as error:
-            return key, None, {'problem': f'{error.filename}: cannot be read: {error.strerror}'}
-        old = cache.get(key)
-        seen = old[1] if old and old[0] == mark else scan_pair(image, mask, config)
-        if decode and 'problem' not in seen:
-            try:
+            mark, old = fingerprint(image) + fingerprint(mask), cache.get(key)
+            entry = old if old and old[0] == mark else [mark, scan_pair(image, mask, config)]
+            if decode:
                 read_image(image, config)
-            except DataError as error:
-                seen = {'problem': error.problems[0]}
-        return key, mark, seen
+        except DataError as error:
+            return key, None, error.problems[0]
+        except OSError as error:
+            return key, None, f'{error.filename}: cannot be read: {error.strerror}'
+        return key, entry, None
 
     count = len(pairs.images)
     chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
     pool = ThreadPoolExecutor(min(8, num_cores()))
     try:
-        parts = pool.map(lambda rows: [record(row) for row in rows], chunks)
+        parts = pool.map(lambda rows: [look(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
     finally:
         pool.shutdown(cancel_futures=True)                             # Ctrl-C waits for no others
-    records = [record for _, _, record in found]
-    problems = [record['problem'] for record in records if 'problem' in record]
-    fresh = {key: [mark, record] for key, mark, record in found if 'problem' not in record}
+    fresh = {key: entry for key, entry, _ in found if entry}
+    problems = [problem for _, _, problem in found if problem]
     with contextlib.suppress(OSError):
         if any(cache.get(key) != entry for key, entry in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
     if problems and not (config['skip_broken'] and len(problems) < len(found)):
         raise DataError([*shorten(problems), *['skip_broken=True leaves them out'] * (len(problems) < len(found))],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
-    return records
+    sound = np.array([problem is None for _, _, problem in found])
+    notes = pairs.notes + shorten(f'left out: {problem}' for problem in problems)
+    pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule, notes)
+    return pairs, [entry[1] for _, entry, _ in found if entry]
 
 
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
-    pairs = find_pairs(config)
-    records = scan(pairs, config, decode)
-    sound = np.array(['problem' not in record for record in records])
-    left_out = [f'left out: {record["problem"]}' for record in records if 'problem' in record]
-    pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule,
-                  pairs.notes + shorten(left_out))
-    records = [record for record in records if 'problem' not in record]
-    if not len(pairs.images):
-        raise DataError([f'{config["data"]}: there are no images left', *pairs.notes][:12])
+    pairs, records = scan(find_pairs(config), config, decode)
     values, in_train, tops = defaultdict(lambda: [0, 0]), Counter(), []
     for split, record in zip(pairs.splits, records):
         codes = {int(code): pixels for code, pixels in record['codes'].items()}
