@@ -2152,7 +2152,7 @@ def scan_pair(image, mask, config):
         found, counts = np.unique(codes, return_counts=True)
     mask_mode, colours = mask_header(mask, found.tolist())
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
-            'codes': dict(zip(map(str, found.tolist()), counts.tolist()))}    # in JSON keys are text
+            'codes': found.tolist(), 'pixels': counts.tolist()}
 
 
 def same_shape(first, second):
@@ -2186,7 +2186,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 5])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 6])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2237,30 +2237,27 @@ def scan(pairs, config, decode=False):
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = scan(find_pairs(config), config, decode)
-    values, in_train, tops = defaultdict(lambda: [0, 0]), Counter(), []
+    values, in_train = defaultdict(lambda: [0, 0]), Counter()
     for split, record in zip(pairs.splits, records):
-        codes = {int(code): pixels for code, pixels in record['codes'].items()}
-        tops.append(len(codes) - 1 if codes.keys() == set(range(len(codes))) else -1)
-        for code, pixels in codes.items():
+        for code, pixels in zip(record['codes'], record['pixels']):
             values[code][0] += pixels
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
-    refuse_mixture([record['codes'].keys() for record in records], config)
-    plain = [top for top in tops if top >= 0]
-    counts_up = len(plain) > 0.7 * len(tops) and len(set(plain)) > 3 and max(plain) > 3
+    masks = [record['codes'] for record in records]
+    refuse_mixture(masks, config)
+    plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
+    counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(record['mask'].startswith('I') for record in records)    # 16 bits
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up,
                          all('JPEG' in record['mask'] for record in records))
     meaning = dict(zip(values, coding.encode(np.array([[*values]], int))[0].tolist()))
-    classes = {class_id: [0, 0] for class_id in sorted(set(meaning.values()))}
+    found = [{meaning[code] for code in codes} for codes in masks]     # class ids
+    images = Counter(itertools.chain.from_iterable(found))
+    classes = {class_id: [0, count] for class_id, count in sorted(images.items())}
     for code, (pixels, _) in values.items():
         classes[meaning[code]][0] += pixels
-    for record in records:
-        for class_id in {meaning[int(code)] for code in record['codes']}:
-            classes[class_id][1] += 1
-    shares = np.zeros(256)
-    np.add.at(shares, coding.encode(np.array([[*in_train]], int))[0], [*in_train.values()])
-    shares = shares[:coding.num_classes] / max(shares[:coding.num_classes].sum(), 1)
+    shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
+    shares /= max(shares.sum(), 1)
     notes = [*pairs.notes, *differing_palettes(records)]
     if config['in_channels'] == 3 and any(record['mode'] == 'uint8 x 4' for record in records):
         notes.append('the fourth band of the images is taken for alpha and left out; in_channels=4 takes it')
@@ -2268,15 +2265,14 @@ def inspect_data(config, decode=False):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     for class_id in [i for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]:
         notes.append(f'class {class_id} is in no training mask: it cannot be learnt, yet it counts in the scores')
-    held_out = [record['codes'] for split, record in zip(pairs.splits, records) if split == SPLITS.index('val')]
-    lacking = {i for i in classes if 0 < i < coding.num_classes} - {meaning[int(code)] for codes in held_out
-                                                                   for code in codes}
+    held_out = [ids for split, ids in zip(pairs.splits, found) if split == SPLITS.index('val')]
+    lacking = {i for i in classes if 0 < i < coding.num_classes}.difference(*held_out)
     if held_out and lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it, '
                      'another seed or val_fraction draws other images')
     seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
     falling = all(a >= b for a, b in itertools.pairwise(seen_in)) and len(seen_in) > 4 and seen_in[-1] < seen_in[0] / 2
-    few = coding.num_classes > 20 and 3 * np.median([len(record['codes']) for record in records]) < coding.num_classes
+    few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
     if guessed and (falling or few):
         notes.append(('each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers')
@@ -2291,9 +2287,9 @@ def inspect_data(config, decode=False):
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
 
 
-def refuse_mixture(codes, config):
+def refuse_mixture(masks, config):
     """Some masks of 0 and 1, others of 0 and 255: is 255 foreground there, or ignored? Only the user knows."""
-    levels = [{as_grey(int(code)) for code in keys} - {0} for keys in codes]
+    levels = [set(map(as_grey, codes)) - {0} for codes in masks]
     noisy = lambda found: len(found) > 16 and 223 <= max(found) < COLOUR       # JPEG of black and white
     kinds = Counter('ones' if found == {1} else 'noisy' if noisy(found) else 'tops' if found == {255} else
                     'none' if not found else 'others' for found in levels)
@@ -2314,8 +2310,8 @@ def differing_palettes(records):
         for code, colour in zip(record['codes'], record['palette']):
             seen[code][colour] += 1
     numbers = grouped(((code, colour) for code in seen for colour in seen[code]), lambda pair: pair[1])
-    twice = [f'palette masks differ: {colour} has the numbers {", ".join(code for code, _ in pairs)}, which are taken '
-             'for different classes' for colour, pairs in numbers.items() if len(pairs) > 1]
+    twice = [f'palette masks differ: {colour} has the numbers {", ".join(str(code) for code, _ in pairs)}, which are '
+             'taken for different classes' for colour, pairs in numbers.items() if len(pairs) > 1]
     return twice[:1] + [f'palette masks differ: {code} is ' + ', '.join(f'{colour} in {count}' for colour, count in
                                                             colours.most_common(4)) +
             ' masks. The numbers are taken, not the colours; if the colours are meant save the masks as RGB'
