@@ -1570,7 +1570,7 @@ def read_pillow(path, config, as_mask):
                 pixels = np.array(picture.convert('RGBA'))
                 if (pixels[..., :3] == pixels[0, 0, :3]).all() and np.ptp(pixels[..., 3]):     # one colour, cut out
                     raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
-            if picture.mode == 'LA' or picture.mode == 'P' and (is_black_and_white(picture) or is_grey_gif(picture)):
+            if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
                 picture = picture.convert('L')                         # index 0 may be the white one
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
                 picture = picture.convert('RGB')
@@ -1583,15 +1583,12 @@ def read_pillow(path, config, as_mask):
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
 
-def is_grey_gif(picture):
-    """Whether a GIF shows greys: it numbers them anew in each file, in the order in which they occur."""
-    return picture.format == 'GIF' and all(len({colour[1:3], colour[3:5], colour[5:]}) == 1
-                                           for colour in palette_colours(picture).values())
-
-
-def is_black_and_white(picture):
-    """Whether a palette image means its colours: black and white, with no other colour near them in the palette."""
+def means_its_colours(picture):
+    """Whether a palette image means its colours, not its numbers: a GIF of greys, which numbers them anew in each file,
+    in the order in which they occur; or black and white, with no other colour near them in the palette."""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
+    if picture.format == 'GIF' and all(colour[1:3] == colour[3:5] == colour[5:] for colour in used.values()):
+        return True
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
     plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 63       # else the numbers of classes
     return plain and set(used.values()) <= {'#000000', '#ffffff'}
@@ -2166,7 +2163,7 @@ def mask_header(path, codes):
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
         return suffix or 'folder', []
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        colours = palette_colours(picture) if picture.mode == 'P' and not is_black_and_white(picture) else {}
+        colours = palette_colours(picture) if picture.mode == 'P' and not means_its_colours(picture) else {}
         kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
         return kind, [colours[code] for code in codes if code in colours]
     return 'TIFF', []
