@@ -2470,7 +2470,7 @@ def load_augmentation(path, shape, dtype):
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):
                 step.area_for_downscale = 'image'
-        pipeline.cuts_off = try_augmentation(pipeline, path, shape, dtype)
+        pipeline.cuts_off = try_augmentation(pipeline, shape, dtype)
     except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
                           f'{in_words(error)}') from None
@@ -2480,7 +2480,7 @@ def load_augmentation(path, shape, dtype):
     return pipeline
 
 
-def try_augmentation(pipeline, path, shape, dtype):
+def try_augmentation(pipeline, shape, dtype):
     """Raise ValueError if a pipeline makes something else of an image, or images of different sizes.
 
     -> whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond.
