@@ -2422,21 +2422,19 @@ def build_augmentation(config, is_uint8):
         shape = *config['image_size'], config['in_channels']
         return load_augmentation(wish, shape, np.uint8 if is_uint8 else np.float32)
     border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
-    height, width = config['image_size']
-    strong, chance = wish == 'strong', min(0.5, max(0, config['num_epochs'] - 25) / 70)
-    steps = [A.HorizontalFlip(p=0.5)]
-    if strong:
-        steps += [A.D4(p=1)] if height == width else [A.VerticalFlip(p=0.5)]
-    steps.append(A.Affine(scale=(0.7, 1.4) if strong else (0.85, 1.2), rotate=(-30, 30) if strong else (-15, 15),
-                          translate_percent=(-0.06, 0.06), p=0.8 if strong else chance, **border))
-    if strong:
-        steps.append(A.ElasticTransform(alpha=60, sigma=8, p=0.3, **border))
-    if is_uint8:                                                       # other depths have no known range to jitter in
-        limit = 0.3 if strong else 0.2
-        steps.append(A.RandomBrightnessContrast(limit, limit, p=0.5 if strong else chance))
-        if strong:
-            steps += [A.RandomGamma((70, 140), p=0.3), A.GaussianBlur(p=0.15), A.GaussNoise(p=0.2)]
-    return A.Compose(steps)
+    if wish == 'strong':
+        height, width = config['image_size']
+        shapes = [A.D4(p=1) if height == width else A.VerticalFlip(p=0.5),
+                  A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **border),
+                  A.ElasticTransform(alpha=60, sigma=8, p=0.3, **border)]
+        colours = [A.RandomBrightnessContrast(0.3, 0.3, p=0.5), A.RandomGamma((70, 140), p=0.3),
+                   A.GaussianBlur(p=0.15), A.GaussNoise(p=0.2)]
+    else:
+        chance = min(0.5, max(0, config['num_epochs'] - 25) / 70)
+        shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **border)]
+        colours = [A.RandomBrightnessContrast(0.2, 0.2, p=chance)]
+    colours = colours if is_uint8 else []                              # other depths have no known range to jitter in
+    return A.Compose([A.HorizontalFlip(p=0.5), *shapes, *colours])
 
 
 IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
