@@ -2533,19 +2533,13 @@ def shrink_by_rows(image, height, width, step=256):
     return mean.round().astype(np.uint8) if band.dtype == np.uint8 else mean.astype(np.float32)
 
 
-class SharedCache:
-    """Resized images and masks of a data set in memory that forked workers share; filled as they are first read."""
+Cache = namedtuple('Cache', 'images masks filled')         # resized images and masks; filled as they are first read
 
-    def __init__(self, count, image_shape, dtype):
-        self.images = self.block(count, image_shape, dtype)
-        self.masks = self.block(count, image_shape[:2], np.uint8)
-        self.filled = self.block(count, (), np.uint8)
 
-    @staticmethod
-    def block(count, shape, dtype):
-        """An array of zeros in anonymous shared memory, which no limit of /dev/shm applies to."""
-        size = count * math.prod(shape) * np.dtype(dtype).itemsize
-        return np.ndarray((count, *shape), dtype, mmap.mmap(-1, max(size, 1)))
+def shared_zeros(shape, dtype=np.uint8):
+    """An array in anonymous memory, which forked workers share and no limit of /dev/shm applies to."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
 
 
 class SegmentationDataset(torch.utils.data.Dataset):
@@ -2569,9 +2563,10 @@ class SegmentationDataset(torch.utils.data.Dataset):
                    A.RandomCrop(self.height, self.width)]
             self.augmentation = A.Compose(cut + [self.augmentation] * bool(self.augmentation))
         self.cache, self.kept = None, {}                               # kept: validation samples, as they are read
-        shape = (self.height, self.width, config['in_channels'])
         if is_training and self.is_resized and config['cache_images'] is True:
-            self.cache = SharedCache(len(self.rows), shape, np.uint8 if self.is_uint8 else np.float32)
+            shape = len(self.rows), self.height, self.width, config['in_channels']
+            self.cache = Cache(shared_zeros(shape, np.uint8 if self.is_uint8 else np.float32),
+                               shared_zeros(shape[:3]), shared_zeros(shape[:1]))
 
     def __len__(self):
         return len(self.rows)
