@@ -1776,7 +1776,7 @@ def convert_pixels(array, path, config):
     array = array[..., None] if array.ndim == 2 else array
     found = array.shape[2]
     may_be_alpha = found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8     # else perhaps infrared
-    if may_be_alpha and str(path).endswith(('.npy', '.mat')):
+    if may_be_alpha and str(path).lower().endswith(('.npy', '.mat')):
         may_be_alpha = not np.ptp(array[..., -1])                      # opaque
     if found == 1 < channels <= 4:
         array = np.repeat(array, channels, axis=2)
@@ -1865,7 +1865,7 @@ WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows 
 
 def open_image(path, config):
     """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
-    if os.path.splitext(path)[1].lower() in ('.tif', '.tiff'):
+    if os.path.splitext(path)[1].lower() in ('.tif', '.tiff') and os.path.isfile(path):
         with contextlib.suppress(*UNREADABLE):
             return TiffRows(path, config)
     return read_image(path, config)
@@ -1891,8 +1891,9 @@ def read_mask(path, config):
         return COLOUR + (r << 16 | g << 8 | b)
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
         raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
-    if array.dtype.itemsize > 2 and array.max() >= COLOUR:
-        raise DataError(f'{path}: holds the number {array.max()}; those of a mask must be below {COLOUR}')
+    if array.dtype.itemsize > 2 and (array.max() >= COLOUR or array.min() <= -COLOUR):
+        worst = array.max() if array.max() >= COLOUR else array.min()
+        raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
     return array.astype(np.int32)
 
 
@@ -2043,6 +2044,11 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
 
 def explain_values(values, raw, plain, special, total):
     """What was found, what it may be, and the line to type for each reading."""
+    if not plain:
+        numbers = {code: number for number, code in enumerate(sorted(special))}
+        found = ', '.join(map(name_code, numbers))
+        return [f'they hold nothing but {found}, which usually mark what is to be ignored; '
+                f'if they are classes type mask_values={suggest(numbers)}']
     colours = plain[-1] >= COLOUR
     images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
     often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
@@ -2104,6 +2110,8 @@ class Data:
 def read_header(path, config):
     """(height, width, mode such as 'RGB' or 'uint16 x 4') of an image, its pixels left alone where that can be."""
     suffix = os.path.splitext(path)[1].lower()
+    if not os.path.isfile(path):
+        raise ValueError('is no file')                                 # a pipe would be waited for
     if suffix in ('.npy', '.mat'):
         array = open_npy(path, config, False) if suffix == '.npy' else read_array(path, config)
         (height, width, channels), dtype = (*array.shape, 1)[:3], array.dtype

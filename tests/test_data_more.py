@@ -1417,3 +1417,36 @@ def test_a_fourth_band_is_told_of_and_taken_if_asked(tmp_path):
     config, data = inspect(folder, in_channels=4)
     assert not any('fourth band' in note for note in data.notes)
     assert (train_unet.read_image(folder / 'images/0.tif', {**config, 'image_dtype': 'uint8'}) == bands).all()
+
+
+# --- found by reading the data sections once more ---
+
+def test_masks_of_ignored_values_alone_are_told_of(tmp_path):
+    coded_set(tmp_path / 'set', [255, -1], '.npy')
+    with pytest.raises(DataError, match="nothing but -1, 255.*type mask_values='?\"?{-1: 0, 255: 1}"):
+        inspect(tmp_path / 'set')
+
+
+@pytest.mark.parametrize('value', [-2**32, 2**32, -3e38])
+def test_a_number_that_does_not_fit_is_refused_not_wrapped(tmp_path, value):
+    coded_set(tmp_path / 'set', [0, 1])
+    save(tmp_path / 'set/masks/0.npy', np.full((4, 16), value))
+    os.remove(tmp_path / 'set/masks/0.png')
+    with pytest.raises(DataError, match='0.npy: holds the number .*must be below'):
+        inspect(tmp_path / 'set')
+
+
+def test_a_fourth_band_of_an_array_is_not_lost_whatever_its_suffix(tmp_path):
+    path = tmp_path / 'x.NPY'
+    with open(path, 'wb') as file:
+        np.save(file, np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8))
+    with pytest.raises(DataError, match='has 4 channels'):
+        train_unet.read_image(path, {**train_unet.CONFIG, 'image_dtype': 'uint8'})
+
+
+@pytest.mark.parametrize('name', ['x.tif', 'x.npy'])
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match='is no file'):
+        train_unet.open_image(tmp_path / name, train_unet.CONFIG)
+    assert train_unet.appearance(str(tmp_path / name), train_unet.CONFIG) is None
