@@ -3726,13 +3726,9 @@ def guarded_step(state, window, loss_fn, config):
     return result
 
 
-class WorkerDied(RuntimeError):
-    """A data worker was killed during a step or while files were written; that was finished."""
-
-
 @contextlib.contextmanager
 def heard_later():
-    """torch raises that a worker has died wherever the main process is; in here that is WorkerDied, at the end."""
+    """torch raises that a worker has died wherever the main process is; what is begun in here is finished first."""
     heard = []
     usual = signal.getsignal(signal.SIGCHLD) if hasattr(signal, 'SIGCHLD') else None
     if usual in (None, signal.SIG_DFL) or threading.current_thread() is not threading.main_thread():
@@ -3744,10 +3740,7 @@ def heard_later():
     finally:
         signal.signal(signal.SIGCHLD, usual)
     if heard:
-        try:
-            usual(signal.SIGCHLD, None)                                # it asks whether it was a worker
-        except RuntimeError as error:
-            raise WorkerDied(str(error)) from None
+        usual(signal.SIGCHLD, None)                                    # RuntimeError if it was a worker
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
@@ -4764,7 +4757,7 @@ def stop_workers(loader):
     """End the workers that live on between epochs, also those whose fellows were killed; new ones start when needed."""
     iterator, loader._iterator = loader._iterator, None
     if iterator is not None:
-        with contextlib.suppress(WorkerDied), heard_later():
+        with contextlib.suppress(RuntimeError), heard_later():         # that one has died
             iterator._shutdown_workers()
         for worker in iterator._workers:                               # torch only asks; who hangs in a read is deaf
             worker.kill()
