@@ -3996,7 +3996,8 @@ class Run:
             raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir', 'cannot start') from None
         file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
-        file.setFormatter(LogFormatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S'))
+        plain = logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S')
+        file.format = lambda record: clean(plain.format(record))       # file names in it may hold terminal escapes
         log.addHandler(file)
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
@@ -4124,13 +4125,6 @@ def say(line, screen):
     with contextlib.suppress(OSError, ValueError):
         tqdm.write(line, screen)
         screen.flush()
-
-
-class LogFormatter(logging.Formatter):
-    """Lines of log.txt: what a file name brings along stays one line, without terminal escapes."""
-
-    def format(self, record):
-        return clean(super().format(record))
 
 
 class ScreenHandler(logging.Handler):
