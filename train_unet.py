@@ -2979,15 +2979,6 @@ def try_size(model):
                           'the encoder') from None
 
 
-def find_module(network, name):
-    """A submodule by its dotted name."""
-    modules = dict(network.named_modules())
-    if name not in modules or not name:
-        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules)}. '
-                          f'At the top it has {", ".join(dict(network.named_children()))}')
-    return modules[name]
-
-
 def change_forward(module, mixin):
     """Give one module a mixin's forward: by class, so that copies and state_dict keys stay as they are."""
     module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
@@ -2995,7 +2986,11 @@ def change_forward(module, mixin):
 
 def keep_float32(network, name):
     """Keep a submodule, or nothing if name is None, out of autocast; and all that is in it: lists are never called."""
-    for module in list(find_module(network, name).modules()) if name else ():
+    modules = dict(network.named_modules())
+    if name and name not in modules:
+        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules)}. '
+                          f'At the top it has {", ".join(dict(network.named_children()))}')
+    for module in modules[name].modules() if name else ():
         change_forward(module, Float32)
 
 

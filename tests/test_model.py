@@ -121,7 +121,7 @@ def test_weights_of_timm_are_asked_for_in_its_own_way(recwarn):
 def test_keep_float32_keeps_one_module_out_of_autocast(name, copied):
     model = build(keep_float32=name)
     model = (copy.deepcopy(model) if copied else model).eval()
-    kept = tu.find_module(model.network, name)
+    kept = model.network.get_submodule(name)
     others = nn.ModuleList(child for child in model.network.children() if child is not kept)
     inside, outside = dtypes_of_outputs(kept, nn.Conv2d), dtypes_of_outputs(others, nn.Conv2d)
     tu.under_autocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
@@ -500,7 +500,7 @@ def test_class_weights_without_cross_entropy_are_told(caplog):
 @pytest.mark.parametrize('name', ['decoder.blocks', 'encoder.layer1'])
 def test_keep_float32_reaches_lists_of_modules(name):
     model = build(encoder='resnet18', keep_float32=name).eval()
-    inside = dtypes_of_outputs(tu.find_module(model.network, name), nn.Conv2d)
+    inside = dtypes_of_outputs(model.network.get_submodule(name), nn.Conv2d)
     tu.under_autocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
     assert set(inside) == {torch.float32}
 
