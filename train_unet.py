@@ -3216,12 +3216,7 @@ def classify(logits, threshold=0.5):
 
 def decide(logits, size, threshold=0.5):
     """(K, h, w) logits -> (H, W) uint8 class ids at the wanted size."""
-    return join_bands(enlarged_bands(logits, size), threshold)
-
-
-def join_bands(bands, threshold=0.5):
-    """Bands of logits (K, h, W) -> (H, W) uint8 class ids."""
-    return torch.cat([classify(band, threshold) for band in bands])
+    return torch.cat([classify(band, threshold) for band in enlarged_bands(logits, size)])
 
 
 # ===== metrics ========================================================================
@@ -5193,7 +5188,7 @@ def predict_stream(model, images, dtype=None, flips=False):
 def decide_stream(model, images, dtype=None, flips=False):
     """predict_stream, each image with its mask (H, W) at the model's threshold: (key, image, mask)."""
     for key, image, bands in predict_stream(model, images, dtype, flips):
-        yield key, image, join_bands(bands, model.threshold).cpu().numpy()
+        yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
 def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
