@@ -3817,23 +3817,18 @@ def find_nonfinite(state, window, loss_fn, dtype):
     """Run a window forward -> (the first layer whose output is not finite or '', whether the loss is not finite)."""
     found, before, is_lost = [], Snapshot(state.model), False
 
-    def watch(name):
-        def hook(module, inputs, output):
-            if not found and not all(map(is_finite, pytree.tree_leaves(output))):
-                found.append(f'{name} ({type(module).__name__})')
-        return hook
+    def watch(name, module, inputs, output):
+        if not found and not all(map(is_finite, pytree.tree_leaves(output))):
+            found.append(f'{name} ({type(module).__name__})')
 
-    hooks = [module.register_forward_hook(watch(name or 'the model')) for name, module in state.model.named_modules()]
-    try:
-        with torch.no_grad(), torch.compiler.set_stance('force_eager'):    # compiled code would not call the hooks
-            for batch in window:
-                forward = under_autocast(state.model, dtype)
-                losses, _ = run_loss(loss_fn, forward, to_device(batch, state.device))
-                is_lost |= not is_finite(losses)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        before.put_back()
+    with contextlib.ExitStack() as after, torch.no_grad():
+        after.callback(before.put_back)
+        after.enter_context(torch.compiler.set_stance('force_eager'))  # compiled code would not call the hooks
+        for name, module in state.model.named_modules():
+            after.enter_context(module.register_forward_hook(functools.partial(watch, name or 'the model')))
+        for batch in window:
+            losses, _ = run_loss(loss_fn, under_autocast(state.model, dtype), to_device(batch, state.device))
+            is_lost |= not is_finite(losses)
     return next(iter(found), ''), is_lost
 
 
