@@ -3619,10 +3619,7 @@ class Snapshot:
 
     def __init__(self, model):
         self.model = model                                             # a forward pass may put others into their places
-        self.kept = [flat(buffers) for buffers in self.groups()]
-        self.random = torch.get_rng_state()
-        self.device = next(model.parameters()).device
-        self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
+        self.kept, self.random = [flat(buffers) for buffers in self.groups()], random_states()
 
     def groups(self):
         """The buffers, those of one dtype together."""
@@ -3630,10 +3627,8 @@ class Snapshot:
 
     def put_back(self):
         """Everything as it was, for a replay."""
-        self.put_back_where(torch.tensor(True, device=self.device))
-        torch.set_rng_state(self.random)
-        if self.device_random is not None:
-            torch.cuda.set_rng_state(self.device_random, self.device)
+        self.put_back_where(torch.tensor(True, device=next(self.model.parameters()).device))
+        set_random_states(self.random)
 
     def put_back_where(self, bad):
         """Buffers as they were if `bad`, decided on the device."""
