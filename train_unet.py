@@ -4033,15 +4033,6 @@ class Run:
         finally:
             self.waiting = False
 
-    def write(self, name, content):
-        """A file of the run; if the disk is full or gone, say so once, keep training and try again next time."""
-        if world()[0]:
-            return
-        try:
-            write_file(self.folder / name, content.encode() if isinstance(content, str) else content)
-        except OSError as error:
-            self.complain(name, error)
-
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
@@ -4049,20 +4040,24 @@ class Run:
             self.return_to(config)
         totals = add_totals(state)                                     # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
-        saved = self.save_content('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
-                                  | describe_model(state.evaluated, config | amp_settings(state.dtype)))
+        saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
+                           | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
         return saved
 
-    def save_content(self, name, content):
-        """A checkpoint, written by the first process -> False if the disk did not take it."""
+    def write(self, name, content):
+        """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
+        said once, training goes on and the next one is tried again."""
         if world()[0]:
             return True
-        if name != 'best.pt' and self.unsaved is not None:
-            self.save_content('best.pt', self.unsaved)
+        if name == 'last.pt' and self.unsaved is not None:
+            self.write('best.pt', self.unsaved)
         try:
+            if isinstance(content, str):
+                write_file(self.folder / name, content.encode())
+                return True
             save_checkpoint(self.folder / name, content)
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
             self.complain(name, error)
@@ -4198,7 +4193,7 @@ def close_epoch(state, metrics, config, run):
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config | amp_settings(state.dtype))
         content |= {'metrics': metrics, 'epoch': state.epoch + 1}
-        saved = run.save_content('best.pt', content)
+        saved = run.write('best.pt', content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     say_epoch(row, better and ('best so far, saved best.pt' if saved else 'best so far, NOT saved'), state, config)
     run.save(state, config)
