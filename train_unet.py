@@ -3940,11 +3940,9 @@ class Run:
         self.board, self.is_saved = None, True                         # board: TensorBoard's writer
 
     def __enter__(self):
-        if world()[0]:                                                 # only the first process writes
-            self.watch_signals()
-            return self
         try:
-            self.hold()
+            if not world()[0]:                                         # only the first process writes
+                self.hold()
         except OSError as error:
             raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}',
                             'cannot start') from None
