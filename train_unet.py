@@ -3875,8 +3875,8 @@ def windows(loader, sampler, waits=contextlib.nullcontext):
 
 
 @torch.no_grad()
-def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: False, waits=contextlib.nullcontext):
-    """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict; None if stopped.
+def evaluate(model, loader, loss_fn, dtype, description='[val]', waits=contextlib.nullcontext):
+    """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
     'broken' lists the rows of the files that could not be read and were left out (skip_broken).
     A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
@@ -3899,8 +3899,6 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', stop=lambda: Fa
                 images -= int(batch['_left_out'].sum())
             if number % 10 == 0 and not bar.disable:
                 bar.set_postfix(show_numbers(loss / max(1, images), counts), refresh=False)
-            if stop():
-                return None
     finally:
         set_random_states(before)
     parts = from_all((loss.item(), images, None if counts is None else counts.cpu()))
@@ -4024,9 +4022,11 @@ class Run:
 
     @contextlib.contextmanager
     def waits(self):
-        """Between two steps, for data: a signal need not wait for the end of this."""
-        self.waiting = not self.asked
+        """Between two steps, for data: a signal that came before, or comes now, need not wait for the end of this."""
+        self.waiting = True
         try:
+            if self.asked and world()[1] == 1:
+                raise Interrupted
             yield
         finally:
             self.waiting = False
@@ -4676,15 +4676,13 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:
-            metrics = None                                             # of a stop, perhaps in mid-validation
-            if train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
-                if world()[1] > 1 or time.monotonic() - run.last_save > 60:
-                    with heard_later():
-                        run.save(state, config)                        # torchrun kills whom it does not see stop
-                metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                                   lambda: bool(run.asked) and world()[1] == 1, run.waits)
-            if metrics is None:
+            if not train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
                 break
+            if world()[1] > 1 or time.monotonic() - run.last_save > 60:
+                with heard_later():
+                    run.save(state, config)                            # torchrun kills whom it does not see stop
+            metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
+                               run.waits)
             for row in metrics.pop('broken'):
                 name = val_loader.dataset.name(row)
                 state.left_out[name] = state.left_out.get(name, 0) + 1
