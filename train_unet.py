@@ -3073,8 +3073,7 @@ class SegmentationLoss:
                 counts = sum(confusion_matrix(decide(logit, mask.shape), mask, self.num_classes)
                              for logit, mask in zip(logits, batch['full_mask']))
             else:
-                predicted = logits[:, 0] > 0 if logits.shape[1] == 1 else logits.argmax(1)
-                counts = confusion_matrix(predicted, target, self.num_classes)
+                counts = confusion_matrix(classify(logits), target, self.num_classes)
         return losses, counts
 
     def losses(self, logits, target):
@@ -3208,10 +3207,10 @@ def enlarged_bands(logits, size):
 
 
 def classify(logits, threshold=0.5):
-    """(K, h, w) logits -> (h, w) uint8 class ids. The one place where scores become a mask."""
-    if len(logits) == 1:
-        return (logits[0] > math.log(threshold / (1 - threshold))).to(torch.uint8)
-    return logits.max(0).indices.to(torch.uint8)                       # argmax takes five times as long on a CPU
+    """([B,] K, h, w) logits -> ([B,] h, w) uint8 class ids. The one place where scores become a mask."""
+    if logits.shape[-3] == 1:
+        return (logits.squeeze(-3) > math.log(threshold / (1 - threshold))).to(torch.uint8)
+    return logits.max(-3).indices.to(torch.uint8)                      # argmax takes five times as long on a CPU
 
 
 def decide(logits, size, threshold=0.5):
@@ -5565,7 +5564,7 @@ def compare_exported(model, again, tolerance):
         wanted, got = model(images), torch.as_tensor(again(images))
         differences.append((wanted - got).abs().max())
         sizes.append(wanted.abs().max())
-        same += [(classify(a, model.threshold) == classify(b, model.threshold)).flatten() for a, b in zip(wanted, got)]
+        same.append((classify(wanted, model.threshold) == classify(got, model.threshold)).flatten())
     largest = torch.stack(differences).max()                           # NaN if there is one
     return float(largest), float(torch.cat(same).double().mean()), tolerance * float(max(sizes)), len(real)
 
