@@ -4291,21 +4291,17 @@ def find_resume(config):
         if not any((Path(wish) / name).is_file() for name in ('config.py', *CHECKPOINTS)):
             raise UserError(f'resume={wish!r}: is no run folder (it has no config.py)', 'cannot resume')
         return Path(wish)
-    if config['run_dir'] != 'auto':
-        folders = [Path(config['run_dir'])]
-    else:
-        folders = sorted((p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
-        folders = [folder for folder in folders if data_of(folder) == config['data']]
-    for folder in folders[:1]:
-        if any((folder / name).exists() for name in CHECKPOINTS):
-            saved, settings = load_last(folder)[0], settings_of(folder)
-            epoch, best = saved.get('epoch'), saved.get('best_epoch')  # what are no numbers is told later
-            named = config['run_dir'] != 'auto'                        # then a finished one is simply done
-            last = settings.get('num_epochs')
-            if named or not all(isinstance(number, int) for number in (epoch, best, last)) or epoch < last \
-                    and not 0 <= best <= epoch - 1 - (settings.get('early_stopping_patience') or math.inf):
-                return folder
-    return None
+    named = config['run_dir'] != 'auto'                                # then a finished one is simply done
+    folders = [Path(config['run_dir'])] if named else sorted(
+        (p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
+    folder = next((folder for folder in folders if named or data_of(folder) == config['data']), None)
+    if folder is None or not any((folder / name).exists() for name in CHECKPOINTS):
+        return None
+    saved, settings = load_last(folder)[0], settings_of(folder)
+    epoch, best, last = saved.get('epoch'), saved.get('best_epoch'), settings.get('num_epochs')
+    is_done = not named and all(isinstance(number, int) for number in (epoch, best, last)) and (  # others: told later
+        epoch >= last or 0 <= best <= epoch - 1 - (settings.get('early_stopping_patience') or math.inf))
+    return None if is_done else folder
 
 
 def data_of(folder):
