@@ -3558,16 +3558,13 @@ def cut_batch(batch, pieces):
     """A batch cut into consecutive pieces, given as arrays of positions."""
     count = batch_length(batch)
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
+    is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count \
+        and not all(map(is_whole, value))                              # one item for each sample, not (x, y)
 
     def cut(value, piece):
-        if isinstance(value, dict):
-            return {key: cut(inner, piece) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)) and (len(value) != count or all(map(is_whole, value))):
-            inner = [cut(item, piece) for item in value]               # (x, y), not one item for each sample
-            return type(value)(*inner) if hasattr(value, '_fields') else type(value)(inner)
-        return value[piece[0]:piece[-1] + 1] if is_whole(value) or isinstance(value, (list, tuple)) else value
+        return value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
 
-    return [cut(batch, piece) for piece in pieces]
+    return [pytree.tree_map(functools.partial(cut, piece=piece), batch, is_leaf=is_list) for piece in pieces]
 
 
 def run_loss(loss_fn, model, batch):
