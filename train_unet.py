@@ -3678,18 +3678,12 @@ def guarded_step(state, window, loss_fn, config):
     before = Snapshot(state.model)
     while True:
         try:
-            result = train_step(state, window, loss_fn, config)
+            with one_image_told(state.batch_size != config['batch_size']):
+                result = train_step(state, window, loss_fn, config)
             break
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        except ValueError as error:
-            if 'more than 1 value per channel' not in str(error):
-                raise
-            if state.batch_size == config['batch_size']:
-                several = [f'of the {world()[1]} processes one has a single image of a window: start fewer']
-                raise UserError([ONE_IMAGE, *several * (world()[1] > 1)], 'cannot start') from None
-            raise UserError(TOO_LARGE, 'out of memory') from None      # BatchNorm refuses what memory would allow
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
@@ -3730,6 +3724,20 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
 
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, '
              'a larger image_size, or give more images')
+
+
+@contextlib.contextmanager
+def one_image_told(was_halved=False):
+    """BatchNorm's refusal of a single image in words."""
+    try:
+        yield
+    except ValueError as error:
+        if 'more than 1 value per channel' not in str(error):
+            raise
+        if was_halved:                                                 # BatchNorm refuses what memory would allow
+            raise UserError(TOO_LARGE, 'out of memory') from None
+        several = [f'of the {world()[1]} processes one has a single image of a window: start fewer']
+        raise UserError([ONE_IMAGE, *several * (world()[1] > 1)], 'cannot start') from None
 
 
 def halve(state, at_work):
@@ -5665,17 +5673,6 @@ def saved_bytes(model, images, target, loss_fn, dtype):
         kept.pop(own.untyped_storage()._cdata, None)
     sizes = [tensor.untyped_storage().nbytes() for tensor in kept.values()]
     return sum(sizes), max(sizes, default=0)
-
-
-@contextlib.contextmanager
-def one_image_told():
-    """BatchNorm's refusal of a single image in words."""
-    try:
-        yield
-    except ValueError as error:
-        if 'more than 1 value per channel' not in str(error):
-            raise
-        raise UserError(ONE_IMAGE, 'cannot start') from None
 
 
 def estimate_memory(config, dtype):
