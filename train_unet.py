@@ -4116,7 +4116,7 @@ log.addHandler(ScreenHandler())
 
 
 def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
-    """The rest of the epoch that state is in -> False if someone asked to stop. Raises Rewind and TrainingDiverged."""
+    """The rest of the epoch that state is in. Raises Interrupted if someone asked to stop, Rewind, TrainingDiverged."""
     sampler.epoch, sampler.first_window = state.epoch, state.window
     total_steps = config['num_epochs'] * sampler.num_windows
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
@@ -4140,15 +4140,14 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             for name in left_out:
                 state.left_out[name] = state.left_out.get(name, 0) + 1
             if stop:
-                return False
+                raise Interrupted
             if save:
                 run.save(state, config)
-    if not images and 'speed' in state.totals:                         # resumed after the last step of the epoch
-        return True
+    if not images and (world()[0] or 'speed' in state.totals):         # resumed after the last step of the epoch
+        return
     seconds = max(1e-9, time.monotonic() - begun)
     state.totals['seconds'] = torch.tensor(seconds / world()[1])                        # totals are added up
     state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
-    return True
 
 
 def broken_files(window, names):
@@ -4676,8 +4675,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:
-            if not train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
-                break
+            train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             if world()[1] > 1 or time.monotonic() - run.last_save > 60:
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
@@ -4706,8 +4704,6 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
             if not died or deaths > 3 or alone and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
-            if alone and run.stopped_by:                               # agreed with them in the step that was finished
-                break
             for broken in (loader, val_loader):                        # the order goes on where it broke
                 stop_workers(broken)
             if not run.asked:                                          # SLURM's signals reach the workers too
