@@ -3776,7 +3776,7 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
                if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
-    if unsound and any(find_nonfinite(state, window, loss_fn, 'float32')):     # else the loss leaves them out
+    if unsound and find_nonfinite(state, window, loss_fn, 'float32'):          # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     below_float16 = 'bfloat16' if 'bfloat16' in hardware.units else 'float32'
     lower = {'float16': below_float16, 'bfloat16': 'float32'}.get(state.dtype)
@@ -3806,19 +3806,16 @@ def counter(dtype):
 
 def first_nonfinite(state, window, loss_fn):
     """In words: the first layer whose output is not finite on this window, in the precision at work."""
-    layer, is_lost = find_nonfinite(state, window, loss_fn, state.dtype)
-    if layer:
-        return f'first not finite: the output of {layer}'
-    return f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
+    return find_nonfinite(state, window, loss_fn, state.dtype) or 'all layers are finite forward, so it is the gradient'
 
 
 def find_nonfinite(state, window, loss_fn, dtype):
-    """Run a window forward -> (the first layer whose output is not finite or '', whether the loss is not finite)."""
+    """Run a window forward -> in words the first layer whose output is not finite, else the loss; '' if all is."""
     found, before, is_lost = [], Snapshot(state.model), False
 
     def watch(name, module, inputs, output):
         if not found and not all(map(is_finite, pytree.tree_leaves(output))):
-            found.append(f'{name} ({type(module).__name__})')
+            found.append(f'first not finite: the output of {name} ({type(module).__name__})')
 
     with contextlib.ExitStack() as after, torch.no_grad():
         after.callback(before.put_back)
@@ -3828,7 +3825,7 @@ def find_nonfinite(state, window, loss_fn, dtype):
         for batch in window:
             losses, _ = run_loss(loss_fn, under_autocast(state.model, dtype), to_device(batch, state.device))
             is_lost |= not is_finite(losses)
-    return next(iter(found), ''), is_lost
+    return next(iter(found), 'all layers are finite forward, so it is the loss' * is_lost)
 
 
 def replay(path, model=None, loss_fn=None):
