@@ -4464,22 +4464,20 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}', 'cannot start')
     window = [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(sampler.windows()[0])]
-    changes, events, passed = {}, [], False
+    events, passed = [], False
     while not passed:
         known = len(state.history)
         try:
             guarded_step(state, window, loss_fn, config)
-            changes['batch_size'] = state.batch_size
-        except Rewind as rewind:                                       # what it found out here need not be found again
-            record(state, rewind.event)
-            changes |= rewind.changes
-        else:
             batch = [val_data[i] for i in range(min(len(val_data), val_batch_size(config)))]
             evaluate(state.evaluated, [collate_fn(batch)], loss_fn, state.dtype)
-            passed = True
+            size, passed = state.batch_size, True
+        except Rewind as rewind:                                       # what it found out here need not be found again
+            record(state, rewind.event)
+            size = rewind.changes['batch_size']
         events += state.history[known:]
         restore(state, from_first(lambda: load_last(run.folder))[0])
-        state.batch_size = changes.get('batch_size', state.batch_size)
+        state.batch_size = size
     state.history += [row for row in events if 'skipped a step' not in row['event']]
 
 
