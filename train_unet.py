@@ -3706,7 +3706,7 @@ def heard_later():
     """torch raises that a worker has died wherever the main process is; what is begun in here is finished first."""
     heard = []
     usual = signal.getsignal(signal.SIGCHLD) if hasattr(signal, 'SIGCHLD') else None
-    if usual in (None, signal.SIG_DFL) or threading.current_thread() is not threading.main_thread():
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGCHLD, lambda *_: heard.append(1))
