@@ -3892,9 +3892,11 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', waits=contextli
     bar = progress(waiting(loader, waits), len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            losses, extra = evaluate_batch(loss_fn, forward, to_device(batch, device))
-            loss, images = loss + losses.sum(), images + len(losses)
-            counts = extra if counts is None else counts + extra
+            parts = in_halves(functools.partial(run_loss, loss_fn, forward), to_device(batch, device),
+                              'out of memory in validation')
+            for losses, extra in parts:
+                loss, images = loss + losses.sum(), images + len(losses)
+                counts = extra if counts is None else counts + extra
             if isinstance(batch, dict) and '_left_out' in batch:
                 broken += batch['index'][batch['_left_out']].tolist()
                 images -= int(batch['_left_out'].sum())
@@ -3909,18 +3911,17 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', waits=contextli
     return metrics | {'loss': mean, 'broken': sum(from_all(broken), [])}
 
 
-def evaluate_batch(loss_fn, forward, batch):
-    """run_loss that halves the batch as often as memory demands."""
+def in_halves(function, batch, trouble='out of memory'):
+    """function(batch), for as many parts of the batch as memory demands -> the list of what it gives."""
     try:
-        return run_loss(loss_fn, forward, batch)
+        return [function(batch)]
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         if batch_length(batch) == 1:
-            raise UserError(TOO_LARGE, 'out of memory in validation') from None
+            raise UserError(TOO_LARGE, trouble) from None
     halves = cut_batch(batch, np.array_split(np.arange(batch_length(batch)), 2))
-    losses, counts = zip(*(evaluate_batch(loss_fn, forward, half) for half in halves))
-    return torch.cat(losses), None if counts[0] is None else sum(counts)
+    return [answer for half in halves for answer in in_halves(function, half, trouble)]
 
 
 class Interrupted(Exception):
@@ -5120,16 +5121,6 @@ def as_tensor(image, config):
     return torch.from_numpy(np.ascontiguousarray(as_stored(image, config))).permute(2, 0, 1)[None]
 
 
-def in_halves(forward, images):
-    """forward(images), (B, C, H, W), in as many parts as memory demands."""
-    try:
-        return forward(images)
-    except RuntimeError as error:
-        if not is_out_of_memory(error) or len(images) == 1:
-            raise
-    return torch.cat([in_halves(forward, half) for half in images.tensor_split(2)])
-
-
 @torch.no_grad()
 def predict_stream(model, images, dtype=None, flips=False):
     """Logits of a stream of (key, image (H, W, C)), exactly as validation sees the images, in their order.
@@ -5141,7 +5132,7 @@ def predict_stream(model, images, dtype=None, flips=False):
     config, device = model.config, next(model.parameters()).device
     forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
-    run = functools.partial(in_halves, mirrored if flips else forward)
+    run = lambda batch: list(itertools.chain.from_iterable(in_halves(mirrored if flips else forward, batch)))
     as_wanted = lambda image: image if isinstance(image, TiffRows) else as_stored(image, config)
     tensor = lambda image: as_tensor(image, config).to(device)
     if config['size_policy'] != 'resize':

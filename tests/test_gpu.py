@@ -94,5 +94,5 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, 
         state.evaluated.eval()
         with torch.no_grad():
             forward = tu.under_autocast(state.evaluated, dtype)
-            losses, counts = tu.evaluate_batch(loss_fn, forward, tu.to_device(batch, GPU))
+            losses, counts = tu.run_loss(loss_fn, forward, tu.to_device(batch, GPU))
         assert losses.device == counts.device == GPU and waits == ['item']
