@@ -2400,7 +2400,7 @@ DEMO_FOLDER = Path('runs') / 'demo_data'
 
 def write_demo(folder, seed=0, num_train=240, num_val=60):
     """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
-    done, count = folder / '.complete', num_train + num_val
+    done, count = folder.with_name(f'.{folder.name}_is_complete'), num_train + num_val
     if done.exists():
         return folder
     for number in progress(range(count), count, 'Drawing the demo set'):
