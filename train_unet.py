@@ -3558,7 +3558,7 @@ def cut_batch(batch, pieces):
     """A batch cut into consecutive pieces, given as arrays of positions."""
     count = batch_length(batch)
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
-    is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count \
+    is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and value is not batch \
         and not all(map(is_whole, value))                              # one item for each sample, not (x, y)
 
     def cut(value, piece):

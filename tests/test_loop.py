@@ -1178,3 +1178,8 @@ def test_what_was_not_finite_is_told_though_it_is_looked_at_later(total, lost, w
     tu.look(state, [], squares, config, tu.Hardware('cpu', ''), None, None)
     tu.look(state, [], squares, config, tu.Hardware('cpu', ''), None, None)
     assert events(state.history) == [f'skipped {words} not finite']
+
+
+def test_a_batch_of_two_samples_is_cut_between_them_not_between_its_fields():
+    first, second = tu.split_batch((torch.arange(2.0), ['a', 'b']), 1)
+    assert (first[0].tolist(), first[1], second[0].tolist(), second[1]) == ([0.0], ['a'], [1.0], ['b'])
