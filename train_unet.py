@@ -416,6 +416,9 @@ def translate(settings, notes):
     clashes = [asked.values() for asked in wishes.values() if len(asked) > 1]
     if foreign and list(wishes['use_amp']) == [False] and wishes['amp_dtype']:
         clashes.append([wishes['use_amp'][False], next(iter(wishes['amp_dtype'].values()))])
+    for key, dtype in (('fp16', 'float16'), ('bf16', 'bfloat16')):
+        if foreign.get(key) is False and dtype in wishes['amp_dtype']:
+            clashes.append([f'{key}=False', wishes['amp_dtype'][dtype]])
     problems += [' and '.join(words) + ' contradict each other: keep one' for words in clashes]
     for ours, asked in wishes.items():
         if asked and not isinstance(own.get(ours), (list, dict, tuple, set)):
@@ -2981,7 +2984,8 @@ def try_size(model):
 
 def change_forward(module, mixin):
     """Give one module a mixin's forward: by class, so that copies and state_dict keys stay as they are."""
-    module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
+    if not isinstance(module, mixin):                                  # a notebook gives the same network again
+        module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
 
 
 def keep_float32(network, name):
@@ -2999,7 +3003,8 @@ class Float32:
 
     def forward(self, *inputs, **named):
         inputs, named = to_float32((inputs, named))
-        with torch.autocast(pytree.tree_leaves((inputs, named))[0].device.type, enabled=False):
+        tensors = filter(torch.is_tensor, [*pytree.tree_leaves((inputs, named)), *self.parameters()])
+        with torch.autocast(next((x.device.type for x in tensors), 'cpu'), enabled=False):
             return super().forward(*inputs, **named)
 
 
@@ -3534,8 +3539,15 @@ def under_autocast(model, dtype):
 
 
 def to_float32(values):
-    """Every floating-point tensor in a tensor, list, tuple or dict as float32."""
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, values)
+    """Every floating-point tensor in a tensor, list, tuple, dict or dataclass as float32."""
+    def cast(x):
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):    # no node of pytree
+            x = copy.copy(x)
+            for field in dataclasses.fields(x):
+                object.__setattr__(x, field.name, to_float32(getattr(x, field.name)))
+        return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
+
+    return pytree.tree_map(cast, values)
 
 
 def to_device(batch, device):
@@ -3649,7 +3661,11 @@ def commit(state, result, before, config):
     elif not result.bad.item():                                        # other optimizers cost this one sync
         state.optimizer.step()
     before.put_back_where(result.bad)
+    one = torch.ones((), device=state.device)
+    scale = state.scaler.scale(one)
     state.scaler.update()
+    if state.scaler.is_enabled():                                      # a lost loss is no fault of the scale
+        state.scaler.update(torch.where(result.bad_loss, scale, state.scaler.scale(one)))
     good = 1 - result.bad.float()
     if state.average is not None:
         update_average(state.average, state.model, config['ema_decay'], state.step, good)
@@ -3775,7 +3791,8 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         return
     in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
-               if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
+               if not is_finite(value) for i in range(len(value))      # -inf may be meant: it masks attention
+               if not is_finite(value[i].nan_to_num(math.nan, math.nan, 0))]
     if unsound and find_nonfinite(state, window, loss_fn, 'float32'):          # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     below_float16 = 'bfloat16' if 'bfloat16' in hardware.units else 'float32'
@@ -3822,9 +3839,10 @@ def find_nonfinite(state, window, loss_fn, dtype):
         after.enter_context(torch.compiler.set_stance('force_eager'))  # compiled code would not call the hooks
         for name, module in state.model.named_modules():
             after.enter_context(module.register_forward_hook(functools.partial(watch, name or 'the model')))
+        forward = functools.partial(run_loss, loss_fn, under_autocast(state.model, dtype))
         for batch in window:
-            losses, _ = run_loss(loss_fn, under_autocast(state.model, dtype), to_device(batch, state.device))
-            is_lost |= not is_finite(losses)
+            for losses, _ in in_halves(forward, to_device(batch, state.device)):
+                is_lost |= not is_finite(losses)
     return next(iter(found), 'all layers are finite forward, so it is the loss' * is_lost)
 
 
@@ -4178,6 +4196,9 @@ def close_epoch(state, metrics, config, run):
     if 'counts' in state.totals:
         row |= {f'train_{key}': compute_metrics(state.totals['counts'])[key] for key in ('iou', 'dice')}
     row['val_loss'] = metrics['loss']
+    if not math.isfinite(metrics['loss']):
+        log.warning('The validation loss is not finite in %s%s', state.dtype,
+                    '' if state.dtype == 'float32' else '; use_amp=False would compute it in float32')
     row |= {f'val_{key}': metrics[key] for key in ('iou', 'dice', 'mean_iou') if key in metrics}
     row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
             'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
@@ -5761,6 +5782,7 @@ class Candidate:
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
+    eager: float = 0.0             # of a compiled one: seconds of the same step not compiled, in the same rounds
 
     @property
     def name(self):
@@ -5881,7 +5903,9 @@ def try_compiling(best, config, device, window, loss_fn):
     try:
         compiled.state.model.compile()
         compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
-        measure_rounds([best, compiled], window, loss_fn, config, 15)
+        beside = dataclasses.replace(best, seconds=[])                 # later rounds than those of the table
+        measure_rounds([beside, compiled], window, loss_fn, config, 15)
+        compiled.eager = beside.median
         return compiled
     except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
         print(f'torch.compile does not work here: {in_words(error)}')
@@ -5971,7 +5995,7 @@ def pick_winner(best, compiled, config, count, images):
     """The compiled candidate if compiling pays back within the epochs of `count` images, which preset is refuted."""
     winner = best
     if compiled is not None:
-        saved = (best.median - compiled.median) * max(1, count // images)
+        saved = (compiled.eager - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
         when = f'pays back after {payback} epochs' if saved > 0 else 'never pays back'
         print(f'compiling took {compiled.compile_seconds:.0f} s and {when} of {count} images')

@@ -638,3 +638,11 @@ def test_what_is_typed_last_counts():
 
 def test_weights_that_an_encoder_does_not_have_are_told_at_once():
     assert "did you mean 'imagenet'?" in problems_of(encoder='resnet18', encoder_weights='imagenett')[0]
+
+
+@pytest.mark.parametrize('words', [
+    {'fp16': False, 'amp_dtype': 'float16'}, {'fp16': False, 'precision': '16-mixed'},
+    {'bf16': False, 'precision': 'bf16-mixed'}, {'bf16': False, 'amp_dtype': 'bfloat16'}])
+def test_a_precision_that_is_refused_and_asked_for_is_a_contradiction(words):
+    with pytest.raises(train_unet.ConfigError, match='contradict each other'):
+        train_unet.resolve_config(None, words)

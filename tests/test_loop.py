@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_loop.py
 """
 import copy
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -1183,3 +1184,98 @@ def test_what_was_not_finite_is_told_though_it_is_looked_at_later(total, lost, w
 def test_a_batch_of_two_samples_is_cut_between_them_not_between_its_fields():
     first, second = tu.split_batch((torch.arange(2.0), ['a', 'b']), 1)
     assert (first[0].tolist(), first[1], second[0].tolist(), second[1]) == ([0.0], ['a'], [1.0], ['b'])
+
+
+# --- found by trying issue "precision" sentence by sentence ---
+
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+def test_what_is_not_finite_after_memory_ran_out_is_still_diagnosed(dtype):
+    """More than two images never fit; from the fourth step on one layer overflows float16, or gives NaN in float32."""
+    model = network()
+    out_of_memory(model[0], lambda module, images, call: images > 2)
+    factor = 1e5 if dtype == 'float16' else math.nan
+    at_training_call(model[1], lambda call: call > 12, lambda output: output * factor)
+    settled = {'batch_size': 4, 'max_bad_steps': 2, 'num_epochs': 6, **amp(dtype)}
+    if dtype == 'float16':
+        assert any('precision float16 -> bfloat16' in event or 'precision float16 -> float32' in event
+                   for event in events(train(model, **settled).history))
+    else:
+        with pytest.raises(tu.TrainingDiverged, match='the output of 1'):
+            train(model, **settled)
+
+
+def test_a_lost_loss_does_not_lower_the_loss_scale():
+    """The scale cannot make a loss NaN: only a gradient that overflows halves it."""
+    config = settings(use_amp=True, amp_dtype='float16', init_scale=64.0)
+    model = network()
+    state = fresh(config, model, 'float16')
+    at_training_call(model[0], lambda call: call in (2, 3), lambda output: output * math.nan)
+    for _ in range(4):
+        tu.guarded_step(state, [batch_of(0, 1)], squares, config)
+    assert state.scaler.get_scale() == 64.0 and int(state.bad['loss_total']) == 2
+    model[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    tu.guarded_step(state, [batch_of(0, 1)], squares, config)
+    assert state.scaler.get_scale() == 32.0
+
+
+def test_a_network_kept_in_float32_can_be_given_again_and_take_numbers_first():
+    class Scaled(nn.Conv2d):
+        def forward(self, factor, images):
+            return factor * super().forward(images)
+
+    net = nn.Sequential(nn.Conv2d(3, 3, 1))
+    for _ in range(2):
+        tu.keep_float32(net, '0')
+    net.scaled = Scaled(3, 1, 1)
+    tu.keep_float32(net, 'scaled')
+    with torch.autocast('cpu', torch.bfloat16):
+        assert net.scaled(2, net[0](torch.ones(1, 3, 4, 4))).dtype == torch.float32
+
+
+def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
+    @dataclasses.dataclass
+    class Out:
+        logits: torch.Tensor
+        names: list
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 1, 1)
+
+        def forward(self, images):
+            return Out(self.conv(images), ['a'])
+
+    out = tu.under_autocast(Net(), 'bfloat16')(torch.ones(1, 3, 4, 4))
+    assert out.logits.dtype == torch.float32 and out.names == ['a']
+
+
+def test_minus_infinity_in_a_batch_may_be_meant():
+    """An additive mask of attention: what overflows float16 then is no fault of the data."""
+    class Masked(Samples):
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {'mask': torch.tensor([0.0, -math.inf])}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network, self.scores = network(), nn.Identity()
+
+        def forward(self, images, mask):
+            weights = self.scores(mask + 1.0).softmax(-1).sum(-1)
+            return self.network(images) * weights[:, None, None, None]
+
+    def loss_fn(model, batch):
+        return (model(batch['image'], batch['mask']) - batch['target']).square().mean((1, 2, 3))
+
+    net = Net()
+    at_training_call(net.network[1], lambda call: call > 6, lambda output: output * 1e5)
+    result = train(net, Masked(), Masked(5), loss_fn, max_bad_steps=2, num_epochs=6, **amp('float16'))
+    assert any('float16 -> ' in event for event in events(result.history))
+
+
+def test_a_validation_that_is_not_finite_is_told_of(caplog):
+    model = network()
+    model.register_forward_hook(lambda module, inputs, output: output if module.training else output * math.nan)
+    train(model, num_epochs=1)
+    assert 'The validation loss is not finite in float32' in caplog.text

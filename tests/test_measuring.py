@@ -1,5 +1,6 @@
 """check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,3 +186,14 @@ def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_s
     assert 'measured with batch_size=4 accumulation_steps=2' in capsys.readouterr().out
     preset = train_unet.load_preset('runs/tuned.py')
     assert (preset['batch_size'], preset['accumulation_steps']) == (4, 2)
+
+
+def test_rounds_beside_the_compiler_do_not_change_the_table(monkeypatch):
+    """They are other rounds than those of the other rows; compiling is held against the same step in the same rounds."""
+    state = SimpleNamespace(model=SimpleNamespace(compile=lambda: None))
+    monkeypatch.setattr(train_unet, 'build_candidate',
+                        lambda *_, **__: train_unet.Candidate('float32', 'high', True, state, True))
+    monkeypatch.setattr(train_unet, 'timed_step', lambda *_: 2.0)
+    best = train_unet.Candidate('float32', 'high', True, state, seconds=[1.0])
+    compiled = train_unet.try_compiling(best, settings(), torch.device('cpu'), [], None)
+    assert best.seconds == [1.0] and compiled.eager == compiled.median == 2.0
