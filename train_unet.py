@@ -3623,11 +3623,14 @@ def add_up(tensor):
 
 
 class Snapshot:
-    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
+    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and torch's random state;
+    those of Python and NumPy would be dear in every step."""
 
     def __init__(self, model):
         self.model = model                                             # a forward pass may put others into their places
-        self.kept, self.random = [flat(buffers) for buffers in self.groups()], random_states()
+        self.kept = [flat(buffers) for buffers in self.groups()]
+        self.random, self.device = torch.get_rng_state(), next(model.parameters()).device
+        self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
 
     def groups(self):
         """The buffers, those of one dtype together."""
@@ -3635,8 +3638,10 @@ class Snapshot:
 
     def put_back(self):
         """Everything as it was, for a replay."""
-        self.put_back_where(torch.tensor(True, device=next(self.model.parameters()).device))
-        set_random_states(self.random)
+        self.put_back_where(torch.tensor(True, device=self.device))
+        torch.set_rng_state(self.random)
+        if self.device_random is not None:
+            torch.cuda.set_rng_state(self.device_random, self.device)
 
     def put_back_where(self, bad):
         """Buffers as they were if `bad`, decided on the device."""
@@ -3661,10 +3666,10 @@ def commit(state, result, before, config):
     elif not result.bad.item():                                        # other optimizers cost this one sync
         state.optimizer.step()
     before.put_back_where(result.bad)
-    one = torch.ones((), device=state.device)
-    scale = state.scaler.scale(one)
-    state.scaler.update()
-    if state.scaler.is_enabled():                                      # a lost loss is no fault of the scale
+    if state.scaler.is_enabled():
+        one = torch.ones((), device=state.device)
+        scale = state.scaler.scale(one)
+        state.scaler.update()                                          # a lost loss is no fault of the scale
         state.scaler.update(torch.where(result.bad_loss, scale, state.scaler.scale(one)))
     good = 1 - result.bad.float()
     if state.average is not None:
@@ -3689,7 +3694,7 @@ def guarded_step(state, window, loss_fn, config):
     """One optimizer step that survives running out of memory -> StepResult.
 
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
-    random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
+    torch's random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
     """
     before = Snapshot(state.model)
     while True:
@@ -4603,12 +4608,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     tell_precision(precision, hardware, config)
     warn(notes)
     seed_everything(config['seed'])
-    if model is None or not own_data and not isinstance(model, SegmentationModel):
-        model = build_model(config | ({'encoder_weights': None} if resuming else {}), model)    # last.pt has them
-    else:
-        keep_float32(model, config['keep_float32'])
-    if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
-        warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
+    model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), own_data)   # last.pt has them
     if precision.needs_scaler:
         size = sum(p.numel() for p in model.parameters())
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
@@ -4634,6 +4634,16 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
+
+
+def choose_model(model, config, own_data):
+    """The config's network; or the one given, with our preprocessing unless its data come from elsewhere too."""
+    if model is None or not own_data and not isinstance(model, SegmentationModel):
+        return build_model(config, model)
+    keep_float32(model, config['keep_float32'])
+    if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
+        warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
+    return model
 
 
 class Plain(torch.utils.data.Dataset):

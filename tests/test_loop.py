@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -1279,3 +1281,13 @@ def test_a_validation_that_is_not_finite_is_told_of(caplog):
     model.register_forward_hook(lambda module, inputs, output: output if module.training else output * math.nan)
     train(model, num_epochs=1)
     assert 'The validation loss is not finite in float32' in caplog.text
+
+
+def test_a_process_that_ignores_its_children_may_start_one_in_a_step():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with tu.heard_later():
+            subprocess.run([sys.executable, '-c', ''], check=False)
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
