@@ -3623,8 +3623,8 @@ def add_up(tensor):
 
 
 class Snapshot:
-    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and torch's random state;
-    those of Python and NumPy would be dear in every step."""
+    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and torch's random
+    state; those of Python and NumPy would be dear in every step."""
 
     def __init__(self, model):
         self.model = model                                             # a forward pass may put others into their places
