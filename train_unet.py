@@ -3529,13 +3529,22 @@ class StepResult:
     bad: torch.Tensor              # bool: loss or gradient norm not finite
 
 
-def under_autocast(model, dtype):
-    """The model as a function that runs in the precision at work and gives float32 outputs."""
-    def forward(*inputs, **named):
-        device = next(model.parameters()).device
-        with torch.autocast(device.type, dtype=getattr(torch, dtype), enabled=dtype != 'float32'):
-            return to_float32(model(*inputs, **named))
-    return forward
+class UnderAutocast:
+    """A model that runs in the precision at work, on samples of any floating-point precision, with float32 outputs;
+    whatever else is asked of it (parameters(), training) the model answers."""
+
+    def __init__(self, model, dtype):
+        self.model, self.dtype = model, dtype
+
+    def __call__(self, *inputs, **named):
+        weight = next(self.model.parameters())
+        cast = lambda x: x.to(weight.dtype) if x.is_floating_point() else x
+        inputs, named = pytree.tree_map_only(torch.Tensor, cast, (inputs, named))
+        with torch.autocast(weight.device.type, getattr(torch, self.dtype), enabled=self.dtype != 'float32'):
+            return to_float32(self.model(*inputs, **named))
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
 
 
 def to_float32(values):
@@ -3595,7 +3604,7 @@ def train_step(state, window, loss_fn, config):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
-    forward = under_autocast(state.engine or state.model, state.dtype)
+    forward = UnderAutocast(state.engine or state.model, state.dtype)
     pieces = window if world()[1] > 1 else \
         [piece for batch in window for piece in split_batch(batch, state.batch_size)]   # else equally many everywhere
     images = sum(batch_length(piece) for piece in pieces)
@@ -3844,7 +3853,7 @@ def find_nonfinite(state, window, loss_fn, dtype):
         after.enter_context(torch.compiler.set_stance('force_eager'))  # compiled code would not call the hooks
         for name, module in state.model.named_modules():
             after.enter_context(module.register_forward_hook(functools.partial(watch, name or 'the model')))
-        forward = functools.partial(run_loss, loss_fn, under_autocast(state.model, dtype))
+        forward = functools.partial(run_loss, loss_fn, UnderAutocast(state.model, dtype))
         for batch in window:
             for losses, _ in in_halves(forward, to_device(batch, state.device)):
                 is_lost |= not is_finite(losses)
@@ -3909,7 +3918,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', waits=contextli
     for buffer in model.buffers() if world()[1] > 1 else ():
         dist.broadcast(buffer, 0)
     model.eval()
-    forward, device, before = under_autocast(model, dtype), next(model.parameters()).device, random_states()
+    forward, device, before = UnderAutocast(model, dtype), next(model.parameters()).device, random_states()
     loss, images, counts, broken = torch.zeros((), device=device), 0, None, []
     seed_everything(0)
     bar = progress(waiting(loader, waits), len(loader), description)
@@ -5161,7 +5170,7 @@ def predict_stream(model, images, dtype=None, flips=False):
     `flips` averages over the image and its mirror images (test-time augmentation).
     """
     config, device = model.config, next(model.parameters()).device
-    forward = under_autocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
+    forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
     run = lambda batch: list(itertools.chain.from_iterable(in_halves(mirrored if flips else forward, batch)))
     as_wanted = lambda image: image if isinstance(image, TiffRows) else as_stored(image, config)
@@ -5682,7 +5691,7 @@ def saved_bytes(model, images, target, loss_fn, dtype):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss_fn.losses(under_autocast(model, dtype)(images), target).sum()
+        loss_fn.losses(UnderAutocast(model, dtype)(images), target).sum()
     for own in itertools.chain(model.parameters(), model.buffers()):
         kept.pop(own.untyped_storage()._cdata, None)
     sizes = [tensor.untyped_storage().nbytes() for tensor in kept.values()]
@@ -5956,7 +5965,7 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
     def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
         seed_everything(config['seed'])                                # dropout drops the same
-        losses, _ = run_loss(loss_fn, under_autocast(model, dtype), batch)
+        losses, _ = run_loss(loss_fn, UnderAutocast(model, dtype), batch)
         (losses.mean() * scale).backward()
         whole = flat(p.grad for p in model.parameters() if p.grad is not None).cpu().double() / scale
         return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler

@@ -1248,7 +1248,7 @@ def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
         def forward(self, images):
             return Out(self.conv(images), ['a'])
 
-    out = tu.under_autocast(Net(), 'bfloat16')(torch.ones(1, 3, 4, 4))
+    out = tu.UnderAutocast(Net(), 'bfloat16')(torch.ones(1, 3, 4, 4))
     assert out.logits.dtype == torch.float32 and out.names == ['a']
 
 
@@ -1291,3 +1291,25 @@ def test_a_process_that_ignores_its_children_may_start_one_in_a_step():
         assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
+def test_samples_of_any_floating_point_precision_train(dtype):
+    class Stored(Samples):
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {'image': self.images[i].to(dtype), 'target': self.targets[i].to(dtype)}
+
+    result = train(network(), Stored(), Stored(5), num_epochs=1)
+    assert math.isfinite(result.history[0]['train_loss'])
+
+
+def test_a_loss_of_ones_own_may_ask_the_model_for_its_parameters():
+    seen = set()
+
+    def loss_fn(model, batch):
+        seen.add(model.training)
+        penalty = sum(weight.square().sum() for weight in model.parameters())
+        return (model(batch['image']) - batch['target']).square().mean((1, 2, 3)) + 1e-3 * penalty
+
+    train(network(), loss_fn=loss_fn, num_epochs=1)
+    assert seen == {True, False}

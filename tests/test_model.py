@@ -124,7 +124,7 @@ def test_keep_float32_keeps_one_module_out_of_autocast(name, copied):
     kept = model.network.get_submodule(name)
     others = nn.ModuleList(child for child in model.network.children() if child is not kept)
     inside, outside = dtypes_of_outputs(kept, nn.Conv2d), dtypes_of_outputs(others, nn.Conv2d)
-    tu.under_autocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
+    tu.UnderAutocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
     assert set(inside) == {torch.float32}
     assert set(outside) == {torch.bfloat16}
 
@@ -154,7 +154,7 @@ def test_activation_checkpointing_changes_no_gradient_and_no_statistic(changes, 
     images = pictures(2, 3, 64, 64)
     for model in (plain, saving):
         torch.manual_seed(1)                                           # of dropout
-        tu.under_autocast(model.train(), dtype)(images).square().mean().backward()
+        tu.UnderAutocast(model.train(), dtype)(images).square().mean().backward()
     gradients = [{key: p.grad for key, p in m.named_parameters() if p.grad is not None}
                  for m in (plain, saving)]
     assert gradients[0].keys() == gradients[1].keys()
@@ -275,7 +275,7 @@ def test_a_large_map_of_16_bit_logits_is_summed_in_float32(kind, dtype):
     nn.init.constant_(network.bias, 1)
     batch = {'image': torch.ones(1, 1, 512, 512), 'mask': torch.ones(1, 512, 512).byte()}
     batch['mask'][:, :100] = 0
-    losses, _ = tu.run_loss(loss_of(loss=kind), tu.under_autocast(network, dtype), batch)
+    losses, _ = tu.run_loss(loss_of(loss=kind), tu.UnderAutocast(network, dtype), batch)
     logits = torch.full((1, 1, 512, 512), 3.0, dtype=torch.float64)
     exact = loss_of(loss=kind).losses(logits, batch['mask'].long())
     assert losses.dtype == torch.float32
@@ -501,7 +501,7 @@ def test_class_weights_without_cross_entropy_are_told(caplog):
 def test_keep_float32_reaches_lists_of_modules(name):
     model = build(encoder='resnet18', keep_float32=name).eval()
     inside = dtypes_of_outputs(model.network.get_submodule(name), nn.Conv2d)
-    tu.under_autocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
+    tu.UnderAutocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
     assert set(inside) == {torch.float32}
 
 
