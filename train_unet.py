@@ -934,19 +934,20 @@ def warn_of_settings(config, hardware, dtype, typed):
 def apply_tf32(setting):
     """Set TF32 for matrix products and for convolutions (cuDNN allows it by default). None: PyTorch's own.
 
-    From torch 2.9 on only the new fp32_precision attributes are touched: reading an old flag after setting a
-    new one raises.
+    From torch 2.9 on there is a new way to say it beside the old one. Both are told the same, the old one first: where
+    they differ, whoever reads the old one gets an error, and torch.compile is among those who do.
     """
     if setting is None:
         return
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    with warnings.catch_warnings():                                    # some versions call the old one deprecated
+        warnings.simplefilter('ignore')
+        torch.set_float32_matmul_precision(setting)
+        cudnn.allow_tf32 = setting != 'highest'
     if hasattr(cudnn, 'conv') and hasattr(cuda.matmul, 'fp32_precision'):
         for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
             part.fp32_precision = 'ieee' if setting == 'highest' else 'tf32'
         torch.backends.mkldnn.matmul.fp32_precision = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
-    else:
-        torch.set_float32_matmul_precision(setting)
-        cudnn.allow_tf32 = setting != 'highest'
 
 
 def seed_everything(seed):

@@ -285,6 +285,8 @@ def tf32_settings():
 def tf32_restored():
     before = [setting.fp32_precision for setting in tf32_settings()]
     yield
+    torch.set_float32_matmul_precision('highest')
+    torch.backends.cudnn.allow_tf32 = True
     for setting, value in zip(tf32_settings(), before):
         setting.fp32_precision = value
 
@@ -298,6 +300,19 @@ def test_tf32_reaches_products_and_convolutions(tf32_restored, setting, cuda, cp
         part.fp32_precision = 'tf32' if cuda == 'ieee' else 'ieee'
     apply_tf32(setting)
     assert [part.fp32_precision for part in tf32_settings()] == [cuda, cuda, cuda, cpu]
+
+
+def test_the_old_flags_can_still_be_read_and_say_the_same():
+    """torch 2.9 refuses the old flags after a new one was set otherwise; its own compiler reads them on a GPU."""
+    code = '\n'.join(['import sys, torch', f'sys.path.insert(0, {str(ROOT)!r})', 'import train_unet',
+                      'cudnn = torch.backends.cudnn', 'for setting in ("highest", "medium", "high", "highest"):',
+                      '    train_unet.apply_tf32(setting)',
+                      '    with cudnn.flags(enabled=True, allow_tf32=cudnn.allow_tf32):',
+                      '        print(torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32,'
+                      ' cudnn.allow_tf32)'])
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+    exact, tf32 = 'highest False False', ['medium True True', 'high True True']
+    assert (done.stdout.splitlines(), done.stderr) == ([exact, *tf32, exact], '')
 
 
 @pytest.mark.skipif(not NEW_API, reason='fp32_precision came with torch 2.9')
