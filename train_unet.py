@@ -3227,13 +3227,20 @@ def decide(logits, size, threshold=0.5):
 # ===== metrics ========================================================================
 
 
-def confusion_matrix(predicted, target, num_classes):
-    """Class ids of equal shape, 255 in target ignored -> (K, K) counts, rows truth, columns prediction. No sync."""
-    keep = target != IGNORE
-    cells = target.long() * keep * num_classes + predicted.long()
-    counts = torch.zeros(num_classes ** 2, dtype=torch.int32, device=target.device)
-    counts = counts.index_add_(0, cells.flatten(), keep.flatten().int())             # Apple GPUs cannot in int64
-    return counts.long().view(num_classes, num_classes)
+def confusion_matrix(predicted, target, num_classes, copies=None):
+    """Class ids of equal shape, 255 in target ignored -> (K, K) counts, rows truth, columns prediction. No sync.
+
+    A GPU's threads would queue for a few counters, so there many `copies` of them are counted side by side.
+    """
+    size = num_classes ** 2
+    copies = copies or (1 if target.device.type == 'cpu' else max(1, 2**14 // size))
+    keep = (target != IGNORE).flatten()
+    cells = target.long().flatten() * keep * num_classes + predicted.long().flatten()
+    if copies > 1:
+        cells += torch.arange(len(cells), device=cells.device) % copies * size
+    counts = torch.zeros(copies * size, dtype=torch.int32, device=target.device)
+    counts.index_add_(0, cells, keep.int())                            # Apple GPUs cannot in int64
+    return counts.view(copies, num_classes, num_classes).sum(0, dtype=torch.int32).long()
 
 
 def compute_metrics(counts):

@@ -326,10 +326,11 @@ def test_class_weights_of_the_wrong_number_are_refused():
 
 # --- confusion matrix and metrics ---
 
-def test_confusion_matrix_by_hand():
+@pytest.mark.parametrize('copies', [None, 1, 4, 100])
+def test_confusion_matrix_by_hand(copies):
     target = torch.tensor([[0, 1, 1], [2, IGNORED, IGNORED]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 1, 2], [2, 2, 0]])
-    assert tu.confusion_matrix(predicted, target, 3).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+    assert tu.confusion_matrix(predicted, target, 3, copies).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
 
 
 def test_metrics_by_hand_leave_an_absent_class_out():
