@@ -30,7 +30,7 @@ def split_set(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize('variant', ['equal', 'default'])
+@pytest.mark.parametrize('variant', ['equal', 'default', 'auto'])
 @pytest.mark.parametrize('loaded', [True, False], ids=['from files', 'in memory'])
 def test_images_per_second_of_ours(split_set, variant, loaded):
     job = peers.Job('ours', variant, 'resnet18', str(split_set), 32, 4, 2, 'cpu', 0, loaded)

@@ -27,7 +27,7 @@ IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 class Job:
     """One training to be timed."""
     contender: str
-    variant: str    # 'documented' or 'tuned'; of ours 'equal' (work of the peers) or 'default'
+    variant: str    # 'documented' or 'tuned'; of ours 'equal' (work of the peers), 'default' or 'auto'
     encoder: str
     folder: str     # images/{train,val} and masks/{train,val}
     size: int
@@ -136,12 +136,13 @@ def micro_iou(stats):
 def ours(job):
     """train_unet.train with files; its epoch function (train_epoch) on tensors in memory."""
     import train_unet
-    equal = {'ema_decay': None, 'grad_clip': None} if job.variant == 'equal' else {}
+    variant = {'equal': {'ema_decay': None, 'grad_clip': None, 'use_amp': False},
+               'default': {'use_amp': False}, 'auto': {}}[job.variant]
     settings = {'data': job.folder, 'image_size': job.size, 'batch_size': job.batch,
                 'architecture': 'Unet', 'encoder': job.encoder, 'encoder_weights': None,
                 'decoder_channels': [256, 128, 64, 32, 16], 'augment': 'none', 'loss': 'ce+dice',
                 'optimizer': 'AdamW', 'learning_rate': RATE, 'num_epochs': EPOCHS,
-                'use_amp': False, 'device': job.device, 'seed': job.seed, **equal}
+                'device': job.device, 'seed': job.seed, **variant}
     if job.loaded:
         train_unet.train(run_dir='run', **settings)
         return
@@ -327,7 +328,7 @@ CONTENDERS = {'ours': ours, 'plain': plain, 'lightning': lightning, 'fastai': fa
               'monai': monai, 'accelerate': accelerate}
 NEEDS = {'lightning': ['lightning'], 'fastai': ['fastai'], 'monai': ['monai', 'ignite'],
          'accelerate': ['accelerate']}
-VARIANTS = {'ours': ('equal', 'default')}
+VARIANTS = {'ours': ('equal', 'default', 'auto')}
 
 
 def list_variants(names):
