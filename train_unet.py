@@ -75,6 +75,7 @@ import tempfile
 import threading
 import time
 import tokenize
+import unicodedata
 import warnings
 import weakref
 import zipfile
@@ -543,6 +544,7 @@ def check_names(config):
     return problems
 
 
+MOST_CLASSES = 64  # more colours than these are noise around the colours of classes, or ids of objects
 COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and grey values cannot be confused
 
 
@@ -970,7 +972,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualization blend preview compare comparison fov roi panoptic '
                     'instance instances color colour edge edges gray invgray depth dsm'.split())
-PILLOW_SUFFIXES = {'.png', '.jpg', '.jpeg', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
+JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
+PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
 
@@ -1009,7 +1012,8 @@ def read_place(folder, role=''):
     split, kind, rest = '', [], []
     for part in Path(folder).parts:
         words = folder_words(part)
-        found = next((SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS), '')
+        named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS}
+        found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
         split, role = split or found, role or said
         if said and said == role:
@@ -1097,7 +1101,8 @@ def collect(config, root, files):
         if role in stems and not stems[role]:
             ignored[f'not like {patterns[role]}'].append(name)
             continue
-        found[role].append(Found(os.path.join(root, path), stems.get(role, stem), split, kind, rest))
+        stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
+        found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
     images, masks, loose = found.values()
     if not images:                                                     # their folders have no telling names
         images, masks = (loose, masks) if masks else tell_apart(loose)
@@ -1137,11 +1142,12 @@ def tell_apart(files):
     """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
     being the lossless twin of a photograph."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
+    said_by_folder = lambda file: bool(MASK_WORDS & {*folder_words(os.path.basename(file.rest))})   # images/masks/
     name = lambda file: (file.split, file.rest, file.stem)
     twins = Counter(map(name, files))
-    is_mask = lambda file: bool(word.search(file.stem))
+    is_mask = lambda file: bool(word.search(file.stem)) or said_by_folder(file)
     if not any(map(is_mask, files)):
-        is_mask = lambda file: twins[name(file)] > 1 and not file.path.lower().endswith(('.jpg', '.jpeg'))
+        is_mask = lambda file: twins[name(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
     roles = grouped(files, is_mask)
     return roles[False], roles[True]
 
@@ -1354,7 +1360,9 @@ def lines_that_pair(config, root, files, seconds=10.0):
             tried = settings | {'skip_unpaired': True} if skip else settings
             try:
                 pairs, *_ = pair_files({**config, **tried}, root, files)
-                choose_splits([image for image, _ in pairs], config)
+                if len(pairs) == 1 and config['val_fraction']:
+                    tried = tried | {'val_fraction': 0}
+                choose_splits([image for image, _ in pairs], {**config, **tried})
             except DataError as error:
                 if 'several files share one stem' in str(error):       # to skip what is left over mends nothing
                     break
@@ -1404,13 +1412,16 @@ def likelihood(settings):
     """How much these names sound like images and masks; below 0: the wrong way round."""
     if not settings:
         return 0.5
+    if 'masks' in settings:                                            # what both are in tells nothing of either
+        shared = os.path.commonpath([settings['images'], settings['masks']])
+        settings = settings | {key: os.path.relpath(settings[key], shared or '.') for key in ('images', 'masks')}
     places = [read_place(re.sub('[^A-Za-z]+', '/', settings.get(key, '')).strip('/')) for key in ('images', 'masks')]
     image, mask = (' '.join(settings.get(f'{role}{what}', '') for what in ('s', '_pattern')).replace('{stem}', ' ')
                    for role in ('image', 'mask'))
     image_role, mask_role = (read_place(re.sub('[^A-Za-z]+', '/', text).strip('/'))[1] for text in (image, mask))
     made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+', text)) for text in (image, mask)]
     fits = ((mask_role == 'mask') - 2 * (mask_role == 'image') + (image_role == 'image') - 2 * (image_role == 'mask')
-            - 2 * made[0] - made[1])
+            - 2 * made[0] - made[1] + ('manual' in mask))                      # beside a mask of the field of view
     if 'masks' in settings:
         beside = os.path.dirname(settings['images']) == os.path.dirname(settings['masks'])
         mixed = {split for split, *_ in places} - {''}                 # images of training with masks of the test
@@ -1450,7 +1461,7 @@ def folder_answers(files):
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:
             del shapes[shape]
-    usual = sorted(shapes, key=lambda shape: -shapes[shape])[:10]
+    usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
     strip = lambda shape: shape[len(shared):].lstrip('/') if shape.startswith(shared) else shape
     for image, mask in itertools.permutations(sorted(usual), 2):
         if read_place(strip(image))[1] != 'mask' and read_place(strip(mask))[1] != 'image' \
@@ -1474,7 +1485,9 @@ def pattern_answers(files):
     for (first, second), _ in seen.most_common(12):
         (_, end), (name, kind) = map(os.path.splitext, (first, second))
         tells = kind != end or re.search('[^\\W\\d_]', name.replace('{stem}', ''))  # more than another number
-        if first != second and tells and not re.search(r'\d\{stem', first + second):
+        digits = [re.findall(r'\d+', os.path.splitext(side)[0]) for side in (first, second)]
+        is_other = all(digits) and digits[0] != digits[1]              # frame 1 with the mask of frame 3
+        if first != second and tells and not is_other and not re.search(r'\d\{stem', first + second):
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
 
@@ -1487,10 +1500,15 @@ def refuse_unpaired(pairs, images, masks, clashes, config, rule):
     if not problems and not lonely:
         return []
     folders = {f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind}
-    two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders    # S1/ and S2/
+    apart = any(image.rest != mask.rest for image, mask in pairs)      # else masks lie beside their images
+    two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders and apart
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
     if config['skip_unpaired'] and not problems and not two_kinds and not by_chance:
-        return [f'skipped {len(lonely)} files without a partner']
+        stems = {image.stem.casefold() for image, _ in pairs}
+        more = sum(any(mask.stem[:end].casefold() in stems for end in range(len(mask.stem))) for mask in masks)
+        objects = (f', {more} of them further masks of images that have one: what they show is background now. '
+                   'A folder for each image, named like it, would unite its masks')
+        return [f'skipped {len(lonely)} files without a partner{objects * bool(more)}']
     raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found'], 'images and masks do not pair')
 
 
@@ -1572,7 +1590,8 @@ def read_pillow(path, config, as_mask):
                 raise ValueError('the mask carries an EXIF rotation; save it without')
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
                 pixels = np.array(picture.convert('RGBA'))
-                if (pixels[..., :3] == pixels[0, 0, :3]).all() and np.ptp(pixels[..., 3]):     # one colour, cut out
+                colours = len(np.unique(pixels[..., :3].reshape(-1, 3) @ np.array([1, 256, 65536])))
+                if not 1 < colours <= 256 and np.ptp(pixels[..., 3]):  # one colour, or a photograph, cut out
                     raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
             if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
                 picture = picture.convert('L')                         # index 0 may be the white one
@@ -1626,7 +1645,10 @@ def pillow_sees_all(path, config):
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
         samples = picture.tag_v2.get(277, 1)
         check_pixels(path, (picture.tag_v2.get(323, 1), picture.tag_v2.get(322, 1)), config)   # of a tile
-        plain = samples == len(picture.getbands()) and max(picture.tag_v2.get(258, (8,))) <= 8
+        bits, kind = max(picture.tag_v2.get(258, (8,))), picture.tag_v2.get(339, (1,))[0]
+        if (bits, kind) in ((32, 1), (8, 2)):                          # uint32 and int8, which Pillow would wrap
+            return False
+        plain = samples == len(picture.getbands()) and bits <= 8
         return picture.n_frames == 1 and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
     return False
 
@@ -1724,7 +1746,7 @@ def read_mat(path, config, as_mask):
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
         raise ValueError(f'holds {len(arrays)} matrices; expected one' + ': ' * bool(arrays)
-                         + ', '.join(name for name, _ in arrays[:6]))
+                         + ', '.join(name for name, _ in arrays[:6]) + '; save the wanted one as .npy' * bool(arrays))
     check_pixels(path, arrays[0][1].shape[:3], config)
     return arrays[0][1]
 
@@ -1762,7 +1784,8 @@ def read_array(path, config, as_mask=False):
             raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
         return array
     except UNREADABLE as error:
-        raise DataError(f'{path}: cannot be read: ' + in_words(error).replace(str(path), 'it')) from None
+        advice = '; pip install imagecodecs' * ("'imagecodecs'" in str(error))
+        raise DataError(f'{path}: cannot be read: {in_words(error).replace(str(path), "it")}{advice}') from None
 
 
 def read_image(path, config):
@@ -1797,8 +1820,8 @@ def convert_pixels(array, path, config):
     if array.dtype == bool:
         return array.astype(np.uint8) * 255
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
-    if not np.isfinite(array).all():
-        raise DataError(f'{path}: holds pixels that are not finite (NaN or infinity)')
+    if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
+        raise DataError(f'{path}: holds pixels that are not finite (NaN, infinity or -3.4e38 for no data)')
     return array
 
 
@@ -1881,7 +1904,7 @@ def read_mask(path, config):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
         names = [name for name in sorted(os.listdir(path)) if wanted(name)
                  and os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')]
-        levels = [127 * name.lower().endswith(('.jpg', '.jpeg')) for name in names]    # JPEG makes noise around black
+        levels = [127 * name.lower().endswith(JPEG_SUFFIXES) for name in names]    # JPEG makes noise around black
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]
         if len({part.shape for part in parts}) != 1:
@@ -1996,7 +2019,7 @@ def coding_from_table(wish, values, ignore):
 def nearest_colours(values, named, most=48):
     """{colour: the nearest of the named ones}, each channel at most so far away; {} unless noise makes hundreds."""
     colours, named = ([code for code in codes if code >= COLOUR] for codes in (values, named))
-    if len(colours) <= 256 or not named:
+    if len(colours) <= MOST_CLASSES or not named:
         return {}
     channels = lambda codes: np.array(codes)[:, None] >> np.array([16, 8, 0]) & 255
     steps = np.abs(channels(colours)[:, None] - channels(named)).max(2)        # (colours, named)
@@ -2009,12 +2032,12 @@ def suggest(table, more=(), meaning=None):
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
-def is_noisy(values):
+def is_noisy(values, lossy=False):
     """Whether {grey: pixels} are those of 0 and 255 with JPEG noise or soft edges between."""
     total = sum(values.values())
     share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
-    return 0 in values and max(values) == 255 and len(values) > 16 and share(0, 32) + share(223, 255) > 0.9 \
-        and share(223, 254) > 0 and share(223, 255) > 0.5 * share(33, 222) \
+    return 0 in values and max(values) == 255 and len(values) > (2 if lossy else 16) \
+        and share(0, 32) + share(223, 255) > 0.9 and share(223, 254) > 0 and share(223, 255) > 0.5 * share(33, 222) \
         and max(share(low, low + 15) for low in range(64, 176, 16)) < max(0.5 * share(33, 222), 1e-4)
 
 
@@ -2039,7 +2062,7 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         count = highest + 1 if wanted == 'auto' else wanted
         table = {code: code for code in range(count)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
-    if plain[:1] == [0] and is_noisy(values):
+    if plain[:1] == [0] and is_noisy(values, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
@@ -2064,9 +2087,9 @@ def explain_values(values, raw, plain, special, total):
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
         main = []
         for code in sorted(plain if colours else (), key=lambda code: -values[code]):
-            if values[code] > total / 1000 and not nearest_colours([code] * 257, main):
+            if values[code] > total / 1000 and not nearest_colours([code] * (MOST_CLASSES + 1), main):
                 main.append(code)
-        if 1 < len(main) <= 64:
+        if 1 < len(main) <= MOST_CLASSES:
             lines.append('if these colours are the classes and others are noise around them type mask_values='
                          + suggest({code: number for number, code in enumerate(sorted(main))}))
     elif colours or len(values) > 2:
@@ -2126,9 +2149,9 @@ def read_header(path, config):
     else:
         with open_pillow(path, config) as picture:
             known = picture.format != 'PNG' or 'exif' in picture.info        # else a PNG would be decoded
-            turned = known and picture.format != 'TIFF' and picture.getexif().get(274, 1) >= 5     # those are upright
-            height, width = (picture.width, picture.height) if turned else (picture.height, picture.width)
-            return height, width, pillow_mode(picture)
+            turned = picture.getexif().get(274, 1) if known and picture.format != 'TIFF' else 1
+            size = (picture.height, picture.width) if turned < 5 else (picture.width, picture.height)
+            return *size, pillow_mode(picture) + ' (turned upright by its EXIF)' * (turned != 1)
     if dtype.kind not in 'biuf' or not height or not width:
         raise ValueError(f'holds {height} x {width} {dtype}; expected numbers')
     return height, width, f'{dtype} x {channels}'

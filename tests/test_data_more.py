@@ -261,7 +261,7 @@ OFFERED = [
      ['image_pattern="{stem}.jpg" mask_pattern="{stem}_1stHO.png"',
       'image_pattern="{stem}.jpg" mask_pattern="{stem}_2ndHO.png"']),
     ('DRIVE', ['{s}/images/{n:02}_x.tif', '{s}/1st_manual/{n:02}_manual1.gif', '{s}/mask/{n:02}_x_mask.gif'],
-     ['images="*/images" masks="*/mask"', 'images="*/images" masks="*/1st_manual"']),
+     ['images="*/images" masks="*/1st_manual"']),
     ('TNBC, numbered folders', ['Slide_{s}{n:02}/{n:02}_1.png', 'GT_{s}{n:02}/{n:02}_1.png'],
      ['images="Slide_*" masks="GT_*"']),
     ('PH2, a folder per image',
@@ -1450,3 +1450,123 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
     with pytest.raises(DataError, match='is no file'):
         train_unet.open_image(tmp_path / name, train_unet.CONFIG)
     assert train_unet.appearance(str(tmp_path / name), train_unet.CONFIG) is None
+
+
+# --- one file missing, soft colours, and other things of real sets ---------------------
+
+
+@pytest.mark.parametrize('images, masks', [
+    ([f'{s}/{s}_{n:03}.jpg' for s in ('left', 'right') for n in range(6)],
+     [f'{s}/{s}_{n:03}_mask.png' for s in ('left', 'right') for n in range(6)]),
+    ([f'p{p}/p{p}_{n}.tif' for p in range(3) for n in range(1, 6)],
+     [f'p{p}/p{p}_{n}_mask.tif' for p in range(3) for n in range(1, 6)]),
+], ids=['cameras', 'patients'])
+def test_one_missing_mask_is_skipped_and_no_other_paired_with_its_image(tmp_path, images, masks):
+    fill(tmp_path / 'set', images, masks[:-1])
+    assert typed_lines(ask(tmp_path / 'set')) == ['skip_unpaired=True']
+    _, data = inspect(tmp_path / 'set', skip_unpaired=True)
+    assert partners(data, tmp_path / 'set') == dict(zip(images, masks[:-1]))
+
+
+def test_further_masks_of_an_image_are_told_of(tmp_path):
+    fill(tmp_path / 'set', [f'benign ({n}).png' for n in range(6)], [f'benign ({n})_mask.png' for n in range(6)])
+    objects(tmp_path / 'set', ['benign (2)_mask_1.png'])
+    _, data = inspect(tmp_path / 'set', skip_unpaired=True)
+    assert any('1 of them further masks of images that have one' in note for note in data.notes)
+
+
+def test_masks_in_a_folder_inside_that_of_the_images(tmp_path):
+    names = [f'{n}.png' for n in range(4)]
+    fill(tmp_path / 'set', [f'images/{name}' for name in names], [f'images/masks/{name}' for name in names])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {f'images/{name}': f'images/masks/{name}' for name in names}
+
+
+def test_a_single_pair_gets_a_line_that_trains(tmp_path):
+    fill(tmp_path / 'set', ['a/scan.png'], ['b/scan_x.png'])
+    line, = typed_lines(ask(tmp_path / 'set'))
+    assert 'val_fraction=0' in line
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert len(data.pairs.rows('train')) == 1
+
+
+def test_names_of_a_mac_and_of_windows_are_one(tmp_path):
+    images, masks = (['K\u00f6ln.jpg', 'Rom.jfif'], ['Ko\u0308ln.png', 'Rom.png'])
+    fill(tmp_path / 'set', [f'images/{name}' for name in images[:1]], [f'masks/{name}' for name in masks])
+    PIL.Image.new('RGB', (8, 8)).save(tmp_path / 'set/images/Rom.jfif', 'JPEG')
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {f'images/{a}': f'masks/{b}' for a, b in zip(images, masks)}
+
+
+def test_a_folder_that_names_two_splits_names_none(tmp_path):
+    names = [f'{s}/{n}.png' for s in ('train', 'val') for n in range(3)]
+    fill(tmp_path / 'set', [f'TrainVal_images/{name}' for name in names],
+         [f'TrainVal_annotations/{name}' for name in names])
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.rows('val')) == 3
+
+
+@pytest.mark.parametrize('quality', [95, 98, 100])
+def test_jpeg_masks_of_high_quality_are_thresholded(tmp_path, quality):
+    folder, _ = coded_set(tmp_path / 'set', [0, 255])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        path.unlink()
+        mask = np.zeros((64, 64), np.uint8)
+        cv2.circle(mask, (30 + n, 30), 12, 255, -1)
+        cv2.imwrite(str(path.with_suffix('.jpg')), mask, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        save(folder / f'images/{path.name}', np.zeros((64, 64, 3)))
+    _, data = inspect(folder)
+    assert data.coding.threshold == 127 and data.coding.num_classes == 2
+
+
+def test_colours_with_soft_edges_get_a_line_that_works(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = np.zeros((512, 512, 3), np.uint8)
+        cv2.circle(mask, (150 + n, 150), 100, (0, 0, 255), -1)
+        cv2.circle(mask, (300, 380), 100 + n, (0, 255, 0), -1)
+        cv2.imwrite(str(path), cv2.GaussianBlur(mask, (5, 5), 0))
+        save(folder / f'images/{path.name}', np.zeros((512, 512, 3)))
+    error = ask(folder)
+    settings = typed(offered(error, 'mask_values='))
+    _, data = inspect(folder, **settings)
+    assert 64 < len(data.values) <= 256 and data.coding.num_classes == 3 and 'noise around' in data.coding.words
+
+
+def test_no_data_of_a_float_image_is_refused(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    image = np.ones((8, 8), np.float32)
+    image[0] = np.finfo(np.float32).min
+    tifffile.imwrite(folder / 'images/0.tif', image)
+    (folder / 'images/0.png').unlink()
+    config, _, _ = train_unet.resolve_config(None, {'data': str(folder), 'in_channels': 1})
+    with pytest.raises(DataError, match=r'0\.tif: holds pixels that are not finite .*no data'):
+        train_unet.read_image(folder / 'images/0.tif', config)
+
+
+@pytest.mark.parametrize('dtype, values', [(np.uint32, [0, 2**31 + 5]), (np.int8, [-100, 100])])
+def test_depths_that_pillow_would_wrap(tmp_path, dtype, values):
+    tifffile.imwrite(tmp_path / 'x.tif', np.array([values] * 4, dtype))
+    config, _, _ = train_unet.resolve_config(None, {'data': str(tmp_path), 'in_channels': 1})
+    read = train_unet.read_image(tmp_path / 'x.tif', config)
+    assert read[0, :, 0].tolist() == pytest.approx(values)
+
+
+def test_a_shape_cut_out_of_a_photograph_is_in_alpha(tmp_path):
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (32, 32, 4), np.uint8)
+    pixels[..., 3] = 255 * (np.arange(32) > 15)
+    PIL.Image.fromarray(pixels).save(tmp_path / 'x.png')
+    config, _, _ = train_unet.resolve_config(None, {'data': str(tmp_path)})
+    with pytest.raises(DataError, match='alpha channel'):
+        train_unet.read_mask(tmp_path / 'x.png', config)
+
+
+@pytest.mark.parametrize('orientation, size', [(3, (16, 4)), (6, (4, 16))])
+def test_images_that_their_exif_turns_are_counted(tmp_path, orientation, size):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    exif = PIL.Image.Exif()
+    exif[274] = orientation
+    PIL.Image.new('RGB', size).save(folder / 'images/0.png', exif=exif)
+    _, data = inspect(folder)
+    assert data.modes['RGB (turned upright by its EXIF) image, L mask'] == 1
