@@ -1464,6 +1464,10 @@ def folder_answers(files):
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
     strip = lambda shape: shape[len(shared):].lstrip('/') if shape.startswith(shared) else shape
     for image, mask in itertools.permutations(sorted(usual), 2):
+        (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
+        twins = {os.path.join(inside, other), os.path.join(beside, name)} - {image, mask}
+        if twins & everywhere or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
+            continue                                                   # masks/frog are not those of images/worm
         if read_place(strip(image))[1] != 'mask' and read_place(strip(mask))[1] != 'image' \
                 and not f'{image}/'.startswith(f'{mask}/') and not f'{mask}/'.startswith(f'{image}/'):
             yield {'images': image, 'masks': mask}

@@ -1570,3 +1570,15 @@ def test_images_that_their_exif_turns_are_counted(tmp_path, orientation, size):
     PIL.Image.new('RGB', size).save(folder / 'images/0.png', exif=exif)
     _, data = inspect(folder)
     assert data.modes['RGB (turned upright by its EXIF) image, L mask'] == 1
+
+
+def test_a_folder_goes_with_its_twin(tmp_path):
+    """Three videos with equal file names, of which two have masks."""
+    fill(tmp_path / 'set', [f'JPEGImages/{video}/{n:02}.png' for video in ('bmx', 'frog', 'worm') for n in range(8)],
+         [f'GroundTruth/{video}/{n:02}.png' for video in ('frog', 'worm') for n in range(8)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines and not any('bmx' in line for line in lines)
+    for line in lines:
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        found = partners(data, tmp_path / 'set').items()
+        assert found and all(Path(image).parts[1:] == Path(mask).parts[1:] for image, mask in found)
