@@ -129,7 +129,8 @@ CONFIG = {
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
-    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, 0.02 x (../8) for SGD
+    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, at most 0.01;
+                                  # for SGD 0.02 x (effective batch / 8), at most 0.1
     'weight_decay': 0.01,         # on convolution and linear weights only, not on norms and biases
     'momentum': 0.9,              # of SGD
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
@@ -277,7 +278,7 @@ def as_typed(key, value, quoted=False):
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
-    return ' '.join(['python', shlex.quote(script), *words])
+    return clean(' '.join(['python', shlex.quote(script), *words]))
 
 
 SHORT = reprlib.Repr()             # looks only at so many items, and not far into nested ones
@@ -312,7 +313,8 @@ def parse_value(text, kinds=()):
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return text
+        is_list = kinds[:1] == ['list'] and re.search(r'[\[,]', text)   # class_names=[background,nucleus]
+        return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -434,9 +436,13 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
     if CONFIG.keys() != TYPES.keys():                                  # somebody edits, and mistypes
-        odd = [f'{key!r}: unknown{did_you_mean(key, TYPES)}' for key in CONFIG.keys() - TYPES.keys()]
-        raise ConfigError(odd + [f'{key!r}: missing' for key in TYPES.keys() - CONFIG.keys()],
-                          ' (CONFIG in train_unet.py)', dict.fromkeys(NAMES) | CONFIG)
+        odd = [f'{key!r}: unknown{did_you_mean(SHORT_NAMES.get(key, key), TYPES)}'
+               for key in CONFIG.keys() - TYPES.keys()]
+        odd += [f'{key!r}: missing' for key in TYPES.keys() - CONFIG.keys()]
+        typed = {SHORT_NAMES.get(key, key): value for key, value in (overrides or {}).items()}
+        odd += [f'{key}={shown(value)}: {fault}' for key, value in {**CONFIG, **typed}.items()
+                if key in TYPES and (fault := find_fault(key, value))]
+        raise ConfigError([*found, *odd], ' (CONFIG in train_unet.py)', NAMES | CONFIG)
     config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], list(found)
     layers = []
     try:
@@ -450,7 +456,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if key in CONFIG:
                 config[key], sources[key] = value, origin
                 continue
-            hint = did_you_mean(shown(key), [*CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            hint = did_you_mean(shown(key), ['preset', *CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
             if re.search(r'token|secret|password|api_?key|webhook', shown(key), re.IGNORECASE):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
@@ -514,7 +520,7 @@ def check_meanings(config):
     return problems
 
 
-NAMES = ('encoder', 'optimizer', 'augment')   # keys whose values only the libraries know
+NAMES = {'encoder': 'auto', 'optimizer': 'AdamW', 'augment': 'default'}   # of other values only the libraries know
 PLAIN_NAME = re.compile(r'[\w.-]*')           # no hub address, no path
 
 
@@ -531,8 +537,10 @@ def check_names(config):
         problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
                         f"{did_you_mean(encoder, known)}")
     weights, settings = config['encoder_weights'], smp.encoders.encoders.get(encoder, {}).get('pretrained_settings', {})
-    if isinstance(weights, str) and encoder in smp.encoders.encoders and weights not in settings:
-        problems.append(f'encoder_weights={weights!r}: for {encoder} there is {", ".join(settings) or "none"}'
+    if encoder == 'auto' or encoder.startswith('tu-'):                 # timm has one set for each name
+        settings = ['imagenet']
+    if isinstance(weights, str) and is_known and weights not in settings:
+        problems.append(f'encoder_weights={weights!r}: for encoder={encoder} there is {", ".join(settings) or "none"}'
                         f'{did_you_mean(weights, settings)}')
     optimizers = find_optimizers()
     if config['optimizer'].lower() not in optimizers:
@@ -602,7 +610,10 @@ def parse_command(argv):
     idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [] if needed else paths:
-        hint = did_you_mean(word, COMMANDS)
+        key = word.lstrip('-')
+        hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
+        if key in {*CONFIG, *SHORT_NAMES}:
+            hint = f'; type {key}=VALUE'
         if os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
         problems.append(f'{word!r} is no command and no key=value{hint}')
@@ -620,10 +631,17 @@ def print_help():
     print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
 
 
+EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'images': 'scans', 'masks': 'manual',
+            'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_label.png', 'group_pattern': '^[^_]*',
+            'mask_values': '{255: 1}', 'grad_clip': 1.0, 'early_stopping_patience': 20}     # of keys that may be None
+
+
 def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
     kinds, is_text = TYPES.get(key, []), isinstance(value, str)
-    default = '' if CONFIG[key] is None else f' ({CONFIG[key]!r} is the default)'
+    usual = EXAMPLES.get(key, CONFIG.get(key))
+    default = f' (as in {as_typed(key, usual)})' if key in EXAMPLES else f' ({usual!r} is the default)'
+    default = default if usual is not None and usual != value else ''
     if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in kinds:
         return None
     if type(value).__name__ not in kinds:
@@ -658,7 +676,7 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
     try:
         parse_command(sys.argv[1:])
     except ConfigError as error:
-        if all(error.config[key] == CONFIG.get(key) for key in NAMES):     # else main tells of these too, in one block
+        if NAMES.items() <= error.config.items():                      # else main tells of these too, in one block
             print(error, file=sys.stderr)
             sys.exit(2)
 
@@ -1039,7 +1057,10 @@ def list_files(root):
             if real in seen:
                 continue
             seen.add(real)
-            for entry in os.scandir(root / folder):
+            entries = list(os.scandir(root / folder))
+            if {'config.py', 'log.txt'} <= {entry.name for entry in entries}:          # a run of ours
+                continue
+            for entry in entries:
                 if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
                     pending += [f'{folder}/{entry.name}'.lstrip('/')] * (not entry.name.startswith('.'))
                 else:
@@ -1159,7 +1180,8 @@ def existing_folder(path):
             return path
     except OSError as error:                                           # no permission, or a name of 300 letters
         raise DataError(f'{path}: cannot be read: {error.strerror}') from None
-    near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ''
+    there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
+    near = did_you_mean(path.name, there)
     what = 'is a file; expected a folder of images and masks' if path.exists() else 'there is no such folder'
     raise DataError(f'{path}: {what}{near}')
 
@@ -1306,7 +1328,7 @@ def shorten(lines, most=10):
 def find_pairs(config):
     """All pairs of a data set, split into train, val and test. DataError names every file that has none, and the
     lines that would pair them."""
-    root, files = Path(config['data']).expanduser(), []
+    root, files = Path(os.path.expanduser(config['data'])), []         # Path's own raises for ~nobody
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
         refuse_selves(pairs)
@@ -2432,7 +2454,7 @@ DEMO_FOLDER = Path('runs') / 'demo_data'
 def write_demo(folder, seed=0, num_train=240, num_val=60):
     """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
     done, count = folder.with_name(f'.{folder.name}_is_complete'), num_train + num_val
-    if done.exists():
+    if done.exists() and len(list(folder.glob('*/*/*.png'))) == 2 * count:         # rm -r runs/* leaves the mark
         return folder
     for number in progress(range(count), count, 'Drawing the demo set'):
         split = 'train' if number < num_train else 'val'
@@ -2867,9 +2889,9 @@ def usual_rate(config):
     """The learning rate that follows the effective batch -> (rate, reason)."""
     effective = config['batch_size'] * config['accumulation_steps']
     adaptive = 'sgd' not in config['optimizer'].lower()                # ASGD too
-    rate = min(2e-3 * math.sqrt(effective / 8), 0.01) if adaptive else min(0.02 * effective / 8, 0.1)
+    rate, most = (2e-3 * math.sqrt(effective / 8), 0.01) if adaptive else (0.02 * effective / 8, 0.1)
     words = ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}'
-    return float(f'{rate:.2g}'), words
+    return float(f'{min(rate, most):.2g}'), words + f'; {most} at most' * (rate > most)
 
 
 def usual_loss(config):
@@ -3000,7 +3022,7 @@ def try_size(model):
                               f'{wanted}' + ', one channel for the foreground' * (classes == 2))
     except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
-            raise
+            raise UserError(TOO_LARGE, 'out of memory') from None
         if model.is_own:
             raise ConfigError(f'model: cannot take normalised float32 images {shape} ({in_words(error)})') from None
         height, width = config['image_size']
@@ -3032,7 +3054,10 @@ class Float32:
     def forward(self, *inputs, **named):
         inputs, named = to_float32((inputs, named))
         tensors = filter(torch.is_tensor, [*pytree.tree_leaves((inputs, named)), *self.parameters()])
-        with torch.autocast(next((x.device.type for x in tensors), 'cpu'), enabled=False):
+        device = next((x.device.type for x in tensors), 'cpu')
+        if not torch.is_autocast_enabled(device):                      # torch.export cannot write the block below
+            return super().forward(*inputs, **named)
+        with torch.autocast(device, enabled=False):
             return super().forward(*inputs, **named)
 
 
@@ -3492,6 +3517,8 @@ def save_checkpoint(path, content):
 
 def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f'{path} is no file')                            # a pipe would be waited for
     try:
         with zipfile.ZipFile(path) as file:
             if any(entry.compress_type for entry in file.infolist()) \
@@ -3512,12 +3539,25 @@ def load_checkpoint(path):
         if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
                 or not isinstance(content['config'], dict):
             raise ValueError('it holds something else')
+        refuse_explosion(content)
         return content
     except pickle.UnpicklingError as error:
         raise OSError(f'{path} holds more than tensors and plain values, and is not loaded: '
                       f'{str(error).splitlines()[0]}') from None
     except UNREADABLE as error:
         raise OSError(f'{path} is no checkpoint of this program: {in_words(error)}') from None
+
+
+def refuse_explosion(content, most=10**7):
+    """Raise ValueError for lists that hold one another again and again: small as a file, endless to walk."""
+    waiting, count = [content], 0
+    while waiting:
+        value = waiting.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+        waiting += inner
+        count += len(inner)
+        if count > most:
+            raise ValueError(f'it holds more than {most} values, one inside the other')
 
 
 CHECKPOINTS = ('last.pt', 'last.new', 'previous.pt')          # last.new: a crash between two renames
@@ -4023,8 +4063,9 @@ class Run:
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
         from filelock import FileLock, Timeout                         # comes with torch
         for name in ('.lock', '.holder', 'log.txt'):
-            if (self.folder / name).is_symlink():
-                raise UserError(f'{self.folder / name}: is a link, what it leads to would be overwritten; remove it',
+            path = self.folder / name
+            if path.is_symlink() or path.exists() and not path.is_file():
+                raise UserError(f'{path}: is a link or a pipe, what it leads to would be overwritten; remove it',
                                 'cannot start')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -4057,11 +4098,11 @@ class Run:
         self.write('config.py', config_text(config))
 
     def watch_signals(self):
-        """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work; a second one at once."""
+        """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work, a later SIGINT at once."""
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
-            if self.asked and world()[1] > 1:                          # from its sender, and again from torchrun
+            if self.asked and (world()[1] > 1 or number != signal.SIGINT):     # from its sender, and again from others
                 return
             if self.asked:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -4072,7 +4113,7 @@ class Run:
             if not self.begun and world()[1] == 1:
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             name = signal.Signals(number).name
-            again = ' (again: leave at once)' if world()[1] == 1 else ''
+            again = ' (Ctrl-C: leave at once)' if world()[1] == 1 else ''
             say(f'{name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
@@ -4337,6 +4378,18 @@ class Result:
             ''.join(f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
 
 
+def forget_shown():
+    """IPython keeps whatever a cell has shown, and with a Result its model: those of earlier runs are let go."""
+    shell = 'IPython' in sys.modules and sys.modules['IPython'].get_ipython()
+    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)) \
+            if shell else ():
+        for name in [name for name, value in names.items() if isinstance(value, Result)]:
+            if re.fullmatch(r'_?\d+', str(name)):                      # Out[3] and _3
+                del names[name]
+            elif set(name) == {'_'}:
+                names[name] = ''
+
+
 def choose_run_dir(config, name):
     """A new folder runs/<name>-<number>, or the one that the config names."""
     if config['run_dir'] != 'auto':
@@ -4395,8 +4448,8 @@ def settings_of(folder):
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
-FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes early_stopping_patience resume run_dir '
-                     'activation_checkpointing skip_broken class_names tensorboard'.split())
+FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
+                     'tensorboard encoder_weights max_image_pixels'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
                       'seed val_fraction group_pattern ema_decay mean std'.split())
 
@@ -4407,7 +4460,7 @@ def resume_config(folder, preset, overrides):
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
     config, sources, notes = resolve_config(preset, overrides, base=base)
     for key, value in config.items():                                  # as settling has them
-        if value == 'auto':
+        if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
             config[key] = saved.get(key, value)
         elif isinstance(saved.get(key), list) and isinstance(value, (int, float)):
             config[key] = [value] * (2 if key == 'image_size' else 1)
@@ -4588,6 +4641,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if missing and (train_data is not None or val_data is not None):
         raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss',
                         'cannot start')
+    if model is not None and not isinstance(model, nn.Module):
+        raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp',
+                        'cannot start')
     for name in ('train_data', 'val_data'):
         if own[name] is not None and not (hasattr(own[name], '__getitem__') and hasattr(own[name], '__len__')
                                           and len(own[name])):
@@ -4595,6 +4651,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
                             'cannot start')
     folder, was_there = None, True
     log.setLevel(logging.INFO)
+    forget_shown()
     try:
         config, sources, notes = resolve_config(preset, overrides)
         folder = find_resume(config)                                   # each process looks, before any may write
@@ -4605,7 +4662,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             config, notes = resume_config(folder, preset, overrides)
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
-        name = 'run' if train_data is not None else Path(config['data']).expanduser().resolve().stem
+        name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
         was_there = folder or config['run_dir'] != 'auto' and os.path.exists(config['run_dir'])
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
@@ -4773,6 +4830,11 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             deaths += 1
             alone = world()[1] > 1
             died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
+            if died and deaths > 3 and not alone:                      # between two steps
+                run.save(state, config)
+                raise UserError([f'{in_words(error)}; the fourth one',
+                                 'too little memory? fewer num_workers need less, num_workers=0 needs none'],
+                                'the data workers die') from None
             if not died or deaths > 3 or alone and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
             for broken in (loader, val_loader):                        # the order goes on where it broke
@@ -5269,10 +5331,10 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
         except OSError as error:
             broken.append(f'{target}: cannot be written: {error.strerror}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
-    print(f'{written} masks in {output} ({written / seconds:.1f} images/s in {dtype})')
+    print(f'{written} masks in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
     print('Next: ', command_line('export', shlex.quote(str(run)), 'format=onnx'))
     if broken:
-        print(UserError(shorten(broken), f'{len(broken)} files could not be predicted'), file=sys.stderr)
+        print(UserError(broken, f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
 
 
@@ -5512,7 +5574,7 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], run / 'curves.png')
     curves = ', curves.png' if folder == run else f'; to {run}: curves.png'
-    print(f'Written to {folder}: metrics.json, worst.png, confusion.png{curves}')
+    print(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png{curves}')
     print('Next: ', command_line('predict', shlex.quote(str(run)), 'YOUR_IMAGES -o masks'))
     return 0
 
@@ -5521,6 +5583,8 @@ def evaluation_folder(run, data):
     """Where the scores of other data go: a folder with its name, and a number where that is another data's."""
     name = f'evaluation_{Path(data).resolve().name}'
     for folder in (run / f'{name}-{number}' if number > 1 else run / name for number in itertools.count(1)):
+        if folder.is_symlink():                                        # of a stranger's run: it may lead anywhere
+            continue
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if json.loads((folder / 'metrics.json').read_text())['data'] != os.path.abspath(data):
                 continue
@@ -5584,7 +5648,7 @@ def export(run, form='onnx', output=None, half=False):
             path.mkdir(exist_ok=True)
         for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
             os.replace(file, path / file.name if fresh.is_dir() else path)
-    print(f'{path}: on {how_many} validation images and 4 drawn ones the largest difference of a logit is '
+    print(f'{clean(path)}: on {how_many} validation images and 4 drawn ones the largest difference of a logit is '
           f'{worst:.2e}, and {agree:.4%} of the labels are equal')
     if form == 'pt2':
         print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
@@ -5636,6 +5700,17 @@ def trace_example(model):
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in (0, 2, 3)}}
 
 
+def pool_by_product(x, size):
+    """F.adaptive_avg_pool2d as two matrix products: torch's export of it to ONNX runs at the example's size only."""
+    def shares(length, bins):                                          # (bins, length): the mean over each bin
+        number, at = torch.arange(bins)[:, None], torch.arange(length)
+        inside = ((at >= number * length // bins) & (at < -(-(number + 1) * length // bins))).to(x.dtype)
+        return inside / inside.sum(1, keepdim=True)
+
+    high, wide = size if isinstance(size, (tuple, list)) else (size, size)
+    return shares(x.shape[2], high or x.shape[2]) @ x @ shares(x.shape[3], wide or x.shape[3]).T
+
+
 def export_onnx(model, path, half):
     """ONNX with threshold, classes and config as metadata -> a function that runs it."""
     try:
@@ -5643,10 +5718,14 @@ def export_onnx(model, path, half):
     except ModuleNotFoundError as error:
         raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
     images, free = trace_example(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
-                                    output_names=['logits'], dynamo=True, verbose=False)
+    usual, F.adaptive_avg_pool2d = F.adaptive_avg_pool2d, pool_by_product          # in PSPNet and UPerNet
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
+                                        output_names=['logits'], dynamo=True, verbose=False)
+    finally:
+        F.adaptive_avg_pool2d = usual
     written = program.model_proto
     for key, value in export_facts(model).items():
         written.metadata_props.add(key=key, value=value)
@@ -5821,7 +5900,7 @@ def check(preset, overrides):
     sheet(rows, ['image as the network sees it', 'mask'], path)
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [f'--preset {shlex.quote(str(preset))}'] * bool(preset) + words
-    print(f'what the network will see: {path}\nready:', command_line(*words))
+    print(f'what the network will see: {clean(path)}\nready:', command_line(*words))
     return 0
 
 

@@ -1368,3 +1368,47 @@ def test_fewer_epochs_than_are_done_are_refused_at_a_resume(data):
     with pytest.raises(tu.UserError, match='num_epochs=1: 2 are done already'):
         tu.train(resume='run', num_epochs=1)
     assert tu.train(resume='run', num_epochs=2).history                # the same line once more is fine
+
+
+@pytest.mark.parametrize('first', [signal.SIGTERM, signal.SIGUSR1])
+def test_a_sigterm_after_a_signal_does_not_lose_the_step(first):
+    """SLURM sends both; make and a shell's trap send one twice."""
+    def loss_fn(model, batch):
+        if len(inner.calls) == 4 - 1:
+            os.kill(os.getpid(), first)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(model, batch)
+
+    inner = stop_at(None)
+    assert train_own(loss_fn=loss_fn).stopped_by == first
+    assert tu.load_last('run')[0]['step'] == 2
+
+
+def test_a_checkpoint_that_would_never_end_is_refused():
+    train_own(num_epochs=1)
+    saved = tu.load_last('run')[0]
+    bomb = [0]
+    for _ in range(34):
+        bomb = [bomb, bomb]
+    saved['history'][0]['event'] = bomb
+    tu.save_checkpoint(tu.Path('run/last.pt'), saved)
+    tu.Path('run/previous.pt').unlink()
+    with pytest.raises(tu.UserError, match='one inside the other'):
+        tu.load_last('run')
+
+
+def test_class_weights_typed_at_a_resume_are_taken(data):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    config, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
+    assert config['class_weights'] == 'auto' and len(notes) == 2
+    assert all('changes the result' in note for note in notes)
+
+
+@pytest.mark.parametrize('name', ['last.pt', 'log.txt'])
+def test_a_pipe_in_a_run_folder_is_not_waited_for(name):
+    train_own(num_epochs=1)
+    for path in (tu.Path('run') / name, tu.Path('run/previous.pt')):
+        path.unlink(missing_ok=True)
+    os.mkfifo(tu.Path('run') / name)
+    with pytest.raises(tu.UserError, match='is no file|a link or a pipe'):
+        train_own(resume='run', run_dir='auto', num_epochs=2)

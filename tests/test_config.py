@@ -646,3 +646,58 @@ def test_weights_that_an_encoder_does_not_have_are_told_at_once():
 def test_a_precision_that_is_refused_and_asked_for_is_a_contradiction(words):
     with pytest.raises(train_unet.ConfigError, match='contradict each other'):
         train_unet.resolve_config(None, words)
+
+
+def test_an_edited_config_tells_all_of_its_mistakes(monkeypatch):
+    for key, value in {'batchsize': 8, 'num_workers': 'x', 'batch_size': '8', 'lr': 1e-3}.items():
+        monkeypatch.setitem(train_unet.CONFIG, key, value)
+    with pytest.raises(ConfigError) as error:
+        resolve_config(None, {'lr': 'abc'}, found=['found before'])
+    told = str(error.value)
+    for part in ("'batchsize': unknown: did you mean 'batch_size'", "num_workers='x': must be", "learning_rate='abc'",
+                 "'lr': unknown: did you mean 'learning_rate'", 'found before'):
+        assert part in told
+    assert "batch_size='8': must be a whole number" in told and "('8' is the default)" not in told
+
+
+@pytest.mark.parametrize('text', ['[background,nucleus]', 'background,nucleus', '["background", "nucleus"]'])
+def test_a_list_of_names_needs_no_quotes(text):
+    overrides, others = parse_overrides([f'class_names={text}'])
+    assert resolve_config(None, overrides)[0]['class_names'] == ['background', 'nucleus'] and not others
+
+
+@pytest.mark.parametrize('overrides, told', [
+    ({'class_names': 'nucleus'}, 'as in class_names="[background,nucleus]"'),
+    ({'presset': 'fast'}, "did you mean 'preset'?"),
+    ({'encoder': 'tu-test_resnet', 'encoder_weights': 'imagnet'}, "did you mean 'imagenet'?"),
+    ({'encoder_weights': 'imagnet'}, "did you mean 'imagenet'?")])
+def test_a_mistake_gets_what_to_type_instead(overrides, told):
+    assert told in problems_of(**overrides)[0]
+
+
+@pytest.mark.parametrize('word, told', [('epochs', 'type epochs=VALUE'), ('--data', 'type data=VALUE'),
+                                        ('epoch', "did you mean 'epochs'?"), ('zzzz', 'type KEY=VALUE')])
+def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
+    with pytest.raises(ConfigError) as error:
+        train_unet.parse_command([word])
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize('settings, rate, told', [
+    ({'batch_size': 64, 'optimizer': 'SGD'}, 0.1, '; 0.1 at most'), ({'batch_size': 512}, 0.01, '; 0.01 at most'),
+    ({'batch_size': 32}, 0.004, 'effective batch of 32')])
+def test_the_learning_rate_says_its_rule(settings, rate, told):
+    found, why = train_unet.usual_rate({**train_unet.CONFIG, **settings})
+    assert found == rate and why.endswith(told)
+
+
+def test_a_home_that_is_not_there_is_no_such_folder():
+    config, _, _ = resolve_config(None, {'data': '~nobody_here/set'})
+    with pytest.raises(train_unet.DataError, match='there is no such folder'):
+        train_unet.find_pairs(config)
+
+
+def test_a_model_that_is_no_network_is_told():
+    for wrong in ('unet', train_unet.nn.Conv2d):
+        with pytest.raises(train_unet.UserError, match='must be a network'):
+            train_unet.train(model=wrong, data='set')

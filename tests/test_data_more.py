@@ -1582,3 +1582,18 @@ def test_a_folder_goes_with_its_twin(tmp_path):
         _, data = inspect(tmp_path / 'set', **typed(line))
         found = partners(data, tmp_path / 'set').items()
         assert found and all(Path(image).parts[1:] == Path(mask).parts[1:] for image, mask in found)
+
+
+def test_a_run_inside_the_data_is_no_data(tmp_path):
+    fill(tmp_path / 'set', [f'x{n}.png' for n in range(4)], [f'x{n}_mask.png' for n in range(4)])
+    for name in ('curves.png', 'samples.png', 'config.py', 'log.txt'):
+        save(tmp_path / f'set/out/{name}.png', np.zeros((8, 8)))
+        (tmp_path / f'set/out/{name}.png').rename(tmp_path / f'set/out/{name}')
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.images) == 4 and not data.pairs.notes
+
+
+def test_the_demo_is_drawn_again_when_its_files_are_gone(tmp_path):
+    folder = train_unet.write_demo(tmp_path / 'demo', num_train=2, num_val=1)
+    shutil.rmtree(folder)
+    assert len(list(train_unet.write_demo(folder, num_train=2, num_val=1).glob('*/*/*.png'))) == 6

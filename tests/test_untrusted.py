@@ -383,3 +383,22 @@ def test_a_replay_of_a_strangers_batch_does_not_reach_for_the_network(trained, t
     with pytest.raises(tu.UserError, match='must be the plain name'):
         tu.replay(tmp_path / 'bad_batch.pt')
     assert not network_asked
+
+
+def test_names_of_folders_do_not_command_the_terminal(trained, tmp_path, capsys):
+    odd = Path('run\x1b]0;title\x07')
+    tu.save_checkpoint(odd / 'best.pt', trained[0])
+    assert tu.main(['evaluate', str(odd)]) == 0
+    assert tu.main(['predict', str(odd), str(trained[1] / 'images' / '000.png'), '-o', 'masks\x1b[2J']) == 0
+    printed = capsys.readouterr()
+    assert 'Written to' in printed.out and '\x1b' not in printed.out + printed.err
+
+
+def test_a_link_in_a_run_folder_is_not_written_through(trained, set_folder, tmp_path):
+    (tmp_path / 'project').mkdir()
+    (tmp_path / 'project' / 'metrics.json').write_text('{}')
+    tu.save_checkpoint(Path('run/best.pt'), trained[0])
+    os.symlink(tmp_path / 'project', f'run/evaluation_{set_folder.name}')
+    assert tu.main(['evaluate', 'run', f'data={set_folder}']) == 0
+    assert os.listdir(tmp_path / 'project') == ['metrics.json']
+    assert Path(f'run/evaluation_{set_folder.name}-2/metrics.json').exists()

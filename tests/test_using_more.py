@@ -855,3 +855,33 @@ def test_a_trained_network_is_not_advised_to_take_other_channels(two):
     with pytest.raises(train_unet.DataError) as error:
         train_unet.load(two[0]).predict(np.zeros((8, 8, 7), np.uint8))
     assert 'has 7 channels, in_channels=3' in str(error.value) and 'type' not in str(error.value)
+
+
+def test_every_file_that_cannot_be_predicted_is_named(two, tmp_path, capsys):
+    for number in range(12):
+        (tmp_path / f'{number}.png').write_text('no picture')
+    assert train_unet.main(['predict', str(two[0]), str(tmp_path), '-o', str(tmp_path / 'out')]) == 1
+    told = capsys.readouterr().err
+    assert all(f'{number}.png' in told for number in range(12))
+
+
+def test_pooling_by_products_is_pooling():
+    x = torch.randn(2, 3, 37, 20, generator=torch.Generator().manual_seed(0))
+    for size in (1, 2, 6, (3, 5), (None, 7)):
+        torch.testing.assert_close(train_unet.pool_by_product(x, size), torch.nn.functional.adaptive_avg_pool2d(x, size))
+
+
+def test_networks_that_pool_are_exported_for_every_size(tmp_path, pictures):
+    words = SMALL | {'architecture': 'PSPNet', 'encoder': 'resnet18', 'num_epochs': 1}
+    train_unet.train(**words, data=str(draw_set(tmp_path / 'set')), run_dir=str(tmp_path / 'run'))
+    assert train_unet.export(tmp_path / 'run', 'onnx', tmp_path / 'm.onnx') == 0
+    session = onnxruntime.InferenceSession(str(tmp_path / 'm.onnx'), providers=['CPUExecutionProvider'])
+    assert_same_logits(tmp_path / 'run', lambda batch: session.run(None, {'images': batch.numpy()})[0], pictures)
+    assert torch.nn.functional.adaptive_avg_pool2d is not train_unet.pool_by_product
+
+
+def test_a_module_kept_in_float32_does_not_keep_pt2_from_being_written(tmp_path, pictures):
+    words = SMALL | {'keep_float32': 'segmentation_head', 'num_epochs': 1}
+    train_unet.train(**words, data=str(draw_set(tmp_path / 'set')), run_dir=str(tmp_path / 'run'))
+    assert train_unet.export(tmp_path / 'run', 'pt2', tmp_path / 'm.pt2') == 0
+    assert_same_logits(tmp_path / 'run', torch.export.load(tmp_path / 'm.pt2').module(), pictures)
