@@ -1337,8 +1337,8 @@ def find_pairs(config):
         try:
             pairs, rule, notes = pair_files(config, root, files)
         except DataError as error:
-            raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
-    paths = [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
+            raise DataError([*error.problems, *problems_of_pairs(config, root, files),
+                             *lines_that_pair(config, root, files)], error.title) from None
     splits = choose_splits([image for image, _ in pairs], config)
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for (image, _), split in zip(pairs, splits)):
         notes.append('no image is named for training: all of them were split afresh')
@@ -1346,7 +1346,25 @@ def find_pairs(config):
         sides = grouped(zip(pairs, splits), lambda item: group_of(item[0][0], config['group_pattern']))
         torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
         notes += [f'group_pattern: the folders have {len(torn)} of {len(sides)} groups on both sides'] * bool(torn)
-    return Pairs(*paths, splits, rule, notes)
+    return Pairs(*paths_of(pairs), splits, rule, notes)
+
+
+def paths_of(pairs):
+    """[(image, mask), ...] -> the paths of the images (N,) and of the masks (N,) as bytes."""
+    return [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
+
+
+def problems_of_pairs(config, root, files):
+    """What is wrong with the files that do pair: told beside those that do not, instead of by the next run."""
+    try:
+        pairs, rule, notes = pair_files({**config, 'skip_unpaired': True}, root, files)
+    except DataError:                                                  # which files belong together is not known
+        return []
+    try:
+        scan(Pairs(*paths_of(pairs), np.zeros(len(pairs)), rule, notes), {**config, 'skip_broken': False})
+    except DataError as error:
+        return error.problems
+    return []
 
 
 def pair_files(config, root, files):
