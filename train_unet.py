@@ -1844,6 +1844,8 @@ def convert_pixels(array, path, config):
     """Pixels as stored, (H, W) or (H, W, C) -> the channels and the type that the network takes."""
     channels = config['in_channels']
     array = array.astype(array.dtype.newbyteorder('='), copy=False)
+    if config['image_dtype'] == 'uint8' and array.dtype.kind == 'i' and not (array >> 8).any():
+        array = array.astype(np.uint8)                                 # 0 to 255 in a wider type
     array = array[..., None] if array.ndim == 2 else array
     found = array.shape[2]
     may_be_alpha = found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8     # else perhaps infrared
@@ -5255,8 +5257,6 @@ def as_image(image, config):
         image = to_float32(image.detach().cpu()).numpy()
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     image = np.asarray(image)
-    if config['image_dtype'] == 'uint8' and image.dtype.kind == 'i' and not (image >> 8).any():
-        image = image.astype(np.uint8)                                 # 0 to 255 in a wider type
     if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
         raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
                         f'expected height x width x {config["in_channels"]} numbers')

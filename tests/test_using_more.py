@@ -885,3 +885,11 @@ def test_a_module_kept_in_float32_does_not_keep_pt2_from_being_written(tmp_path,
     train_unet.train(**words, data=str(draw_set(tmp_path / 'set')), run_dir=str(tmp_path / 'run'))
     assert train_unet.export(tmp_path / 'run', 'pt2', tmp_path / 'm.pt2') == 0
     assert_same_logits(tmp_path / 'run', torch.export.load(tmp_path / 'm.pt2').module(), pictures)
+
+
+def test_the_command_and_python_read_a_wide_array_alike(two, tmp_path):
+    image = np.asarray(PIL.Image.open(next((two[1] / 'images').iterdir()))).astype(np.int64)
+    np.save(tmp_path / 'wide.npy', image)
+    assert train_unet.main(['predict', str(two[0]), str(tmp_path / 'wide.npy'), '-o', str(tmp_path / 'out')]) == 0
+    mask = np.asarray(PIL.Image.open(tmp_path / 'out' / 'wide.png'))
+    assert (mask > 0).tolist() == (train_unet.load(two[0]).predict(image) > 0).tolist()
