@@ -68,7 +68,7 @@ def waits(monkeypatch):
     return heard
 
 
-@pytest.mark.parametrize('dtype, changes', [('float32', {}), *(('bfloat16', case) for case in CASES)], ids=str)
+@pytest.mark.parametrize('dtype, changes', [('float32', {}), ('float16', {}), *(('bfloat16', case) for case in CASES)], ids=str)
 def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, waits):
     config = {**TINY, **changes}
     with FakeTensorMode():
