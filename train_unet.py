@@ -4401,8 +4401,9 @@ class Result:
 def forget_shown():
     """IPython keeps whatever a cell has shown, and with a Result its model: those of earlier runs are let go."""
     shell = 'IPython' in sys.modules and sys.modules['IPython'].get_ipython()
-    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)) \
-            if shell else ():
+    if not shell:
+        return
+    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)):
         for name in [name for name, value in names.items() if isinstance(value, Result)]:
             if re.fullmatch(r'_?\d+', str(name)):                      # Out[3] and _3
                 del names[name]
