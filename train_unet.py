@@ -6149,8 +6149,8 @@ def pick_winner(best, compiled, config, count, images):
     if compiled is not None:
         saved = (compiled.eager - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
-        when = f'pays back after {payback} epochs' if saved > 0 else 'never pays back'
-        print(f'compiling took {compiled.compile_seconds:.0f} s and {when} of {count} images')
+        when = f'pays back after {payback} epochs of {count} images' if saved > 0 else 'never pays back'
+        print(f'compiling took {compiled.compile_seconds:.0f} s and {when}')
         winner = compiled if payback < config['num_epochs'] else best
     if winner is best:
         why = f'it does not pay back within your {config["num_epochs"]} epochs' if compiled else 'it does not work here'
