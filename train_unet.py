@@ -2098,7 +2098,8 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
     if set(values) <= {0, 255} and wanted in ('auto', 2) or set(values) == {0, 65535}:
         top = max(*values, 255)
         return Coding({0: 0, top: 1}, None, 2, f'0 is background, {top} foreground')
-    if set(plain) <= {0, 1} and (wanted == 2 or 255 not in special or share(1, 1) > share(255, 255) / 10):
+    is_rare_void = 255 not in special or share(1, 1) > share(255, 255) / 10
+    if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or is_rare_void):
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
@@ -2138,7 +2139,7 @@ def explain_values(values, raw, plain, special, total):
         if 1 < len(main) <= MOST_CLASSES:
             lines.append('if these colours are the classes and others are noise around them type mask_values='
                          + suggest({code: number for number, code in enumerate(sorted(main))}))
-    elif colours or len(values) > 2:
+    elif colours or len(values) > 2 or special:
         table = {code: number for number, code in enumerate(sorted(values))}
         void = {code: number for number, code in enumerate(plain)} | dict.fromkeys(special, IGNORE)
         said = [f'if these {"colours" if colours else "values"} are the classes type mask_values={suggest(table)}']
@@ -2158,7 +2159,7 @@ def explain_values(values, raw, plain, special, total):
     near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
     if not colours and 127 < max(values) <= 255 or colours and (len(plain) > 64 or near_grey and len(plain) > 2):
         lines.append("if bright is foreground type mask_values='>127'")
-    if len(plain) <= 64:
+    if len(plain) <= 64 and not (special and len(plain) == 1):         # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines

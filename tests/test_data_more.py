@@ -1607,3 +1607,13 @@ def test_files_without_a_partner_do_not_hide_broken_ones(tmp_path):
     told = str(ask(folder))
     assert re.search(r'image without a mask: .*images/0.png', told) and re.search(r'images/1.png: .*empty', told)
     assert re.search(r'images/2.png: is 16 x 4 pixels, its mask .* 9 x 5', told)
+
+
+def test_masks_of_minus_one_and_one_get_a_line_with_a_background(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for path in sorted((folder / 'masks').iterdir()):
+        np.save(path.with_suffix('.npy'), np.asarray(PIL.Image.open(path)).astype(np.int16) * 2 - 1)
+        path.unlink()
+    line = offered(ask(folder), 'mask_values=')
+    _, data = inspect(folder, **typed(line))
+    assert line == 'mask_values="{-1: 0, 1: 1}"' and data.shares.tolist() == pytest.approx([0.5, 0.5])
