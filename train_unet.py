@@ -552,7 +552,7 @@ def check_names(config):
     return problems
 
 
-MOST_CLASSES = 64  # more colours than these are noise around the colours of classes, or ids of objects
+MOST_CLASSES = 64  # more values or colours than these are noise around those of classes, or ids of objects
 COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and grey values cannot be confused
 
 
@@ -633,7 +633,7 @@ def print_help():
 
 EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'images': 'scans', 'masks': 'manual',
             'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_label.png', 'group_pattern': '^[^_]*',
-            'mask_values': '{255: 1}', 'grad_clip': 1.0, 'early_stopping_patience': 20}     # of keys that may be None
+            'mask_values': '{255: 1}'}                                 # of keys that are None by default
 
 
 def find_fault(key, value):
@@ -2103,7 +2103,7 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
-    fits = highest < 64 and (palette or dense) and not counts_up if wanted == 'auto' else highest < wanted
+    fits = highest < MOST_CLASSES and (palette or dense) and not counts_up if wanted == 'auto' else highest < wanted
     starts = plain[:1] == [0] or wanted != 'auto' and plain and plain[0] > 0          # who gives a number means indices
     if starts and highest < 255 and fits and not (lossy and wanted == 'auto'):
         count = highest + 1 if wanted == 'auto' else wanted
@@ -2130,7 +2130,7 @@ def explain_values(values, raw, plain, special, total):
                       for code in [*often, *sorted(special)])
     found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     lines = [f'{len(values)} values (share of pixels, images): {found}']
-    if len(plain) > 64:
+    if len(plain) > MOST_CLASSES:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
         main = []
         for code in sorted(plain if colours else (), key=lambda code: -values[code]):
@@ -2150,16 +2150,17 @@ def explain_values(values, raw, plain, special, total):
             said.insert(is_scale or not rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored '
                                               f'type mask_values={suggest(void)}')
         lines += [*said, '(255 after a colon means ignored; reorder as you like)']
-    if plain[:1] in ([0], [COLOUR]) or len(plain) > 64:
+    if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
         lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
     channels = [(code >> 16 & 255, code >> 8 & 255, code & 255) for code in plain if code >= COLOUR]
     near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
-    if not colours and 127 < max(values) <= 255 or colours and (len(plain) > 64 or near_grey and len(plain) > 2):
+    soft = len(plain) > MOST_CLASSES or near_grey and len(plain) > 2
+    if not colours and 127 < max(values) <= 255 or colours and soft:
         lines.append("if bright is foreground type mask_values='>127'")
-    if len(plain) <= 64 and not (special and len(plain) == 1):         # else nothing would be background
+    if len(plain) <= MOST_CLASSES and not (special and len(plain) == 1):         # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
