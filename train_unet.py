@@ -1634,8 +1634,8 @@ def read_pillow(path, config, as_mask):
                 raise ValueError('the mask carries an EXIF rotation; save it without')
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
                 pixels = np.array(picture.convert('RGBA'))
-                colours = len(np.unique(pixels[..., :3].reshape(-1, 3) @ np.array([1, 256, 65536])))
-                if not 1 < colours <= 256 and np.ptp(pixels[..., 3]):  # one colour, or a photograph, cut out
+                codes = pixels[..., :3] @ np.array([1, 256, 65536])
+                if np.ptp(pixels[..., 3]) and not 1 < len(np.unique(codes)) <= 256:        # one colour, or a photograph
                     raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
             if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
                 picture = picture.convert('L')                         # index 0 may be the white one
