@@ -3785,8 +3785,9 @@ def commit(state, result, before, config):
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
     state.totals['images'] = state.totals.get('images', 0) + good * result.images
     for kind, bad in (('', result.bad), ('loss_', result.bad_loss)):
-        state.bad[f'{kind}total'] = state.bad.get(f'{kind}total', 0) + bad.long()
-        state.bad[f'{kind}run'] = (state.bad.get(f'{kind}run', 0) + bad.long()) * bad
+        for key in (f'{kind}total', f'{kind}untold', f'{kind}run'):
+            state.bad[key] = state.bad.get(key, 0) + bad.long()
+        state.bad[f'{kind}run'] *= bad
 
 
 def is_out_of_memory(error):
@@ -3891,11 +3892,10 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     """
     searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
     in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
-    counted = state.bad[counter(state.dtype)]
-    fresh = int(counted) - int(state.bad.get('told', 0))
+    lost = int(state.bad['loss_untold'])
+    fresh = lost if state.dtype == 'float16' else int(state.bad['untold'])
     if fresh:
-        lost = int(state.bad['loss_total']) - int(state.bad.get('told_lost', 0))
-        state.bad |= {'told': counted.clone(), 'told_lost': state.bad['loss_total'].clone()}
+        state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
         what = 'loss' if lost == fresh else 'loss or gradient' if lost else 'gradient'
         record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: {what} not finite')
     if in_a_row < config['max_bad_steps'] and not in_vain:
@@ -3927,9 +3927,9 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         'training diverged')
 
 
-def counter(dtype):
-    """Which of state.bad counts what is worth telling: under float16 gradients overflow while the scale is searched."""
-    return 'loss_total' if dtype == 'float16' else 'total'
+def totals_alone(bad):
+    """The counters of unsound steps for another try: none in a row yet, none to be told."""
+    return {key: value * key.endswith('total') for key, value in bad.items()}
 
 
 def first_nonfinite(state, window, loss_fn):
@@ -4889,9 +4889,7 @@ def rewind_state(state, rewind, config, run):
     state.history = state.history + [row for row in history[len(state.history):] if row['event']]
     for key, value in rewind.changes.items():
         setattr(state, key, value)
-    state.bad = {key: value * (key not in ('run', 'loss_run')) for key, value in state.bad.items()}
-    if state.bad:
-        state.bad |= {'told': state.bad[counter(state.dtype)].clone(), 'told_lost': state.bad['loss_total'].clone()}
+    state.bad = totals_alone(state.bad)
     record(state, rewind.event)
     run.save(state, config)
     run.write('history.csv', history_csv(state.history))
@@ -4946,9 +4944,8 @@ def take_up(state, saved, config, precision, hardware, typed):
             log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
                         saved['threads'], threads)
     restore(state, saved)
-    if dtype != state.dtype and state.bad:                             # another precision counts other steps
-        state.bad |= {'run': 0 * state.bad['run'], 'loss_run': 0 * state.bad['loss_run'],
-                      'told': state.bad[counter(dtype)].clone(), 'told_lost': state.bad['loss_total'].clone()}
+    if dtype != state.dtype:                                           # another precision counts other steps
+        state.bad = totals_alone(state.bad)
     if dtype != precision.dtype:
         log.info('The run goes on in %s, at which healing had arrived', dtype)
     state.dtype = dtype
