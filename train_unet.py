@@ -3434,9 +3434,8 @@ class TrainState:
 
 def random_states():
     """The state of every generator, in types that torch.load(weights_only=True) accepts."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    states = {'python': random.getstate(), 'torch': torch.get_rng_state(),
-              'numpy': [kind, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)]}
+    kind, keys, *rest = np.random.get_state()
+    states = {'python': random.getstate(), 'torch': torch.get_rng_state(), 'numpy': (kind, keys.tolist(), *rest)}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states['cuda'] = torch.cuda.get_rng_state_all()
     return states
@@ -3444,11 +3443,9 @@ def random_states():
 
 def set_random_states(states):
     """Undo of random_states."""
-    version, internal, gauss = states['python']
-    random.setstate((version, tuple(internal), gauss))
+    random.setstate(states['python'])
     torch.set_rng_state(states['torch'])
-    kind, keys, *rest = states['numpy']
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    np.random.set_state(states['numpy'])
     if 'cuda' in states and torch.cuda.is_available() and len(states['cuda']) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states['cuda'])
 
