@@ -3981,28 +3981,17 @@ def progress(iterable, total, description):
     return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True)
 
 
-def waiting(loader, waits):
-    """The batches of a loader, each of them waited for inside of waits()."""
-    batches, end = iter(loader), object()
-    while True:
-        with waits():
-            batch = next(batches, end)
-        if batch is end:
-            return
-        yield batch
-
-
-def windows(loader, sampler, waits=contextlib.nullcontext):
+def windows(loader, sampler):
     """The micro-batches of each optimizer step, as lists; the last window may be short."""
     sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
-    batches = waiting(loader, waits)
+    batches = iter(loader)
     while sampler.first_window < len(sizes):
         yield [next(batches) for _ in range(sizes[sampler.first_window])]
         sampler.first_window += 1
 
 
 @torch.no_grad()
-def evaluate(model, loader, loss_fn, dtype, description='[val]', waits=contextlib.nullcontext):
+def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
     'broken' lists the rows of the files that could not be read and were left out (skip_broken).
@@ -4015,7 +4004,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', waits=contextli
     forward, device, before = UnderAutocast(model, dtype), next(model.parameters()).device, random_states()
     loss, images, counts, broken = torch.zeros((), device=device), 0, None, []
     seed_everything(0)
-    bar = progress(waiting(loader, waits), len(loader), description)
+    bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
             parts = in_halves(functools.partial(run_loss, loss_fn, forward), to_device(batch, device),
@@ -4149,16 +4138,20 @@ class Run:
             self.board = SummaryWriter(str(self.folder / 'tensorboard'))
             self.after.callback(self.board.close)
 
-    @contextlib.contextmanager
-    def waits(self):
-        """Between two steps, for data: a signal that came before, or comes now, need not wait for the end of this."""
-        self.waiting = True
-        try:
-            if self.asked and world()[1] == 1:
-                raise Interrupted
-            yield
-        finally:
-            self.waiting = False
+    def wait_for(self, loader):
+        """The batches of a loader. A signal that came before, or comes now, does not wait for the next one."""
+        batches = iter(loader)
+        while True:
+            self.waiting = True
+            try:
+                if self.asked and world()[1] == 1:
+                    raise Interrupted
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.waiting = False
+            yield batch
 
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
@@ -4246,7 +4239,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     total_steps = config['num_epochs'] * sampler.num_windows
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
-    bar = progress(windows(loader, sampler, run.waits), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
+    bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
     for window in bar:
         with heard_later():
@@ -4828,7 +4821,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                               run.waits)
+                               run)
             for row in metrics.pop('broken'):
                 name = val_loader.dataset.name(row)
                 state.left_out[name] = state.left_out.get(name, 0) + 1
