@@ -4012,9 +4012,8 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
             for losses, extra in parts:
                 loss, images = loss + losses.sum(), images + len(losses)
                 counts = extra if counts is None else counts + extra
-            if isinstance(batch, dict) and '_left_out' in batch:
-                broken += batch['index'][batch['_left_out']].tolist()
-                images -= int(batch['_left_out'].sum())
+            broken += broken_rows(batch)
+            images -= len(broken_rows(batch))
             if number % 10 == 0 and not bar.disable:
                 bar.set_postfix(show_numbers(loss / max(1, images), counts), refresh=False)
     finally:
@@ -4254,9 +4253,9 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 look(state, window, loss_fn, config, hardware, names, run.folder, in_vain)
                 if not bar.disable:
                     bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-            stop, save, left_out = run.agree(config, broken_files(window, names))
-            for name in left_out:
-                state.left_out[name] = state.left_out.get(name, 0) + 1
+            broken = [name_of(row) for batch in window for row in broken_rows(batch)]
+            stop, save, left_out = run.agree(config, broken)
+            state.left_out = dict(Counter(state.left_out) + Counter(left_out))
             if stop:
                 raise Interrupted
             if save:
@@ -4268,10 +4267,9 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
 
 
-def broken_files(window, names):
-    """Names of the files of a window that could not be read and were left out (skip_broken)."""
-    return [names(number, i) for number, batch in enumerate(window) if isinstance(batch, dict) and '_left_out' in batch
-            for i in batch['_left_out'].nonzero().flatten().tolist()]
+def broken_rows(batch):
+    """Rows of the images of a batch that could not be read and were left out (skip_broken)."""
+    return batch['index'][batch['_left_out']].tolist() if isinstance(batch, dict) and '_left_out' in batch else []
 
 
 def show_numbers(loss, counts):
@@ -4822,9 +4820,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
                                run)
-            for row in metrics.pop('broken'):
-                name = val_loader.dataset.name(row)
-                state.left_out[name] = state.left_out.get(name, 0) + 1
+            left_out = [val_loader.dataset.name(row) for row in metrics.pop('broken')]
+            state.left_out = dict(Counter(state.left_out) + Counter(left_out))
             with heard_later():
                 close_epoch(state, metrics, config, run)
                 show_epoch(run, state, val_loader.dataset)
