@@ -3645,9 +3645,7 @@ def to_float32(values):
     """Every floating-point tensor in a tensor, list, tuple, dict or dataclass as float32."""
     def cast(x):
         if dataclasses.is_dataclass(x) and not isinstance(x, type):    # no node of pytree
-            x = copy.copy(x)
-            for field in dataclasses.fields(x):
-                object.__setattr__(x, field.name, to_float32(getattr(x, field.name)))
+            return dataclasses.replace(x, **{f.name: to_float32(getattr(x, f.name)) for f in dataclasses.fields(x)})
         return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
 
     return pytree.tree_map(cast, values)
