@@ -3662,13 +3662,7 @@ def batch_length(batch):
 
 
 def split_batch(batch, most):
-    """A batch as pieces of at most `most` images (a leftover of one joins its neighbour)."""
-    count = batch_length(batch)
-    return [batch] if count <= most else cut_batch(batch, split_evenly(np.arange(count), most))
-
-
-def cut_batch(batch, pieces):
-    """A batch cut into consecutive pieces, given as arrays of positions."""
+    """A batch as consecutive pieces of at most `most` images (a leftover of one joins its neighbour)."""
     count = batch_length(batch)
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
     is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and value is not batch \
@@ -3677,7 +3671,8 @@ def cut_batch(batch, pieces):
     def cut(value, piece):
         return value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
 
-    return [pytree.tree_map(functools.partial(cut, piece=piece), batch, is_leaf=is_list) for piece in pieces]
+    return [pytree.tree_map(functools.partial(cut, piece=piece), batch, is_leaf=is_list)
+            for piece in split_evenly(np.arange(count), most)]
 
 
 def run_loss(loss_fn, model, batch):
@@ -4032,8 +4027,8 @@ def in_halves(function, batch, trouble='out of memory'):
             raise
         if batch_length(batch) == 1:
             raise UserError(TOO_LARGE, trouble) from None
-    halves = cut_batch(batch, np.array_split(np.arange(batch_length(batch)), 2))
-    return [answer for half in halves for answer in in_halves(function, half, trouble)]
+    parts = split_batch(batch, batch_length(batch) // 2)
+    return [answer for part in parts for answer in in_halves(function, part, trouble)]
 
 
 class Interrupted(Exception):
