@@ -4013,7 +4013,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
         set_random_states(before)
     parts = from_all((loss.item(), images, None if counts is None else counts.cpu()))
     counts = [part for *_, part in parts if part is not None]
-    metrics = compute_metrics(sum(counts)) | {'confusion': sum(counts).tolist()} if counts else {}
+    metrics = compute_metrics(sum(counts)) if counts else {}
     mean = sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))
     return metrics | {'loss': mean, 'broken': sum(from_all(broken), [])}
 
