@@ -3995,27 +3995,25 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
         dist.broadcast(buffer, 0)
     model.eval()
     forward, device, before = UnderAutocast(model, dtype), next(model.parameters()).device, random_states()
-    loss, images, counts, broken = torch.zeros((), device=device), 0, None, []
+    totals, broken = {'loss': torch.zeros((), device=device), 'images': 0}, []
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
             parts = in_halves(functools.partial(run_loss, loss_fn, forward), to_device(batch, device),
                               'out of memory in validation')
-            for losses, extra in parts:
-                loss, images = loss + losses.sum(), images + len(losses)
-                counts = extra if counts is None else counts + extra
+            for losses, counts in parts:
+                totals['loss'] += losses.sum()
+                totals['images'] += len(losses)
+                if counts is not None:
+                    totals['counts'] = totals.get('counts', 0) + counts
             broken += broken_rows(batch)
-            images -= len(broken_rows(batch))
+            totals['images'] -= len(broken_rows(batch))
             if number % 10 == 0 and not bar.disable:
-                bar.set_postfix(show_numbers(loss / max(1, images), counts), refresh=False)
+                bar.set_postfix(show_numbers(totals), refresh=False)
     finally:
         set_random_states(before)
-    parts = from_all((loss.item(), images, None if counts is None else counts.cpu()))
-    counts = [part for *_, part in parts if part is not None]
-    metrics = compute_metrics(sum(counts)) if counts else {}
-    mean = sum(part[0] for part in parts) / max(1, sum(part[1] for part in parts))
-    return metrics | {'loss': mean, 'broken': sum(from_all(broken), [])}
+    return mean_scores(add_totals(totals)) | {'broken': sum(from_all(broken), [])}
 
 
 def in_halves(function, batch, trouble='out of memory'):
@@ -4150,7 +4148,7 @@ class Run:
         self.last_save = time.monotonic()
         if not world()[0] and self.begun and not os.path.exists(self.folder / '.lock'):    # of Path raises some errors
             self.return_to(config)
-        totals = add_totals(state)                                     # of all processes: all of them come here
+        totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
@@ -4201,10 +4199,17 @@ class Run:
         return bool(self.stopped_by), wishes[0][1], [name for *_, names in wishes for name in names]
 
 
-def add_totals(state):
-    """The totals of the running epoch over all processes."""
-    parts = from_all({key: value.cpu() for key, value in state.totals.items()})
+def add_totals(totals):
+    """The totals of an epoch over all processes."""
+    parts = from_all({key: torch.as_tensor(value).cpu() for key, value in totals.items()})
     return {key: sum(part[key] for part in parts if key in part) for key in parts[0]}
+
+
+def mean_scores(totals):
+    """Totals -> mean loss per image (NaN of none) and, where loss_fn counts, the metrics of the data set."""
+    images = float(totals['images'])
+    loss = {'loss': float(totals['loss']) / images if images else math.nan}
+    return loss | (compute_metrics(totals['counts']) if 'counts' in totals else {})
 
 
 def say(line, screen):
@@ -4265,15 +4270,15 @@ def broken_rows(batch):
     return batch['index'][batch['_left_out']].tolist() if isinstance(batch, dict) and '_left_out' in batch else []
 
 
-def show_numbers(loss, counts):
+def show_numbers(totals):
     """Loss and running IoU for a bar."""
-    iou = {'IoU': f'{compute_metrics(counts)["iou"]:.3f}'} if counts is not None else {}
-    return {'loss': f'{float(loss):.3f}', **iou}
+    scores = mean_scores(totals)
+    return {name: f'{scores[key]:.3f}' for name, key in (('loss', 'loss'), ('IoU', 'iou')) if key in scores}
 
 
 def live_numbers(state, speed):
     """What the bar shows; reading it waits for the device, so it is asked for every few steps."""
-    numbers = show_numbers(state.totals['loss'] / state.totals['images'].clamp_min(1), state.totals.get('counts'))
+    numbers = show_numbers(state.totals)
     numbers |= {'lr': f'{state.optimizer.param_groups[0]["lr"]:.1e}', 'images/s': f'{speed:.1f}', 'in': state.dtype}
     if state.device.type == 'cuda':
         numbers['GiB'] = f'{torch.cuda.max_memory_allocated(state.device) / 2**30:.1f}'
@@ -4282,21 +4287,17 @@ def live_numbers(state, speed):
 
 def close_epoch(state, metrics, config, run):
     """The epoch's row and line; best.pt if it is the best so far; last.pt. Moves state to the next epoch."""
-    state.totals = add_totals(state)
-    images = max(1.0, float(state.totals['images']))
-    row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr'],
-           'train_loss': float(state.totals['loss']) / images if state.totals['images'] else math.nan}
-    if 'counts' in state.totals:
-        row |= {f'train_{key}': compute_metrics(state.totals['counts'])[key] for key in ('iou', 'dice')}
-    row['val_loss'] = metrics['loss']
+    totals = add_totals(state.totals)
+    scores = mean_scores(totals)
+    row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr']}
+    row |= {f'train_{key}': scores[key] for key in ('loss', 'iou', 'dice') if key in scores}
+    row |= {f'val_{key}': metrics[key] for key in ('loss', 'iou', 'dice', 'mean_iou') if key in metrics}
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite in %s%s', state.dtype,
                     '' if state.dtype == 'float32' else '; use_amp=False would compute it in float32')
-    row |= {f'val_{key}': metrics[key] for key in ('iou', 'dice', 'mean_iou') if key in metrics}
     row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
             'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
-            'images_per_second': round(float(state.totals['speed']), 2),
-            'seconds': round(float(state.totals['seconds']), 2)}
+            'images_per_second': round(float(totals['speed']), 2), 'seconds': round(float(totals['seconds']), 2)}
     if state.device.type == 'cuda':
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
