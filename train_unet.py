@@ -3473,9 +3473,8 @@ def restore(state, saved):
         state.average.load_state_dict(saved['average'] or saved['model'])
     for name in TrainState.PLAIN:
         setattr(state, name, copy.deepcopy(saved[name]))
-    mine = {} if world()[0] else state.totals                          # they hold what all processes saw
-    state.totals = {key: value.to(state.device) for key, value in mine.items()}
-    state.bad = {key: value.to(state.device) for key, value in state.bad.items()}
+    state.bad = to_device(state.bad, state.device)
+    state.totals = {} if world()[0] else to_device(state.totals, state.device)     # they hold what all processes saw
     set_random_states(saved['random'])
 
 
