@@ -3993,15 +3993,14 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     for buffer in model.buffers() if world()[1] > 1 else ():
         dist.broadcast(buffer, 0)
     model.eval()
-    forward, device, before = UnderAutocast(model, dtype), next(model.parameters()).device, random_states()
+    forward = functools.partial(run_loss, loss_fn, UnderAutocast(model, dtype))
+    device, before = next(model.parameters()).device, random_states()
     totals, broken = {'loss': torch.zeros((), device=device), 'images': 0}, []
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            parts = in_halves(functools.partial(run_loss, loss_fn, forward), to_device(batch, device),
-                              'out of memory in validation')
-            for losses, counts in parts:
+            for losses, counts in in_halves(forward, to_device(batch, device), 'out of memory in validation'):
                 totals['loss'] += losses.sum()
                 totals['images'] += len(losses)
                 if counts is not None:
