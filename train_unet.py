@@ -3952,16 +3952,14 @@ def replay(path, model=None, loss_fn=None):
     A network and a loss of your own are given as they were to train.
     """
     saved = load_checkpoint(path)
-    config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
-    if problems := validate_config(config):
-        raise UserError([f'{path}: {problem}' for problem in problems], 'cannot replay')
-    has_preprocessing = {'mean', 'std'} <= saved['weights'].keys()
-    if model is None and not has_preprocessing:
+    if {'mean', 'std'} <= saved['weights'].keys():
+        model = load(path, 'cpu', model)
+    elif model is None or loss_fn is None:
         raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
-    model = build_model(config, model) if has_preprocessing else model
-    model.load_state_dict(saved['weights'])
+    else:
+        model.load_state_dict(saved['weights'])
     state = TrainState(model.train(), None, None, dtype=saved['dtype'])
-    return first_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(config))
+    return first_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(model.config))
 
 
 # ===== the loop: windows, epochs, evaluation ==========================================
