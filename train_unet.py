@@ -4034,7 +4034,7 @@ class Run:
 
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
-        self.asked, self.stopped_by = 0, 0                             # signals: of this process, of any of them
+        self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
@@ -4191,8 +4191,10 @@ class Run:
         if world()[1] > 1 and os.getppid() != self.launcher:           # torchrun was killed, so nobody would end us
             self.asked = signal.SIGTERM
         wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes'], broken])
-        self.stopped_by = max(asked for asked, *_ in wishes)
-        return bool(self.stopped_by), wishes[0][1], [name for *_, names in wishes for name in names]
+        asked = max(asked for asked, *_ in wishes)
+        if asked:                                                      # else one may have come just now
+            self.asked = asked
+        return bool(asked), wishes[0][1], [name for *_, names in wishes for name in names]
 
 
 def add_totals(totals):
@@ -4993,12 +4995,11 @@ def finish(state, val_data, config, run):
         log.warning('%s; the last weights are returned instead', error)
     model.eval()
     if world()[0]:
-        return Result(state.history, best, model, run.folder, run.stopped_by)
+        return Result(state.history, best, model, run.folder, run.asked)
     run.write('history.csv', history_csv(state.history))
-    run.stopped_by = run.stopped_by or run.asked                       # who stops a run is in a hurry
     try:
         draw_curves(state.history, run.folder / 'curves.png')
-        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.stopped_by:
+        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
     except OSError as error:
         log.warning('the pictures could not be written: %s', error)
@@ -5014,16 +5015,14 @@ def finish(state, val_data, config, run):
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
     there = [name for name in files if os.path.exists(run.folder / name)]
     log.info('Everything is in %s: %s', run.folder, ', '.join(there))
-    run.stopped_by = run.stopped_by or run.asked
-    is_saved = run.is_saved and not run.unsaved
-    if not is_saved:
+    if not run.is_saved:
         log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
-    if run.stopped_by:
-        log.info('Stopped by %s. Continue with:  %s', signal.Signals(run.stopped_by).name,
+    if run.asked:
+        log.info('Stopped by %s. Continue with:  %s', signal.Signals(run.asked).name,
                  command_line(as_typed('resume', run.folder)))
     elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', shlex.quote(str(run.folder))))
-    return Result(state.history, best, model, run.folder, run.stopped_by, is_saved)
+    return Result(state.history, best, model, run.folder, run.asked, run.is_saved)
 
 
 # ===== pictures =======================================================================
