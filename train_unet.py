@@ -4591,21 +4591,16 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}', 'cannot start')
     window = [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(sampler.windows()[0])]
-    events, passed = [], False
-    while not passed:
-        known = len(state.history)
+    while True:
         try:
             guarded_step(state, window, loss_fn, config)
             batch = [val_data[i] for i in range(min(len(val_data), val_batch_size(config)))]
             evaluate(state.evaluated, [collate_fn(batch)], loss_fn, state.dtype)
-            size, passed = state.batch_size, True
-        except Rewind as rewind:                                       # what it found out here need not be found again
+            break
+        except Rewind as rewind:
+            go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
-            size = rewind.changes['batch_size']
-        events += state.history[known:]
-        restore(state, from_first(lambda: load_last(run.folder))[0])
-        state.batch_size = size
-    state.history += [row for row in events if 'skipped a step' not in row['event']]
+    go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
 
 
 def val_batch_size(config):
@@ -4818,7 +4813,11 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 close_epoch(state, metrics, config, run)
                 show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
-            rewind_state(state, rewind, config, run)
+            go_back(state, config, run, **rewind.changes)
+            state.bad = totals_alone(state.bad)
+            record(state, rewind.event)
+            run.save(state, config)
+            run.write('history.csv', history_csv(state.history))
         except Interrupted:
             break
         except TrainingDiverged:
@@ -4859,19 +4858,14 @@ def stop_workers(loader):
             worker.kill()
 
 
-def rewind_state(state, rewind, config, run):
-    """Back to the last checkpoint, with what healing changed."""
+def go_back(state, config, run, **changes):
+    """Back to the last checkpoint, with what healing changed; what happened since then stays in the history."""
     history = state.history
-    saved, _ = from_first(lambda: load_last(run.folder))
-    state.scaler = build_scaler(rewind.changes.get('dtype', state.dtype), config, state.device)
-    restore(state, saved)
-    state.history = state.history + [row for row in history[len(state.history):] if row['event']]
-    for key, value in rewind.changes.items():
+    state.scaler = build_scaler(changes.get('dtype', state.dtype), config, state.device)
+    restore(state, from_first(lambda: load_last(run.folder))[0])
+    state.history += [row for row in history[len(state.history):] if row['event']]
+    for key, value in changes.items():
         setattr(state, key, value)
-    state.bad = totals_alone(state.bad)
-    record(state, rewind.event)
-    run.save(state, config)
-    run.write('history.csv', history_csv(state.history))
 
 
 def resume_state(state, run, config, precision, hardware, typed):
