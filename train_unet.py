@@ -4386,11 +4386,9 @@ def forget_shown():
     if not shell:
         return
     for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)):
-        for name in [name for name, value in names.items() if isinstance(value, Result)]:
-            if re.fullmatch(r'_?\d+', str(name)):                      # Out[3] and _3
-                del names[name]
-            elif set(name) == {'_'}:
-                names[name] = ''
+        for name, value in names.items():
+            if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
+                names[name] = ''                                       # as _ is at first
 
 
 def choose_run_dir(config, name):
