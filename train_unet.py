@@ -3766,13 +3766,11 @@ def commit(state, result, before, config):
         scale = state.scaler.scale(one)
         state.scaler.update()                                          # a lost loss is no fault of the scale
         state.scaler.update(torch.where(result.bad_loss, scale, state.scaler.scale(one)))
-    good = 1 - result.bad.float()
     if state.average is not None:
-        update_average(state.average, state.model, config['ema_decay'], state.step, good)
-    for key, value in (('loss', result.loss), ('counts', result.counts)):
+        update_average(state.average, state.model, config['ema_decay'], state.step, 1 - result.bad.float())
+    for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
-    state.totals['images'] = state.totals.get('images', 0) + good * result.images
     for kind, bad in (('', result.bad), ('loss_', result.bad_loss)):
         for key in (f'{kind}total', f'{kind}untold', f'{kind}run'):
             state.bad[key] = state.bad.get(key, 0) + bad.long()
