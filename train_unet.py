@@ -247,10 +247,6 @@ class ConfigError(UserError):
         self.title = f'{count} in the config{origin}'
 
 
-class PresetWithCode(ConfigError):
-    """A preset that is Python, but not only literals."""
-
-
 class DataError(UserError):
     """Images or masks that cannot be used, each named."""
     title = 'the data cannot be used'
@@ -373,8 +369,8 @@ def load_preset(name):
                 raise ValueError
             presets.append(ast.literal_eval(node.value))
         except (ValueError, TypeError, RecursionError, MemoryError):
-            raise PresetWithCode(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
-                                 'literals (numbers, strings, lists, dicts); it is read, not executed') from None
+            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
+                              'literals (numbers, strings, lists, dicts); it is read, not executed') from None
     if len(presets) != 1 or not isinstance(presets[0], dict):
         raise ConfigError(f'preset {path}: must hold config = {{...}} once')
     return presets[0]
@@ -4435,11 +4431,9 @@ def data_of(folder):
 
 
 def settings_of(folder):
-    """The settings of a run: its config.py, or where that is torn or gone what its checkpoint holds."""
+    """The settings of a run: its config.py, or where that cannot be used what its checkpoint holds."""
     try:
         return load_preset(folder / 'config.py')
-    except PresetWithCode:
-        raise
     except ConfigError as error:
         saved = dict(load_last(folder)[0]['config'])
         log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
