@@ -223,7 +223,7 @@ SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_si
 
 class UserError(Exception):
     """Something the user can mend. `problems` is a list of lines; `title` heads the block main prints."""
-    title = 'a problem'
+    title = 'cannot start'
 
     def __init__(self, problems, title=None):
         self.title = title or self.title
@@ -3848,7 +3848,7 @@ def one_image_told(was_halved=False):
         if was_halved:                                                 # BatchNorm refuses what memory would allow
             raise UserError(TOO_LARGE, 'out of memory') from None
         several = [f'of the {world()[1]} processes one has a single image of a window: start fewer']
-        raise UserError([ONE_IMAGE, *several * (world()[1] > 1)], 'cannot start') from None
+        raise UserError([ONE_IMAGE, *several * (world()[1] > 1)]) from None
 
 
 def halve(state, at_work):
@@ -4039,8 +4039,7 @@ class Run:
             if not world()[0]:                                         # only the first process writes
                 self.hold()
         except OSError as error:
-            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}',
-                            'cannot start') from None
+            raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}') from None
         self.watch_signals()
         return self
 
@@ -4053,8 +4052,7 @@ class Run:
         for name in ('.lock', '.holder', 'log.txt'):
             path = self.folder / name
             if path.is_symlink() or path.exists() and not path.is_file():
-                raise UserError(f'{path}: is a link or a pipe, what it leads to would be overwritten; remove it',
-                                'cannot start')
+                raise UserError(f'{path}: is a link or a pipe, what it leads to would be overwritten; remove it')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
@@ -4067,7 +4065,7 @@ class Run:
             holder = 'another run'
             with contextlib.suppress(OSError):
                 holder = (self.folder / '.holder').read_text()
-            raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir', 'cannot start') from None
+            raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir') from None
         file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         plain = logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S')
@@ -4113,7 +4111,7 @@ class Run:
         try:
             from torch.utils.tensorboard import SummaryWriter          # optional
         except ImportError:
-            raise UserError('tensorboard=True needs a package: pip install tensorboard', 'cannot start') from None
+            raise UserError('tensorboard=True needs a package: pip install tensorboard') from None
         if not world()[0]:
             self.board = SummaryWriter(str(self.folder / 'tensorboard'))
             self.after.callback(self.board.close)
@@ -4398,8 +4396,7 @@ def choose_run_dir(config, name):
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE',
-                            'cannot start') from None
+            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE') from None
 
 
 def find_resume(config):
@@ -4579,7 +4576,7 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     It is also the probe of torch.compile, which only fails when it first runs. Everything is put back afterwards.
     """
     if not run.save(state, config):
-        raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}', 'cannot start')
+        raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     window = [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(sampler.windows()[0])]
     while True:
         try:
@@ -4627,16 +4624,13 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
     missing = [name for name, value in own.items() if value is None]
     if missing and (train_data is not None or val_data is not None):
-        raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss',
-                        'cannot start')
+        raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss')
     if model is not None and not isinstance(model, nn.Module):
-        raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp',
-                        'cannot start')
+        raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
     for name in ('train_data', 'val_data'):
         if own[name] is not None and not (hasattr(own[name], '__getitem__') and hasattr(own[name], '__len__')
                                           and len(own[name])):
-            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty',
-                            'cannot start')
+            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty')
     folder, was_there = None, True
     log.setLevel(logging.INFO)
     forget_shown()
@@ -4671,11 +4665,11 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     kept = settings_of(run.folder) if resuming else {}
     typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
     if not resuming and any((run.folder / name).exists() for name in CHECKPOINTS):
-        raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir starts '
-                        f'afresh', 'cannot start')
+        raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir '
+                        'starts afresh')
     settings = run.folder / 'config.py'
     if not resuming and settings.exists() and not settings.read_bytes().startswith(HEADING.encode()):
-        raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir', 'cannot start')
+        raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config['run_dir'], config['resume'] = str(run.folder), None
     if config['tensorboard']:
@@ -4704,7 +4698,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     state = build_state(model, config, precision, device)
     rank, count = world()
     if len(train_data) < count:
-        raise UserError(f'{len(train_data)} training images for {count} processes: start fewer', 'cannot start')
+        raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
     sampler = WindowSampler(len(train_data), config, rank, count)
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
