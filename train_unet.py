@@ -3800,7 +3800,7 @@ def guarded_step(state, window, loss_fn, config):
         before.put_back()
         scale, state.scaler = state.scaler.state_dict(), build_scaler(state.dtype, config, state.device)
         state.scaler.load_state_dict(scale)                            # afresh: it may have unscaled already
-        old, state.batch_size = state.batch_size, halve(state, max(batch_length(batch) for batch in window))
+        old, state.batch_size = state.batch_size, halve(state)
         torch.cuda.empty_cache()
         record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
     try:
@@ -3808,7 +3808,7 @@ def guarded_step(state, window, loss_fn, config):
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, state.batch_size)) from None
+        raise Rewind('out of memory inside the optimizer step', batch_size=halve(state)) from None
     return result
 
 
@@ -3851,14 +3851,14 @@ def one_image_told(was_halved=False):
         raise UserError([ONE_IMAGE, *several * (world()[1] > 1)]) from None
 
 
-def halve(state, at_work):
+def halve(state):
     """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
     if world()[1] > 1:
         raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and '
                         'twice the accumulation_steps, which changes nothing about the result', 'out of memory')
-    if min(state.batch_size, at_work) <= 1:
+    if state.batch_size == 1:
         raise UserError(TOO_LARGE, 'out of memory')
-    return min(state.batch_size, at_work) // 2
+    return state.batch_size // 2
 
 
 def record(state, event):
