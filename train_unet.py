@@ -4822,24 +4822,23 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                                 'the data workers die') from None
             if not died or deaths > 3 or alone and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
-            for broken in (loader, val_loader):                        # the order goes on where it broke
-                stop_workers(broken)
+            stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
-    for one in (loader, val_loader):                                   # a signal to the whole job kills them too
-        stop_workers(one)
+    stop_workers(loader, val_loader)                                   # a signal to the whole job kills them too
     if run.agree(config)[0] or not all(from_all(run.is_saved)):
         run.save(state, config)
 
 
-def stop_workers(loader):
+def stop_workers(*loaders):
     """End the workers that live on between epochs, also those whose fellows were killed; new ones start when needed."""
-    iterator, loader._iterator = loader._iterator, None
-    if iterator is not None:
-        with contextlib.suppress(RuntimeError), heard_later():         # that one has died
-            iterator._shutdown_workers()
-        for worker in iterator._workers:                               # torch only asks; who hangs in a read is deaf
-            worker.kill()
+    for loader in loaders:
+        iterator, loader._iterator = loader._iterator, None
+        if iterator is not None:
+            with contextlib.suppress(RuntimeError), heard_later():     # that one has died
+                iterator._shutdown_workers()
+            for worker in iterator._workers:                           # torch only asks; who hangs in a read is deaf
+                worker.kill()
 
 
 def go_back(state, config, run, **changes):
