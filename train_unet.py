@@ -3967,10 +3967,9 @@ def progress(iterable, total, description):
 
 def windows(loader, sampler):
     """The micro-batches of each optimizer step, as lists; the last window may be short."""
-    sizes = [len(sampler.micro_batches(window)) for window in sampler.windows()]
     batches = iter(loader)
-    while sampler.first_window < len(sizes):
-        yield [next(batches) for _ in range(sizes[sampler.first_window])]
+    for window in sampler.windows()[sampler.first_window:]:
+        yield [next(batches) for _ in sampler.micro_batches(window)]
         sampler.first_window += 1
 
 
