@@ -5059,35 +5059,33 @@ def fitted(picture, side, filtering):
     return tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], filtering)
 
 
-def sheet(rows, titles, path, legend=(), across=1, side=224, margin=6, heading=26):
-    """Rows of (caption, [pictures]) as one PNG, `across` of them side by side; each picture fits into side x side.
+def sheet(rows, titles, path, legend=(), across=1):
+    """Rows of (caption, [pictures]) as one PNG, `across` of them side by side; each picture fits into a square.
 
     legend: (colour, word) pairs, told below the pictures.
     """
+    side, margin, heading = 224, 6, 26
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     rows = [(caption, [fitted(picture, side, exact if column else smooth) for column, picture in enumerate(pictures)])
             for caption, pictures in rows]
-    lines = [rows[first:first + across] for first in range(0, len(rows), across)]
-    heights = [max(tile.height for _, tiles in line for tile in tiles) for line in lines]
-    columns, wide = min(across, max(1, len(rows))), margin + len(titles) * (side + margin)
-    cell = side // 2 + margin // 2
-    per_line = columns * wide // cell                                  # words of the legend
-    below = heading * math.ceil(len(legend) / per_line)
-    page = PIL.Image.new('RGB', (columns * wide, heading + sum(heights) + len(lines) * heading + below), 'white')
-    draw, top = PIL.ImageDraw.Draw(page), heading
-    for line, height in zip(lines, heights):
-        for place, (caption, tiles) in enumerate(line):
-            for column, (tile, title) in enumerate(zip(tiles, titles)):
-                left = place * wide + margin + column * (side + margin)
-                draw.text((left, 7), title, 'black', font_size=13)
-                page.paste(tile, (left, top))
-                draw.rectangle((left, top, left + tile.width - 1, top + tile.height - 1), outline=(170, 170, 170))
-            draw.text((place * wide + margin, top + height + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
-        top += height + heading
+    high = heading + max((tile.height for _, tiles in rows for tile in tiles), default=0)
+    wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # of a row, and of a word below
+    width = wide * min(across, max(1, len(rows)))
+    below, per_line = heading + math.ceil(len(rows) / across) * high, width // cell
+    page = PIL.Image.new('RGB', (width, below + math.ceil(len(legend) / per_line) * heading), 'white')
+    draw = PIL.ImageDraw.Draw(page)
+    for number, (caption, tiles) in enumerate(rows):
+        top, left = heading + number // across * high, margin + number % across * wide
+        draw.text((left, top + high - heading + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+        for tile, title in zip(tiles, titles):
+            draw.text((left, 7), title, 'black', font_size=13)
+            page.paste(tile, (left, top))
+            draw.rectangle((left, top, left + tile.width - 1, top + tile.height - 1), outline=(170, 170, 170))
+            left += side + margin
     for number, (colour, word) in enumerate(legend):
-        left, base = margin + number % per_line * cell, top + number // per_line * heading
-        draw.rectangle((left, base + 4, left + 14, base + 18), tuple(map(int, colour)), (170, 170, 170))
-        draw.text((left + 20, base + 4), clean(word)[:14], 'black', font_size=12)
+        left, top = margin + number % per_line * cell, below + number // per_line * heading
+        draw.rectangle((left, top + 4, left + 14, top + 18), tuple(map(int, colour)), (170, 170, 170))
+        draw.text((left + 20, top + 4), clean(word)[:14], 'black', font_size=12)
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
 
