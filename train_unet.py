@@ -5009,9 +5009,9 @@ PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart 
 FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), (60, 60, 110)
 
 
-def contrast(image, most=64):
-    """(darkest, brightest) of an image (H, W, C) or TiffRows, but for a percent at each end; of `most` of its rows."""
-    rows = np.linspace(0, image.shape[0] - 1, min(most, image.shape[0])).astype(int)
+def contrast(image):
+    """(darkest, brightest) of an image (H, W, C) or TiffRows, but for a percent at each end; of 64 of its rows."""
+    rows = np.linspace(0, image.shape[0] - 1, min(64, image.shape[0])).astype(int)
     return np.percentile(np.concatenate([image[row:row + 1] for row in rows.tolist()]), (1, 99))
 
 
@@ -5019,7 +5019,7 @@ def viewable(image, limits=None):
     """(H, W, C) of any dtype -> (H, W, 3) uint8 for looking at; limits: what becomes black and what white."""
     image = image[..., :3] if image.shape[2] >= 3 else np.repeat(image[..., :1], 3, axis=2)
     if image.dtype != np.uint8:
-        low, high = np.percentile(image, (1, 99)) if limits is None else limits
+        low, high = contrast(image) if limits is None else limits
         image = np.clip((image - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
     return image
 
