@@ -2589,8 +2589,6 @@ def all_steps(step):
 
 def resize(array, height, width, is_mask=False):
     """(H, W[, C]) -> (height, width[, C]); masks take the nearest value, images an area mean when they shrink."""
-    if isinstance(array, TiffRows):
-        return array.small
     if array.shape[:2] == (height, width):
         return array
     shrinks = array.shape[0] * array.shape[1] > height * width
@@ -5238,8 +5236,9 @@ def predict_stream(model, images, dtype=None, flips=False):
     forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
     run = lambda batch: list(itertools.chain.from_iterable(in_halves(mirrored if flips else forward, batch)))
-    as_wanted = lambda image: image if isinstance(image, TiffRows) else as_stored(image, config)
     tensor = lambda image: as_tensor(image, config).to(device)
+    small = lambda image: image.small if isinstance(image, TiffRows) else \
+        resize(as_stored(image, config), *config['image_size'])
     if config['size_policy'] != 'resize':
         tiled = torch.no_grad(tiled_bands)                             # wherever its bands are asked for
         for key, image in images:
@@ -5248,7 +5247,7 @@ def predict_stream(model, images, dtype=None, flips=False):
         return
     images = iter(images)
     while group := list(itertools.islice(images, config['batch_size'])):
-        batch = torch.cat([tensor(resize(as_wanted(image), *config['image_size'])) for _, image in group])
+        batch = torch.cat([tensor(small(image)) for _, image in group])
         for (key, image), logits in zip(group, run(batch)):
             yield key, image, enlarged_bands(logits, image.shape[:2])
 
