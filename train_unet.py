@@ -5152,11 +5152,8 @@ def load(path, device='auto', model=None):
     path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
-    except OSError as error:
-        raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
-    if isinstance(saved['weights'], dict) and saved['weights'] and not {'mean', 'std'} <= saved['weights'].keys():
-        raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
-    try:
+        if not {'mean', 'std'} <= saved['weights'].keys():
+            raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
@@ -5165,9 +5162,11 @@ def load(path, device='auto', model=None):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         loaded = build_model(config, model)
         loaded.load_state_dict(saved['weights'])
-        if not 0 <= float(saved['threshold']) <= 1:
-            raise ValueError(f'threshold {saved["threshold"]}')
-        loaded.threshold = min(max(float(saved['threshold']), 1e-6), 1 - 1e-6)
+        loaded.threshold = float(saved['threshold'])
+        if not 0 < loaded.threshold < 1:
+            raise ValueError(f'threshold {loaded.threshold}')
+    except OSError as error:
+        raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
         is_other = isinstance(error, RuntimeError) and model is None   # of load_state_dict
