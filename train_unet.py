@@ -5310,7 +5310,7 @@ def list_inputs(inputs, output):
     Folders inside a folder are kept. None overwrites another: where two names would be the same, all keep the
     folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
-    files, seen = {}, set()                                            # path: name below output
+    files = {}                                                         # full path: name below output
     for item in inputs:
         if os.path.isdir(item):
             found = {os.path.join(item, *entry): os.path.join(*entry) for entry in list_files(Path(item))}
@@ -5325,10 +5325,10 @@ def list_inputs(inputs, output):
                      and not os.path.basename(path).startswith('.')}
         if not found:
             raise UserError(f'{item}: there is no such file, or no image in it', 'nothing to predict')
-        files |= {path: name for path, name in found.items() if os.path.abspath(path) not in seen}
-        seen |= set(map(os.path.abspath, found))
+        for path, name in found.items():
+            files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
-        common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
+        common = os.path.commonpath([os.path.dirname(path) for path in files])
         files = {path: os.path.relpath(path, common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
     for _ in range(2):                                                 # a.jpg, a.tif, and then perhaps a.jpg.png
