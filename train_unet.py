@@ -6092,17 +6092,17 @@ def print_tuning(candidates, images, wait, ahead, numbers):
 
 def pick_winner(best, compiled, config, count, images):
     """The compiled candidate if compiling pays back within the epochs of `count` images, which preset is refuted."""
-    winner = best
+    why = 'it does not work here'
     if compiled is not None:
         saved = (compiled.eager - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
         when = f'pays back after {payback} epochs of {count} images' if saved > 0 else 'never pays back'
         print(f'compiling took {compiled.compile_seconds:.0f} s and {when}')
-        winner = compiled if payback < config['num_epochs'] else best
-    if winner is best:
-        why = f'it does not pay back within your {config["num_epochs"]} epochs' if compiled else 'it does not work here'
-        print(f'refuted here: preset fast asks for compile; {why}')
-    return winner
+        if payback < config['num_epochs']:
+            return compiled
+        why = f'it does not pay back within your {config["num_epochs"]} epochs'
+    print(f'refuted here: preset fast asks for compile; {why}')
+    return best
 
 
 def write_winner(winner, config, asked, hardware, images, base, overrides):
