@@ -5935,8 +5935,7 @@ def tune(preset, overrides, seconds=60.0):
     fastest = [best] if device.type == 'cpu' else [min(kind, key=lambda c: c.median) for kind in kinds]
     compiled = list(filter(None, (try_compiling(one, config, device, window, loss_fn) for one in fastest)))
     images = sum(batch_length(batch) for batch in window)
-    wait = wait / config['num_workers'] if config['num_workers'] else wait
-    print_tuning(candidates + compiled, images, wait, bool(config['num_workers']), numbers)
+    print_tuning(candidates + compiled, images, wait, config['num_workers'], numbers)
     compiled = min(compiled, key=lambda c: c.median, default=None)
     del candidates, safe, kinds, fastest, model                        # their weights would count in what follows
     if judge('float16', numbers):
@@ -6071,14 +6070,14 @@ def judge(dtype, numbers):
     return '' if cosine > 0.9 else f'{dtype} is unsafe here: its gradient has a cosine of {cosine:.3f} with float32\'s'
 
 
-def print_tuning(candidates, images, wait, ahead, numbers):
-    """The table, then the numeric side. `wait`: seconds to load a window; `ahead`: while the step before runs."""
+def print_tuning(candidates, images, wait, workers, numbers):
+    """The table, then the numeric side. `wait`: seconds to load a window; workers do so while the step before runs."""
     print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}{"waiting":>9}')
     print(f'{"":<34}{"median":>9}{"float32":>9}{"memory":>10}{"for data":>9}')
     base = candidates[0].median
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
-        waiting = max(0.0, wait - c.median) if ahead else wait
+        waiting = max(0.0, wait / workers - c.median) if workers else wait
         print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}'
               f'{waiting / (waiting + c.median):>8.1%}  {judge(c.dtype, numbers)}'.rstrip())
     print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
@@ -6129,8 +6128,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
         if hardware.kind == 'cpu':
             parts = estimate_memory({**config, 'batch_size': size}, winner.dtype)
             return sum(parts.values()) < 0.9 * hardware.memory
-        first = split_batch(window[0], 1)[0]
-        batch = {key: torch.cat([first[key]] * size) for key in ('image', 'mask')}
+        batch = {key: torch.cat([window[0][key][:1]] * size) for key in ('image', 'mask')}
         winner.state.batch_size = size
         try:
             train_step(winner.state, [batch], loss_fn, config)
