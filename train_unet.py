@@ -6010,22 +6010,17 @@ def try_compiling(best, config, device, window, loss_fn):
 
 
 def examine_what_fits(model, config, window, loss_fn, dtypes):
-    """examine_numbers, with half the batch_size and twice the accumulation_steps for as long as memory does not suffice
+    """examine_numbers, with a smaller batch_size and more accumulation_steps where memory does not suffice
     -> (config, window, numbers)."""
-    while True:
-        try:
-            with one_image_told():
-                return config, window, examine_numbers(model, config, window, loss_fn, dtypes)
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or config['batch_size'] == 1:
-                raise
-        model.zero_grad(set_to_none=True)                              # not in except, which holds the tensors
-        torch.cuda.empty_cache()
-        size, times = config['batch_size'] // 2, config['accumulation_steps'] * 2
+    with one_image_told():
+        parts = in_halves(lambda batch: examine_numbers(model, config, [batch], loss_fn, dtypes), window[0])
+    if len(parts) > 1:
+        size, times = max(1, config['batch_size'] // len(parts)), config['accumulation_steps'] * len(parts)
         print(f'batch_size={config["batch_size"]} does not fit into memory: '
               f'measured with batch_size={size} accumulation_steps={times}')
         config = {**config, 'batch_size': size, 'accumulation_steps': times}
         window = [part for batch in window for part in split_batch(batch, size)]
+    return config, window, parts[0]
 
 
 def examine_numbers(model, config, window, loss_fn, dtypes):
@@ -6130,15 +6125,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
             return sum(parts.values()) < 0.9 * hardware.memory
         batch = {key: torch.cat([window[0][key][:1]] * size) for key in ('image', 'mask')}
         winner.state.batch_size = size
-        try:
-            train_step(winner.state, [batch], loss_fn, config)
-            return True
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-        winner.state.optimizer.zero_grad(set_to_none=True)             # not in except, which held the tensors
-        torch.cuda.empty_cache()
-        return False
+        return len(in_halves(lambda batch: train_step(winner.state, [batch], loss_fn, config), batch)) == 1
 
     size = 1
     while size < 4096 and fits(2 * size):
