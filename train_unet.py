@@ -5758,7 +5758,7 @@ def export_smp(model, path, half):
 # ===== measuring: memory by part, check, tune =========================================
 
 
-def saved_bytes(model, images, target, loss_fn, dtype):
+def saved_bytes(model, batch, loss_fn, dtype):
     """Bytes that autograd keeps of one forward pass for the backward pass, and the largest tensor of them.
 
     Parameters and buffers are not counted; tensors that share storage count once. Works on fake tensors too,
@@ -5771,7 +5771,7 @@ def saved_bytes(model, images, target, loss_fn, dtype):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss_fn.losses(UnderAutocast(model, dtype)(images), target).sum()
+        run_loss(loss_fn, UnderAutocast(model, dtype), batch)
     for own in itertools.chain(model.parameters(), model.buffers()):
         kept.pop(own.untyped_storage()._cdata, None)
     sizes = [tensor.untyped_storage().nbytes() for tensor in kept.values()]
@@ -5789,10 +5789,10 @@ def estimate_memory(config, dtype):
         model = copy.deepcopy(model)
     with mode, torch.random.fork_rng():
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
-        images = torch.empty(shape, dtype=getattr(torch, config['image_dtype']))
-        target = torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
+        batch = {'image': torch.empty(shape, dtype=getattr(torch, config['image_dtype'])),
+                 'mask': torch.zeros((shape[0], *shape[2:]), dtype=torch.uint8)}
         with one_image_told():
-            activations, largest = saved_bytes(model, images, target, SegmentationLoss(config), dtype)
+            activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
     states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 0}.get(
         config['optimizer'].lower(), 2)
@@ -5812,8 +5812,8 @@ def resident_memory(state):
 
 def measure_memory(state, batch, loss_fn, peak=0):
     """Bytes by part of a step that has been run; workspace is what `peak` holds beyond."""
-    parts, batch = resident_memory(state), to_device(batch, state.device)
-    parts['activations'], _ = saved_bytes(state.model, batch['image'], batch['mask'].long(), loss_fn, state.dtype)
+    parts = resident_memory(state)
+    parts['activations'], _ = saved_bytes(state.model, to_device(batch, state.device), loss_fn, state.dtype)
     return parts | {'workspace': max(0, peak - sum(parts.values()))}
 
 
