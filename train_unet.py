@@ -5459,12 +5459,11 @@ def evaluate_run(folder, overrides):
     if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
-        try:
-            store_threshold(folder, model.threshold)
-        except OSError as error:
-            log.warning('threshold %.2f could not be stored: %s', model.threshold, error.strerror or error)
     per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
-    return report(folder, model, dataset, split, counts, per_image, other, is_tuned)
+    report(folder, model, dataset, split, counts, per_image, other, is_tuned)
+    if is_tuned:
+        store_threshold(folder, model.threshold)
+    return 0
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
@@ -5542,7 +5541,6 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     curves = ', curves.png' if folder == run else f'; to {run}: curves.png'
     print(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png{curves}')
     print('Next: ', command_line('predict', shlex.quote(str(run)), 'YOUR_IMAGES -o masks'))
-    return 0
 
 
 def evaluation_folder(run, data):
