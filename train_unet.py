@@ -5511,9 +5511,8 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
-    columns = [metrics[f'{key}_per_class'] for key in ('iou', 'dice', 'precision', 'recall')]
-    means = [metrics[f'mean_{key}'] for key in ('iou', 'dice', 'precision', 'recall')]
-    for name, iou, dice, precision, recall in [*zip(names, *columns), ('mean', *means)]:
+    columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
+    for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
         print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if len(names) == 2:
         how = 'the one stored in the run, for all figures here' if other_data else \
@@ -5545,13 +5544,12 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
 
 def evaluation_folder(run, data):
     """Where the scores of other data go: a folder with its name, and a number where that is another data's."""
-    name = f'evaluation_{Path(data).resolve().name}'
-    for folder in (run / f'{name}-{number}' if number > 1 else run / name for number in itertools.count(1)):
-        if folder.is_symlink():                                        # of a stranger's run: it may lead anywhere
-            continue
+    name, data = f'evaluation_{Path(data).resolve().name}', os.path.abspath(data)
+    for number in itertools.count(1):
+        folder = run / (f'{name}-{number}' if number > 1 else name)
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            if json.loads((folder / 'metrics.json').read_text())['data'] != os.path.abspath(data):
-                continue
+            if folder.is_symlink() or json.loads((folder / 'metrics.json').read_text())['data'] != data:
+                continue                                               # a link in a stranger's run may lead anywhere
         return folder
 
 
