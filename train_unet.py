@@ -5586,7 +5586,7 @@ def export(run, form='onnx', output=None, half=False):
         raise UserError(f'format={form!r}: choose from {", ".join(writers)}', 'cannot export')
     if half and form == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
-    model, trained = load(run, 'cpu'), load(run, 'cpu')
+    model = load(run, 'cpu')
     write, suffix = writers[form]
     path = Path(output or best_file(run).parent / f'model{suffix}')
     if form == 'pt2' and path.suffix != '.pt2':
@@ -5598,8 +5598,8 @@ def export(run, form='onnx', output=None, half=False):
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
         try:
-            again = write(model, fresh, half)
-            worst, agree, limit, how_many = compare_exported(trained, again, 3e-3 if half else 1e-5)
+            again = write(copy.deepcopy(model), fresh, half)
+            worst, agree, limit, how_many = compare_exported(model, again, 3e-3 if half else 1e-5)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             raise UserError(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}',
                             'cannot export') from None
@@ -5740,8 +5740,7 @@ def export_pt2(model, path, half):
 
 def export_smp(model, path, half):
     """smp's own form -> what smp.from_pretrained loads, with the preprocessing that the folder tells of."""
-    network = copy.deepcopy(model.network)
-    (network.half() if half else network).save_pretrained(path)
+    (model.network.half() if half else model.network).save_pretrained(path)
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]
