@@ -76,6 +76,7 @@ import threading
 import time
 import tokenize
 import unicodedata
+import unittest.mock
 import warnings
 import weakref
 import zipfile
@@ -5680,14 +5681,11 @@ def export_onnx(model, path, half):
     except ModuleNotFoundError as error:
         raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
     images, free = trace_example(model)
-    usual, F.adaptive_avg_pool2d = F.adaptive_avg_pool2d, pool_by_product          # in PSPNet and UPerNet
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
-                                        output_names=['logits'], dynamo=True, verbose=False)
-    finally:
-        F.adaptive_avg_pool2d = usual
+    pooling = unittest.mock.patch.object(F, 'adaptive_avg_pool2d', pool_by_product)         # in PSPNet and UPerNet
+    with pooling, warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
+                                    output_names=['logits'], dynamo=True, verbose=False)
     written = program.model_proto
     for key, value in export_facts(model).items():
         written.metadata_props.add(key=key, value=value)
