@@ -5841,20 +5841,18 @@ def check(preset, overrides):
     build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))
     loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
-    begun, images = time.monotonic(), 0
+    begun, images, first = time.monotonic(), 0, None
     for batch in loader:
-        if not images:
-            classes = sorted(set(batch['mask'].unique().tolist()) - {IGNORE})
-            print(f'first batch: image {tuple(batch["image"].shape)} {batch["image"].dtype}, '
-                  f'mask {tuple(batch["mask"].shape)} with the classes {classes}')
-        images += len(batch['image'])
+        first, images = first or batch, images + len(batch['image'])
         if time.monotonic() - begun > 5:
             break
-    print(f'loading: {images / (time.monotonic() - begun):.0f} images/s with {config["num_workers"]} workers, uncached')
-    samples = [train_data[(0, index)] for index in range(min(8, len(train_data)))]
-    rows = [(Path(train_data.name(sample['index'])).name,
-             [viewable(sample['image'].permute(1, 2, 0).numpy()),
-              colour_mask(sample['mask'].numpy(), config['num_classes'])]) for sample in samples]
+    speed, classes = images / (time.monotonic() - begun), sorted(set(first['mask'].unique().tolist()) - {IGNORE})
+    print(f'first batch: image {tuple(first["image"].shape)} {first["image"].dtype}, '
+          f'mask {tuple(first["mask"].shape)} with the classes {classes}\n'
+          f'loading: {speed:.0f} images/s with {config["num_workers"]} workers, uncached')
+    rows = [(Path(train_data.name(index)).name,
+             [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
+            for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
     words = [as_typed(key, value) for key, value in overrides.items()]
