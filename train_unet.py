@@ -5706,15 +5706,12 @@ def export_onnx(model, path, half):
 
 def store_half(onnx, written):
     """Keep the large weights of an ONNX graph as float16, cast to float32 where they are used."""
-    casts = []
     for tensor in written.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT and math.prod(tensor.dims) > 64:
             value, name = onnx.numpy_helper.to_array(tensor).astype(np.float16), tensor.name
             tensor.CopyFrom(onnx.numpy_helper.from_array(value, name + '_half'))
-            casts.append(onnx.helper.make_node('Cast', [name + '_half'], [name], to=onnx.TensorProto.FLOAT))
-    nodes = casts + list(written.graph.node)
-    del written.graph.node[:]
-    written.graph.node.extend(nodes)
+            cast = onnx.helper.make_node('Cast', [name + '_half'], [name], to=onnx.TensorProto.FLOAT)
+            written.graph.node.insert(0, cast)                         # before whatever uses it
 
 
 def export_facts(model):
