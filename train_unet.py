@@ -5340,7 +5340,7 @@ def list_inputs(inputs, output):
 
 def refuse_overwriting(files, output):
     """A mask must not take the place of an image, be it one of the inputs or another that lies in the folder."""
-    if output.exists() and not output.is_dir() or output.suffix.lower() in SUFFIXES and not output.exists():
+    if not output.is_dir() and (output.exists() or output.suffix.lower() in SUFFIXES):
         raise UserError(f'-o {output}: name a folder; masks get the names of their images', 'nothing to predict')
     lost = [str(path) for _, target in files for path in (target, target.with_suffix('.tif'))
             if path.is_file() and not is_written_by_predict(path)]
