@@ -5281,22 +5281,19 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
                 refuse_depth(image, path, model.config)
                 if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
                     image.small = shrink_by_rows(image, *model.config['image_size'])     # here it may break
+                yield target, image
             except DataError as error:
                 broken.append(error.problems[0])
-            else:
-                yield target, image
 
     for target, image, bands in predict_stream(model, images(), dtype, flips=tta):
         try:
             write_prediction(target, image, bands, model, save)
         except DataError as error:                                     # a large image breaks further down
             broken.append(error.problems[0])
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             if is_out_of_memory(error):
                 raise
-            broken.append(f'{target.name}: the network cannot take {image.shape[1]} x {image.shape[0]} pixels')
-        except OSError as error:
-            broken.append(f'{target}: cannot be written: {error.strerror}')
+            broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
     print(f'{written} masks in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
     print('Next: ', command_line('export', shlex.quote(str(run)), 'format=onnx'))
