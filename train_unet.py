@@ -5534,9 +5534,8 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     draw_samples(model, dataset, folder / 'worst.png', captions=worst, across=2)
     draw_confusion(counts[level], names, folder / 'confusion.png')
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
-        draw_curves(load_last(run)[0]['history'], run / 'curves.png')
-    curves = ', curves.png' if folder == run else f'; to {run}: curves.png'
-    print(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png{curves}')
+        draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
+    print(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png, curves.png')
     print('Next: ', command_line('predict', shlex.quote(str(run)), 'YOUR_IMAGES -o masks'))
 
 
