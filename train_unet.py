@@ -1858,10 +1858,10 @@ def convert_pixels(array, path, config):
     elif found != channels:
         advice = f'; type in_channels={found}' * (config['mean'] == 'auto')     # a trained network has its channels
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
-    if array.dtype == np.uint8:
-        return array
     if array.dtype == bool:
-        return array.astype(np.uint8) * 255
+        array = array.astype(np.uint8) * 255
+    if array.dtype == np.uint8:                                        # 0..1 beside deeper images
+        return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
     if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
         raise DataError(f'{path}: holds pixels that are not finite (NaN, infinity or -3.4e38 for no data)')
@@ -2671,7 +2671,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
         refuse_depth(image, image_path, self.config)
-        return as_stored(image, self.config), mask
+        return image, mask
 
     def read_resized(self, index):
         """As read, at image_size, from the cache where there is one."""
@@ -5213,15 +5213,9 @@ def as_image(image, config):
     return image
 
 
-def as_stored(image, config):
-    """(H, W, C): 8 bits are 0..1 where the network was trained on deeper images."""
-    is_shallow = config['image_dtype'] != 'uint8' and image.dtype == np.uint8
-    return image.astype(np.float32) / 255 if is_shallow else image
-
-
-def as_tensor(image, config):
+def as_tensor(image):
     """(H, W, C) array -> (1, C, H, W) tensor as the network takes it."""
-    return torch.from_numpy(np.ascontiguousarray(as_stored(image, config))).permute(2, 0, 1)[None]
+    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
 
 
 @torch.no_grad()
@@ -5236,18 +5230,16 @@ def predict_stream(model, images, dtype=None, flips=False):
     forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
     run = lambda batch: list(itertools.chain.from_iterable(in_halves(mirrored if flips else forward, batch)))
-    tensor = lambda image: as_tensor(image, config).to(device)
-    small = lambda image: image.small if isinstance(image, TiffRows) else \
-        resize(as_stored(image, config), *config['image_size'])
+    small = lambda image: image.small if isinstance(image, TiffRows) else resize(image, *config['image_size'])
     if config['size_policy'] != 'resize':
         tiled = torch.no_grad(tiled_bands)                             # wherever its bands are asked for
         for key, image in images:
-            rows = lambda first, last, image=image: tensor(image[first:last])
+            rows = lambda first, last, image=image: as_tensor(image[first:last]).to(device)
             yield key, image, tiled(run, rows, image.shape[:2], config['image_size'], batch_size=config['batch_size'])
         return
     images = iter(images)
     while group := list(itertools.islice(images, config['batch_size'])):
-        batch = torch.cat([tensor(small(image)) for _, image in group])
+        batch = torch.cat([as_tensor(small(image)).to(device) for _, image in group])
         for (key, image), logits in zip(group, run(batch)):
             yield key, image, enlarged_bands(logits, image.shape[:2])
 
@@ -5622,7 +5614,7 @@ def example_images(config, most=20):
         print(f'checked on drawn images only: {clean(error.problems[0])}')
         return []
     images = read_all(dataset, range(min(most, len(dataset))))
-    return [as_tensor(resize(image, *config['image_size']), config) for _, image in images]
+    return [as_tensor(resize(image, *config['image_size'])) for _, image in images]
 
 
 def drawn_images(config):

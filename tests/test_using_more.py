@@ -509,7 +509,7 @@ def test_shallow_images_of_a_deep_set_are_resized_as_evaluate_does():
 
     Watching.config = config
     image = np.random.default_rng(0).integers(0, 256, (20, 20, 3)).astype(np.uint8)
-    list(train_unet.predict_stream(Watching(), [('x', image)]))
+    list(train_unet.predict_stream(Watching(), [('x', train_unet.as_image(image, config))]))
     wanted = train_unet.resize(image.astype(np.float32) / 255, 8, 8)
     assert torch.equal(seen[0][0], torch.from_numpy(wanted).permute(2, 0, 1))
 
