@@ -1862,17 +1862,13 @@ def convert_pixels(array, path, config):
         array = array.astype(np.uint8) * 255
     if array.dtype == np.uint8:                                        # 0..1 beside deeper images
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
+    if config['image_dtype'] == 'uint8':                               # 0..1 would look black
+        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; '
+                        'a network trained on 8-bit images needs 8-bit images')
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
     if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
         raise DataError(f'{path}: holds pixels that are not finite (NaN, infinity or -3.4e38 for no data)')
     return array
-
-
-def refuse_depth(image, path, config):
-    """A network of 8-bit images would see 16-bit or float ones, scaled to 0..1, as black."""
-    if config['image_dtype'] == 'uint8' and image.dtype != np.uint8:
-        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; '
-                        'a network trained on 8-bit images needs 8-bit images')
 
 
 class TiffRows:
@@ -2670,7 +2666,6 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if image.shape[:2] != mask.shape:
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
-        refuse_depth(image, image_path, self.config)
         return image, mask
 
     def read_resized(self, index):
@@ -5208,9 +5203,7 @@ def as_image(image, config):
     if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
         raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
                         f'expected height x width x {config["in_channels"]} numbers')
-    image = convert_pixels(image, name, config)
-    refuse_depth(image, name, config)
-    return image
+    return convert_pixels(image, name, config)
 
 
 def as_tensor(image):
@@ -5270,7 +5263,6 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
         for (path, target), future in progress(zip(files, opened), len(files), 'Predicting'):
             try:
                 image = future.result()
-                refuse_depth(image, path, model.config)
                 if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
                     image.small = shrink_by_rows(image, *model.config['image_size'])     # here it may break
                 yield target, image
