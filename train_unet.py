@@ -1830,9 +1830,11 @@ def read_array(path, config, as_mask=False):
 
 
 def read_image(path, config):
-    """An image file -> (H, W, in_channels): uint8 stays, uint16 is divided by 65535, all else float32 as is.
+    """An image file -> (H, W, in_channels): uint8 stays (0..1 where image_dtype is float32), uint16 is divided by
+    65535, all else float32 as is.
 
-    Raises DataError naming the file if it cannot be decoded, holds NaN, or has another number of channels.
+    Raises DataError naming the file if it cannot be decoded, holds NaN, is too deep for image_dtype=uint8, or has
+    another number of channels.
     """
     return convert_pixels(read_array(path, config), path, config)
 
