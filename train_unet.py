@@ -5049,12 +5049,6 @@ def colour_key(config):
     return [*classes, (WRONG, 'wrong'), (IGNORED, 'ignored')]
 
 
-def fitted(picture, side, filtering):
-    """An array (H, W[, 3]) as a Pillow image whose longer side is `side`."""
-    tile = PIL.Image.fromarray(picture)
-    return tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], filtering)
-
-
 def sheet(rows, titles, path, legend=(), across=1):
     """Rows of (caption, [pictures]) as one PNG, `across` of them side by side; each picture fits into a square.
 
@@ -5062,7 +5056,8 @@ def sheet(rows, titles, path, legend=(), across=1):
     """
     side, margin, heading = 224, 6, 26
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
-    rows = [(caption, [fitted(picture, side, exact if column else smooth) for column, picture in enumerate(pictures)])
+    fit = lambda picture, how: PIL.ImageOps.contain(PIL.Image.fromarray(picture), (side, side), how)
+    rows = [(caption, [fit(picture, exact if column else smooth) for column, picture in enumerate(pictures)])
             for caption, pictures in rows]
     high = heading + max((tile.height for _, tiles in rows for tile in tiles), default=0)
     wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # of a row, and of a word below
