@@ -587,7 +587,10 @@ Command = namedtuple('Command', 'verb paths preset overrides own output')   # wh
 
 
 def parse_command(argv):
-    """The command line -> Command, its settings validated. Raises ConfigError; knows nothing of torch."""
+    """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
+    if {'-h', '--help', 'help'} & set(argv):
+        print_help()
+        sys.exit(0)
     words, output, problems = ['--out' if word == '-o' else word for word in argv], None, []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
     overrides, paths = parse_overrides(words)
@@ -667,9 +670,6 @@ def find_fault(key, value):
 
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
-    if {'-h', '--help', 'help'} & set(sys.argv[1:]):
-        print_help()
-        sys.exit(0)
     try:
         parse_command(sys.argv[1:])
     except ConfigError as error:
@@ -6106,9 +6106,6 @@ def main(argv=None):
     """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
     argv = sys.argv[1:] if argv is None else argv
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # a file may speak through them
-    if {'-h', '--help', 'help'} & set(argv):
-        print_help()
-        return 0
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
         if verb == 'train':
@@ -6127,7 +6124,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
-    except SystemExit as error:                                        # a signal before there was anything to save
+    except SystemExit as error:                                        # --help, or a signal with nothing to save yet
         return error.code
     except BrokenPipeError:                                            # piped into head
         return 1
