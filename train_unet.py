@@ -432,16 +432,11 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
-    if CONFIG.keys() != TYPES.keys():                                  # somebody edits, and mistypes
-        odd = [f'{key!r}: unknown{did_you_mean(SHORT_NAMES.get(key, key), TYPES)}'
-               for key in CONFIG.keys() - TYPES.keys()]
-        odd += [f'{key!r}: missing' for key in TYPES.keys() - CONFIG.keys()]
-        typed = {SHORT_NAMES.get(key, key): value for key, value in (overrides or {}).items()}
-        odd += [f'{key}={shown(value)}: {fault}' for key, value in {**CONFIG, **typed}.items()
-                if key in TYPES and (fault := find_fault(key, value))]
-        raise ConfigError([*found, *odd], ' (CONFIG in train_unet.py)', NAMES | CONFIG)
-    config, sources, notes, problems = dict(base or CONFIG), dict.fromkeys(CONFIG, 'default'), [], list(found)
-    layers = []
+    unknown, missing = CONFIG.keys() - TYPES.keys(), TYPES.keys() - CONFIG.keys()      # somebody edits, and mistypes
+    problems = [f'{key!r}: unknown{did_you_mean(SHORT_NAMES.get(key, key), TYPES)}' for key in unknown]
+    problems = [*found, *problems, *(f'{key!r}: missing' for key in missing)]
+    config = {key: value for key, value in (base or CONFIG).items() if key in TYPES} | dict.fromkeys(missing)
+    sources, notes, layers = dict.fromkeys(CONFIG, 'default'), [], []
     try:
         layers = [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
     except ConfigError as error:
@@ -450,7 +445,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
         settings, found = translate(settings, notes)
         problems += found
         for key, value in settings.items():
-            if key in CONFIG:
+            if key in TYPES:
                 config[key], sources[key] = value, origin
                 continue
             hint = did_you_mean(shown(key), ['preset', *CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
@@ -459,7 +454,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             problems.append(f'unknown key {shown(key)}{hint}')
     problems += validate_config(config) + check_names(config)
     if problems:
-        given = [f'preset {str(preset)!r}'] if preset is not None else []
+        given = ['CONFIG in train_unet.py'] if unknown or missing else []
+        given += [f'preset {str(preset)!r}'] if preset is not None else []
         given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
         raise ConfigError(problems, f' ({" + ".join(given)})' if given else '', config)
     return config, sources, notes
