@@ -2857,18 +2857,18 @@ def settle(config, hardware, data, is_demo):
     names, wanted = config['class_names'], config['num_classes']
     if names and len(names) != wanted:
         raise ConfigError(f'class_names has {len(names)} names, the masks hold {wanted} classes with the background')
-    pixels = np.median(np.array([size for size, n in data.sizes.items() for _ in range(n)]), axis=0)
-    longest = max(data.sizes, key=max) if config['size_policy'] == 'pad' else None
-    limit = 256 if on_cpu else 512
-    scale = 1 if config['size_policy'] == 'crop' else min(1, limit / pixels.max())
-    usual = [min(limit, max(32, round(side * scale / 32) * 32)) for side in pixels]
-    if longest:
-        usual = [math.ceil(max(size[axis] for size in data.sizes) / 32) * 32 for axis in (0, 1)]
-    decide('image_size', usual, 'the largest image, in steps of 32' if longest else
-           f'the usual image ({pixels[1]:.0f} x {pixels[0]:.0f}), at most {limit}, in steps of 32')
+    sizes, limit = np.array(list(data.sizes.elements())), 256 if on_cpu else 512
+    pixels, largest, pads = np.median(sizes, axis=0), sizes.max(axis=0), config['size_policy'] == 'pad'
+    if pads:
+        usual, reason = [math.ceil(side / 32) * 32 for side in largest], 'the largest image, in steps of 32'
+    else:
+        scale = 1 if config['size_policy'] == 'crop' else min(1, limit / pixels.max())
+        usual = [min(limit, max(32, round(side * scale / 32) * 32)) for side in pixels]
+        reason = f'the usual image ({pixels[1]:.0f} x {pixels[0]:.0f}), at most {limit}, in steps of 32'
+    decide('image_size', usual, reason)
     if isinstance(config['image_size'], int):
         config['image_size'] = [config['image_size']] * 2
-    if longest and any(max(s[a] for s in data.sizes) > config['image_size'][a] for a in (0, 1)):
+    if pads and any(largest > config['image_size']):
         raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
                           f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
     decide('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
