@@ -377,52 +377,50 @@ def load_preset(name):
     return presets[0]
 
 
-FOREIGN = {   # words of other trainers: key -> what each value means in use_amp and amp_dtype
-    'precision': dict.fromkeys(['32', '32-true', 'fp32', 'float32'], (False, None))
-                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], (True, 'float16'))
-                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], (True, 'bfloat16')),
-    'fp16': {'true': (True, 'float16'), 'false': (None, None)},
-    'bf16': {'true': (True, 'bfloat16'), 'false': (None, None)},
-    'mixed_precision': {'true': (True, None), 'false': (False, None), 'no': (False, None),
-                        'fp16': (True, 'float16'), 'bf16': (True, 'bfloat16')},
+# What words wish; two that wish one thing otherwise contradict each other.
+OFF = {'use_amp': False, 'amp_dtype': 'float32'}
+FP16 = {'use_amp': True, 'amp_dtype': 'float16', 'fp16': True}
+BF16 = {'use_amp': True, 'amp_dtype': 'bfloat16', 'bf16': True}
+FOREIGN = {   # words of other trainers: key -> what each value wishes
+    'precision': dict.fromkeys(['32', '32-true', 'fp32', 'float32'], OFF)
+                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], FP16)
+                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], BF16),
+    'fp16': {'true': FP16, 'false': {'fp16': False}},
+    'bf16': {'true': BF16, 'false': {'bf16': False}},
+    'mixed_precision': {'true': {'use_amp': True}, 'false': OFF, 'no': OFF, 'fp16': FP16, 'bf16': BF16},
 }
 FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision'],
             'training.mixed_precision.enabled': FOREIGN['mixed_precision'],
-            'training.mixed_precision.dtype': {word: (None, dtype) for word, (_, dtype)
-                                               in FOREIGN['precision'].items() if dtype}}
+            'training.mixed_precision.dtype': {word: {key: wish for key, wish in wishes.items() if key != 'use_amp'}
+                                               for word, wishes in FOREIGN['precision'].items() if wishes != OFF}}
+OURS = {'use_amp': FOREIGN['amp'], 'amp_dtype': FOREIGN['training.mixed_precision.dtype']}
 
 
 def translate(settings, notes):
     """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions)."""
     own = {SHORT_NAMES.get(key, key): value for key, value in settings.items()}
     foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
-    problems, wishes = [], {'use_amp': {}, 'amp_dtype': {}}            # our key -> {value: who asked for it}
-    for ours, asked in wishes.items():
-        wish = own[ours].lower() if isinstance(own.get(ours), str) else own.get(ours)
-        if isinstance(wish, (bool, str)) and wish != 'auto':
-            asked[wish] = f'{ours}={own[ours]}'
-    for key, value in foreign.items():
-        meaning = FOREIGN[key].get(shown(value).strip("'\"").lower())
-        if meaning is None:
+    if not foreign:
+        return own, []
+    plain = lambda value: shown(value).strip("'\"").lower()
+    problems, asked = [], defaultdict(dict)                            # what is wished -> {how: who wishes it}
+    for key, value in [*own.items(), *foreign.items()]:
+        wishes = (OURS | FOREIGN).get(key, {}).get(plain(value), {})
+        if not wishes and key in FOREIGN:
             problems.append(f'{key}={shown(value)}: choose from {", ".join(FOREIGN[key])}')
-            continue
-        for ours, wish in zip(wishes, meaning):
-            if wish is not None:
-                wishes[ours].setdefault(wish, f'{key}={value}')
-                notes.append(f'{key}={value} is understood as {ours}={wish!r}')
-    if foreign and not any(wishes.values()) and not problems and 'use_amp' not in own:     # fp16=False, bf16=False
-        wishes['use_amp'][False] = 'fp16=False'
+        for wish, how in wishes.items():
+            asked[wish].setdefault(how, f'{key}={value}')
+            if key in FOREIGN and wish in OURS and how != 'float32':
+                notes.append(f'{key}={value} is understood as {wish}={how!r}')
+    if not asked.keys() & OURS and not problems and 'use_amp' not in own:     # fp16=False, bf16=False
+        own['use_amp'] = False
         notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
-    clashes = [asked.values() for asked in wishes.values() if len(asked) > 1]
-    if foreign and list(wishes['use_amp']) == [False] and wishes['amp_dtype']:
-        clashes.append([wishes['use_amp'][False], next(iter(wishes['amp_dtype'].values()))])
-    for key, dtype in (('fp16', 'float16'), ('bf16', 'bfloat16')):
-        if foreign.get(key) is False and dtype in wishes['amp_dtype']:
-            clashes.append([f'{key}=False', wishes['amp_dtype'][dtype]])
-    problems += [' and '.join(words) + ' contradict each other: keep one' for words in clashes]
-    for ours, asked in wishes.items():
-        if asked and not isinstance(own.get(ours), (list, dict, tuple, set)):
-            own[ours] = next(reversed(asked))
+    clashes = [' and '.join(words.values()) for words in asked.values() if len(words) > 1]
+    problems += [f'{words} contradict each other: keep one' for words in dict.fromkeys(clashes)]
+    for ours in asked.keys() & OURS:
+        how = next(iter(asked[ours]))
+        if how != 'float32' and plain(own.get(ours, 'auto')) == 'auto':
+            own[ours] = how
     return own, problems
 
 
