@@ -287,7 +287,7 @@ SHORT.maxlevel = 3
 def shown(value):
     """repr, short enough for a message, of anything a person can type."""
     try:
-        text = repr(value) if isinstance(value, (str, int, float)) else SHORT.repr(value)
+        text = SHORT.repr(value)
     except ValueError:                                                 # Python refuses to print huge integers
         text = 'a number of thousands of digits'
     return text if len(text) <= 200 else text[:200] + '...'
