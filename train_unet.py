@@ -741,13 +741,12 @@ def cpu_units():
 
 def choose_device(wish):
     """'auto' -> the first of cuda, mps, cpu that is there; a named one that is not there is a ConfigError."""
-    there = {'cuda': torch.cuda.is_available(), 'mps': torch.backends.mps.is_available(), 'cpu': True}
+    found = ['cuda'] * torch.cuda.is_available() + ['mps'] * torch.backends.mps.is_available() + ['cpu']
     kind, _, number = wish.partition(':')
     if kind == 'auto':
-        return torch.device(next(name for name in there if there[name]))
-    if not there[kind]:
-        found = ', '.join(name for name in there if there[name])
-        raise ConfigError(f'device={wish!r}: this machine has only {found}; type device=auto')
+        return torch.device(found[0])
+    if kind not in found:
+        raise ConfigError(f'device={wish!r}: this machine has only {", ".join(found)}; type device=auto')
     if number and int(number) >= torch.cuda.device_count():
         raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
     return torch.device(wish)
