@@ -793,15 +793,14 @@ def leave_processes():
 def from_first(make):
     """make() on the first process, its answer on all; what it raises is raised on all."""
     rank, count = world()
-    if count == 1:
-        return make()
     answer = [None]
     if rank == 0:
         try:
             answer = [make()]
         except UserError as error:
             answer = [error]
-    dist.broadcast_object_list(answer)
+    if count > 1:
+        dist.broadcast_object_list(answer)
     if isinstance(answer[0], UserError):
         raise answer[0]
     return answer[0]
