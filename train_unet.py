@@ -554,10 +554,10 @@ def parse_mask_values(mask_values):
     Raises ValueError, saying what to type, for anything else.
     """
     if isinstance(mask_values, str):
-        match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', mask_values)
-        if mask_values != 'nonzero' and not match:
+        match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', '>0' if mask_values == 'nonzero' else mask_values)
+        if not match:
             raise ValueError("type a dict such as {255: 1}, '>127', '<128' or 'nonzero'")
-        return 0 if not match else int(match[1]) if match[1] else -int(match[2])
+        return int(match[1]) if match[1] else -int(match[2])
     if not isinstance(mask_values, dict):
         return None                                                    # other types are reported elsewhere
     codes = {}
@@ -566,7 +566,7 @@ def parse_mask_values(mask_values):
             raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
         if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
             value = COLOUR + int(value[1:], 16)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if type(value) is not int:
             raise ValueError(f"{shown(value)} is neither a whole number nor a colour such as '#ff0000'")
         codes[value] = class_id
     if not codes:
