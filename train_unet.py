@@ -519,28 +519,23 @@ def check_names(config):
     """Problems with the values of NAMES; none are found before the libraries are loaded."""
     if 'smp' not in globals() or not all(isinstance(config[key], str) and config[key] for key in NAMES):
         return []
-    problems, encoder, augment, known = [], config['encoder'], config['augment'], smp.encoders.get_encoder_names()
-    is_known = encoder in ('auto', *known) or encoder.startswith('timm-')
+    encoder, weights, kinds = config['encoder'], config['encoder_weights'], ('none', 'default', 'strong')
+    encoders, optimizers = ['auto', *smp.encoders.get_encoder_names()], find_optimizers()
+    is_known = encoder in encoders or encoder.startswith('timm-')
+    trained = smp.encoders.encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])    # timm has one for each
     if encoder.startswith('tu-'):
         import timm                                                    # comes with smp
-        known, is_known = [f'tu-{name}' for name in timm.list_models()], timm.is_model(encoder[3:])
-    if not is_known and PLAIN_NAME.fullmatch(encoder):
-        problems.append(f"encoder={encoder!r}: smp has none of this name, and timm's are written tu-NAME"
-                        f"{did_you_mean(encoder, known)}")
-    weights, settings = config['encoder_weights'], smp.encoders.encoders.get(encoder, {}).get('pretrained_settings', {})
-    if encoder == 'auto' or encoder.startswith('tu-'):                 # timm has one set for each name
-        settings = ['imagenet']
-    if isinstance(weights, str) and is_known and weights not in settings:
-        problems.append(f'encoder_weights={weights!r}: for encoder={encoder} there is {", ".join(settings) or "none"}'
-                        f'{did_you_mean(weights, settings)}')
-    optimizers = find_optimizers()
-    if config['optimizer'].lower() not in optimizers:
-        problems.append(f"optimizer={config['optimizer']!r}: choose from {', '.join(sorted(optimizers.values()))}"
-                        f"{did_you_mean(config['optimizer'], optimizers.values())}")
-    if augment not in ('none', 'default', 'strong') and not os.path.isfile(augment):
-        problems.append(f'augment={augment!r}: choose from none, default, strong, or the path of a saved pipeline'
-                        f'{did_you_mean(augment, ("none", "default", "strong"))}')
-    return problems
+        encoders, is_known = [f'tu-{name}' for name in timm.list_models()], timm.is_model(encoder[3:])
+    checks = [('encoder', is_known or not PLAIN_NAME.fullmatch(encoder),
+               "smp has none of this name, and timm's are written tu-NAME", encoders),
+              ('encoder_weights', not is_known or not isinstance(weights, str) or weights in trained,
+               f'for encoder={encoder} there is {", ".join(trained) or "none"}', trained),
+              ('optimizer', config['optimizer'].lower() in optimizers,
+               f'choose from {", ".join(sorted(optimizers.values()))}', optimizers.values()),
+              ('augment', config['augment'] in kinds or os.path.isfile(config['augment']),
+               f'choose from {", ".join(kinds)}, or the path of a saved pipeline', kinds)]
+    return [f'{key}={config[key]!r}: {fault}{did_you_mean(config[key], known)}'
+            for key, is_good, fault, known in checks if not is_good]
 
 
 MOST_CLASSES = 64  # more values or colours than these are noise around those of classes, or ids of objects
