@@ -880,19 +880,17 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
     if hardware.kind == 'cuda':
         where += ' (compute capability %d.%d)' % hardware.capability
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
-    native = next((dtype for dtype in usual if dtype in units), None)
+    wanted = wish if wish != 'auto' else next((dtype for dtype in usual if dtype in units), None)
     note = None
     if use_amp is False:
         dtype, reason = 'float32', 'use_amp=False'
         note = f'{asked} has no effect with use_amp=False' if wish != 'auto' else None
-    elif wish == 'auto' and native:
-        dtype, reason = native, f'{where} has native {native} units'
-    elif wish == 'auto' and use_amp == 'auto':
-        dtype, reason = 'float32', f'{where} has no units that make mixed precision faster'
-    elif wish in units:
-        dtype, reason = wish, f'{asked} and {where} has the units'
+    elif wanted in units:
+        dtype, reason = wanted, f'{asked} and ' * (wish != 'auto') + f'{where} has native {wanted} units'
         if wish == 'float16' and 'bfloat16' in units:
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
+    elif wish == 'auto' and use_amp == 'auto':
+        dtype, reason = 'float32', f'{where} has no units that make mixed precision faster'
     elif hardware.kind == 'cpu':
         dtype, reason = 'bfloat16' if wish == 'auto' else wish, asked
         note = (f'{asked}: {where} has no {dtype} units; autocast may be ten times slower than float32 here. '
