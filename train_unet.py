@@ -468,10 +468,9 @@ def validate_config(config):
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(value, str):                                     # unet is Unet
-            words = {choice.lower(): choice for choice in CHOICES.get(key, ())}
-            words |= dict.fromkeys(['auto'] * ('auto' in kinds), 'auto')
+            words = {word.lower(): word for word in (*CHOICES.get(key, ()), *['auto'] * ('auto' in kinds))}
             value = value.lower() if key == 'device' else words.get(value.lower(), value)
-        if isinstance(value, int) and not isinstance(value, bool) and 'float' in kinds:
+        if type(value) is int and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
         config[key], fault = value, find_fault(key, value)
         if fault:
