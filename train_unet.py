@@ -308,11 +308,10 @@ def parse_value(text, kinds=()):
     if re.fullmatch(r'\d{1,9}x\d{1,9}', text):
         return [int(n) for n in text.split('x')]
     try:
-        value = ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         is_list = kinds[:1] == ['list'] and re.search(r'[\[,]', text)   # class_names=[background,nucleus]
         return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
-    return list(value) if isinstance(value, tuple) else value
 
 
 def parse_overrides(words):

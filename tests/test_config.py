@@ -47,7 +47,7 @@ def write_preset(text, name='mine.py'):
 
 @pytest.mark.parametrize('text, value', [
     ('8', 8), ('1e-3', 0.001), ('512x384', [512, 384]), ('none', None), ('None', None),
-    ('null', None), ('true', True), ('False', False), ('[1, 2]', [1, 2]), ('(1, 2)', [1, 2]),
+    ('null', None), ('true', True), ('False', False), ('[1, 2]', [1, 2]), ('(1, 2)', (1, 2)),
     ('{255: 1}', {255: 1}), ('data/set', 'data/set'), ('16-mixed', '16-mixed'), ('', ''),
     ('[' * 300, '[' * 300), ('__import__("os")', '__import__("os")'),
 ])
