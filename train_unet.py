@@ -459,7 +459,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
 
 
 def validate_config(config):
-    """Types, choices, ranges -> list of problems. In place: plain types, floats and cases where these are meant."""
+    """Types, choices, ranges -> list of problems. In place: plain types, lists, floats and cases as they are meant."""
     problems = []
     for key, value in config.items():
         kinds = TYPES.get(key, [])
@@ -474,6 +474,8 @@ def validate_config(config):
         config[key], fault = value, find_fault(key, value)
         if fault:
             problems.append(f'{key}={shown(value)}: {fault}')
+        elif 'list' in kinds and type(value) in (int, float):          # 512 is 512x512, one mean is of all channels
+            config[key] = [value] * LENGTHS.get(key, 1)
     return problems + check_meanings(config)
 
 
@@ -2853,8 +2855,6 @@ def settle(config, hardware, data, is_demo):
         usual = [min(limit, max(32, round(side * scale / 32) * 32)) for side in pixels]
         reason = f'the usual image ({pixels[1]:.0f} x {pixels[0]:.0f}), at most {limit}, in steps of 32'
     decide('image_size', usual, reason)
-    if isinstance(config['image_size'], int):
-        config['image_size'] = [config['image_size']] * 2
     if pads and any(largest > config['image_size']):
         raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
                           f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
@@ -4430,8 +4430,6 @@ def resume_config(folder, preset, overrides):
     for key, value in config.items():                                  # as settling has them
         if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
             config[key] = saved.get(key, value)
-        elif isinstance(saved.get(key), list) and isinstance(value, (int, float)):
-            config[key] = [value] * (2 if key == 'image_size' else 1)
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
@@ -4498,7 +4496,6 @@ def settle_statistics(config, dataset):
         found = image_statistics(dataset, config)
     for key, value in zip(('mean', 'std'), found):
         value = value if config[key] == 'auto' else config[key]
-        value = value if isinstance(value, list) else [value]
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
         config[key] = value
@@ -5153,8 +5150,6 @@ def load(path, device='auto', model=None):
 def load_with(run, overrides):
     """A trained model with validated settings for its use, TF32 set -> (model, settings as keys of CONFIG, dtype)."""
     config, sources, _ = resolve_config(None, overrides)
-    if isinstance(config['image_size'], int):
-        config['image_size'] = [config['image_size']] * 2
     typed = {key for key, origin in sources.items() if origin == 'you'}
     fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
     if fixed:

@@ -109,7 +109,7 @@ def test_words_that_would_be_swallowed_are_problems(words, told):
 @pytest.mark.parametrize('alias', SHORT_NAMES)
 def test_short_names_reach_their_key(alias):
     value = {'compile': True, 'arch': 'FPN', 'out': 'there', 'lr': 0.5, 'wd': 0.5}.get(alias, 16)
-    assert resolved(**{alias: value})[SHORT_NAMES[alias]] == value
+    assert resolved(**{alias: value})[SHORT_NAMES[alias]] == ([16, 16] if alias == 'size' else value)
 
 
 @pytest.mark.parametrize('key, text', [
@@ -154,13 +154,19 @@ def test_the_defaults_are_valid():
 # --- validation ---
 
 @pytest.mark.parametrize('key, value', [
-    ('learning_rate', 1), ('image_size', 512), ('image_size', [512, 384]), ('mask_values', '>127'),
+    ('learning_rate', 1), ('image_size', [512, 384]), ('mask_values', '>127'),
     ('mask_values', 'nonzero'), ('mask_values', {255: 1, '#ff0000': 2}), ('ignore_index', None),
     ('device', 'cuda:3'), ('use_amp', 'auto'), ('num_classes', 255), ('class_weights', [1, 2.5]),
-    ('tf32_matmul_precision', None), ('mean', 0.5), ('mean', [0.5, 0.5, 0.5]),
+    ('tf32_matmul_precision', None), ('mean', [0.5, 0.5, 0.5]),
 ])
 def test_accepted(key, value):
     assert resolved(**{key: value})[key] == value
+
+
+@pytest.mark.parametrize('key, value, meant', [
+    ('image_size', 512, [512, 512]), ('mean', 0.5, [0.5]), ('std', 1, [1.0])])
+def test_a_number_may_stand_for_a_list(key, value, meant):
+    assert resolved(**{key: value})[key] == meant
 
 
 @pytest.mark.parametrize('key, value, told', [
