@@ -2471,19 +2471,18 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 # ===== data: augmenting and loading ===================================================
 
 
-def build_augmentation(config, is_uint8):
+def build_augmentation(config):
     """The albumentations pipeline of one training sample, after resizing or cropping. None: nothing to do.
 
     Strangeness slows learning and prevents learning by heart: by default an image that is seen up to 25 times is only
     mirrored, one seen 32 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2.
     Raises ConfigError for a file that is no saved pipeline.
     """
-    wish = config['augment']
+    wish, dtype = config['augment'], config['image_dtype']
     if wish == 'none':
         return None
     if wish not in ('default', 'strong'):
-        shape = *config['image_size'], config['in_channels']
-        return load_augmentation(wish, shape, np.uint8 if is_uint8 else np.float32)
+        return load_augmentation(wish, (*config['image_size'], config['in_channels']), dtype)
     border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
     if wish == 'strong':
         height, width = config['image_size']
@@ -2496,7 +2495,7 @@ def build_augmentation(config, is_uint8):
         chance = min(0.5, max(0, config['num_epochs'] - 25) / 70)
         shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **border)]
         colours = [A.RandomBrightnessContrast(0.2, 0.2, p=chance)]
-    colours = colours if is_uint8 else []                              # other depths have no known range to jitter in
+    colours = colours if dtype == 'uint8' else []                      # other depths have no known range to jitter in
     return A.Compose([A.HorizontalFlip(p=0.5), *shapes, *colours])
 
 
@@ -2557,11 +2556,11 @@ def try_augmentation(pipeline, shape, dtype):
         if made['image'].shape[:2] != made['mask'].shape or made['image'].dtype != dtype \
                 or made['image'].shape[2:] not in (shape[2:], () if shape[2] == 1 else shape[2:]):
             raise ValueError(f'it makes {made["image"].dtype} {made["image"].shape} and a mask {made["mask"].shape} of '
-                             f'an image of {dtype.__name__} {shape}')
+                             f'an image of {dtype} {shape}')
     if len(sizes) > 1:
         raise ValueError(f'it makes images of different sizes, {", ".join(map(str, sorted(sizes)))}: '
                          'end it with a crop or a resize to one size')
-    return bool(dtype == np.float32 and 0 < brightest <= 1)
+    return bool(dtype == 'float32' and 0 < brightest <= 1)
 
 
 def all_steps(step):
@@ -2616,8 +2615,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.is_training = is_training
         self.height, self.width = config['image_size']
         self.is_resized = config['size_policy'] == 'resize'
-        self.is_uint8 = config['image_dtype'] == 'uint8'
-        self.augmentation = build_augmentation(config, self.is_uint8) if is_training else None
+        self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
         if not self.is_resized and is_training:
             cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
@@ -2626,8 +2624,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.cache, self.kept = None, {}                               # kept: validation samples, as they are read
         if is_training and self.is_resized and config['cache_images'] is True:
             shape = len(self.rows), self.height, self.width, config['in_channels']
-            self.cache = Cache(shared_zeros(shape, np.uint8 if self.is_uint8 else np.float32),
-                               shared_zeros(shape[:3]), shared_zeros(shape[:1]))
+            self.cache = Cache(shared_zeros(shape, config['image_dtype']), shared_zeros(shape[:3]),
+                               shared_zeros(shape[:1]))
 
     def __len__(self):
         return len(self.rows)
@@ -2684,9 +2682,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 raise
             log.warning('left out: %s', error.problems[0])
             sample['_left_out'] = True                                 # an image of ignored pixels has no loss
-            shape = self.height, self.width, self.config['in_channels']
-            image = np.zeros(shape, np.uint8 if self.is_uint8 else np.float32)
-            mask = np.full((self.height, self.width), IGNORE, np.uint8)
+            image = np.zeros((self.height, self.width, self.config['in_channels']), self.config['image_dtype'])
+            mask = np.full(image.shape[:2], IGNORE, np.uint8)
         if not self.is_training:
             sample['full_mask'] = torch.from_numpy(mask)
             if self.is_resized:

@@ -985,6 +985,7 @@ def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
     ('default', 60, [0.5, 0.5, 0.5]), ('default', 200, [0.5, 0.5, 0.5])])
 def test_augmentation_grows_with_the_run(augment, epochs, chances):
     """Mirror images always, other changes the more often the more often an image is seen."""
-    config = {**train_unet.CONFIG, 'augment': augment, 'num_epochs': epochs, 'image_size': [32, 32]}
-    steps = train_unet.build_augmentation(config, True).transforms
+    config = {**train_unet.CONFIG, 'augment': augment, 'num_epochs': epochs, 'image_size': [32, 32],
+              'image_dtype': 'uint8'}
+    steps = train_unet.build_augmentation(config).transforms
     assert [step.p for step in steps] == chances

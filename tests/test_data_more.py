@@ -179,9 +179,10 @@ def test_fill_of_a_saved_pipeline_is_ignored(small_set, tmp_path, step):
 def test_saved_pipeline_that_cannot_take_the_image_is_refused(tmp_path, step, channels):
     """Before training starts, not in its middle."""
     path = saved(tmp_path / 'a.json', step)
-    config = {**train_unet.CONFIG, 'augment': path, 'image_size': [32, 32], 'in_channels': channels}
+    config = {**train_unet.CONFIG, 'augment': path, 'image_size': [32, 32], 'in_channels': channels,
+              'image_dtype': 'uint8'}
     with pytest.raises(ConfigError, match='that suits these images'):
-        train_unet.build_augmentation(config, True)
+        train_unet.build_augmentation(config)
 
 
 # --- depths --------------------------------------------------------------------------
@@ -1029,15 +1030,17 @@ def test_the_mask_is_never_interpolated(small_set, tmp_path):
 @pytest.mark.parametrize('step, size', [(A.RandomScale(0.5, p=0.5), [32, 32]), (A.RandomRotate90(p=0.5), [32, 64]),
                                         (A.ToGray(num_output_channels=1, p=0.5), [32, 32])])
 def test_a_pipeline_that_changes_the_size_is_refused(tmp_path, step, size):
-    config = {**train_unet.CONFIG, 'augment': saved(tmp_path / 'a.json', step), 'image_size': size}
+    config = {**train_unet.CONFIG, 'augment': saved(tmp_path / 'a.json', step), 'image_size': size,
+              'image_dtype': 'uint8'}
     with pytest.raises(ConfigError, match='that suits these images'):
-        train_unet.build_augmentation(config, True)
+        train_unet.build_augmentation(config)
 
 
 def built(path, content):
     """The pipeline of a file with this content."""
     path.write_text(content)
-    return train_unet.build_augmentation({**train_unet.CONFIG, 'augment': str(path), 'image_size': [32, 32]}, True)
+    return train_unet.build_augmentation({**train_unet.CONFIG, 'augment': str(path), 'image_size': [32, 32],
+                                          'image_dtype': 'uint8'})
 
 
 def test_a_saved_pipeline_is_the_one_that_runs(tmp_path):
@@ -1307,7 +1310,7 @@ def test_the_chance_of_a_pipeline_holds_for_crops_too(small_set, tmp_path):
 def test_no_pipeline_interpolates_the_mask(tmp_path):
     step = A.RandomResizedCrop((32, 32), scale=(0.5, 0.9), area_for_downscale='image_mask', p=1)
     (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(A.Compose([step]))))
-    pipeline = train_unet.load_augmentation(str(tmp_path / 'p.json'), (96, 96, 3), np.uint8)
+    pipeline = train_unet.load_augmentation(str(tmp_path / 'p.json'), (96, 96, 3), 'uint8')
     mask = np.where(np.random.default_rng(0).random((96, 96)) > 0.5, 255, 0).astype(np.uint8)
     for _ in range(8):
         assert set(np.unique(pipeline(image=np.zeros((96, 96, 3), np.uint8), mask=mask)['mask'])) <= {0, 255}
