@@ -2811,14 +2811,11 @@ def build_loader(dataset, config, device, **how):
 
 def image_statistics(dataset, config, most=100):
     """Mean and standard deviation per channel of up to `most` training images, each image weighing the same."""
-    chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most]
-    moments = []
-    for index in progress(chosen, len(chosen), 'Mean and spread of the images'):
-        with contextlib.suppress(*[DataError] * config['skip_broken']):
-            image = dataset.read(int(index))[0]
-            bands = (image[top:top + 256].astype(np.float64) for top in range(0, len(image), 256))
-            sums = [[band.sum((0, 1)), (band ** 2).sum((0, 1))] for band in bands]
-            moments.append(np.sum(sums, axis=0) / math.prod(image.shape[:2]))
+    chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
+    images = (image for _, image in read_all(dataset, chosen, config['skip_broken']))
+    moments = [[image.mean((0, 1), dtype=np.float64),
+                np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])]    # no copy of it
+               for image in progress(images, len(chosen), 'Mean and spread of the images')]
     if not moments:
         raise DataError(f'{config["data"]}: none of {len(chosen)} training images can be read')
     mean, square = np.mean(moments, axis=0)
