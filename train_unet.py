@@ -45,7 +45,6 @@ import ctypes
 import dataclasses
 import datetime
 import difflib
-import errno
 import functools
 import glob
 import hashlib
@@ -2166,7 +2165,7 @@ def read_header(path, config):
     """(height, width, mode such as 'RGB' or 'uint16 x 4') of an image, its pixels left alone where that can be."""
     suffix = os.path.splitext(path)[1].lower()
     if not os.path.isfile(path):
-        raise ValueError('is no file')                                 # a pipe would be waited for
+        raise DataError(f'{path}: cannot be read: is no file')         # a pipe would be waited for
     if suffix in ('.npy', '.mat'):
         array = open_npy(path, config, False) if suffix == '.npy' else read_array(path, config)
         (height, width, channels), dtype = (*array.shape, 1)[:3], array.dtype
@@ -2235,8 +2234,6 @@ def mask_header(path, codes):
 def fingerprint(path):
     """Size and time of a file, or of those in a folder: what tells that a cached record is still true."""
     states = [os.stat(path)]
-    if not (stat.S_ISREG(states[0].st_mode) or stat.S_ISDIR(states[0].st_mode)):
-        raise OSError(errno.EINVAL, 'is no file', path)                # a pipe would be waited for
     if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
         states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
     return [sum(state.st_size for state in states), max((state.st_mtime_ns for state in states), default=0)]
