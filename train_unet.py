@@ -2271,12 +2271,9 @@ def scan(pairs, config, decode=False):
 
     count = len(pairs.images)
     chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
-    pool = ThreadPoolExecutor(min(8, num_cores()))
-    try:
+    with ThreadPoolExecutor(min(8, num_cores())) as pool:              # on Ctrl-C map cancels what has not begun
         parts = pool.map(lambda rows: [look(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
-    finally:
-        pool.shutdown(cancel_futures=True)                             # Ctrl-C waits for no others
     fresh = {key: entry for key, entry, _ in found if entry}
     problems = [problem for _, _, problem in found if problem]
     with contextlib.suppress(OSError):
