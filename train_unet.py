@@ -2332,11 +2332,12 @@ def inspect_data(config, decode=False):
         notes.append(('each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers')
                      + ': if these are ids of objects, not classes, type mask_values=nonzero')
     if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
-        grey = as_grey if all(as_grey(code) < COLOUR for code in values) else int
-        turned = {grey(code): {0: 1, 1: 0}.get(coding.table[code], IGNORE) for code in values} \
-            if coding.table is not None else f"'>{coding.threshold}'" if coding.below else f"'<{coding.threshold + 1}'"
+        if coding.table is None:
+            turned = f"'>{coding.threshold}'" if coding.below else f"'<{coding.threshold + 1}'"
+        else:
+            turned = suggest({code: {0: 1, 1: 0}.get(meaning[code], IGNORE) for code in values})
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
-                     f'If so type mask_values={turned if isinstance(turned, str) else suggest(turned)}')
+                     f'If so type mask_values={turned}')
     return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
 
