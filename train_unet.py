@@ -2304,7 +2304,7 @@ def inspect_data(config, decode=False):
     counts_up |= len(values) > 10 and all(record['mask'].startswith('I') for record in records)    # 16 bits
     coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up,
                          all('JPEG' in record['mask'] for record in records))
-    meaning = dict(zip(values, coding.encode(np.array([[*values]], int))[0].tolist()))
+    meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     images = Counter(itertools.chain.from_iterable(found))
     classes = {class_id: [0, count] for class_id, count in sorted(images.items())}
@@ -2385,14 +2385,10 @@ def describe_data(data, config):
              f'masks: {data.coding.words}', '   value -> class                 pixels   images']
     names = class_names(config, data.coding.num_classes)
     total = sum(pixels for pixels, _ in data.values.values())
-    if data.coding.threshold is not None:
-        signs = ['>', '<='] if data.coding.below else ['<=', '>']
-        rows = [(f'{signs[i]}{data.coding.threshold}' if i < 2 else str(data.coding.ignored), i, *counts)
-                for i, counts in data.classes.items()]
-    elif len(data.values) <= 256:
-        rows = [(name_code(code), int(data.coding.encode(np.array([[code]]))[0, 0]), *counts)
-                for code, counts in sorted(data.values.items())]
-    else:
+    codes = sorted(data.values)
+    ids = data.coding.encode(np.array(codes)).tolist()
+    rows = [(name_code(code), i, *data.values[code]) for code, i in zip(codes, ids)]
+    if len(codes) > (256 if data.coding.table else 16):
         rows = [('many', i, *counts) for i, counts in data.classes.items()]
     for value, i, pixels, images in rows:
         name = 'ignored' if i == IGNORE else f'{i} {names[i]}'
