@@ -2753,9 +2753,6 @@ class WindowSampler(torch.utils.data.Sampler):
             for indices in self.micro_batches(window):
                 yield [(self.epoch, int(index)) for index in indices]
 
-    def __len__(self):
-        return sum(len(self.micro_batches(window)) for window in self.windows()[self.first_window:])
-
 
 def start_worker(_):
     """Workers decode; one thread each, or they fight for the cores."""
