@@ -2792,9 +2792,8 @@ def build_loader(dataset, config, device, **how):
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
-    collate_fn = collate if is_ours else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
-                                       collate_fn=collate_fn, generator=own, **extra, **how)
+                                       collate_fn=collate if is_ours else None, generator=own, **extra, **how)
 
 
 def image_statistics(dataset, config, most=100):
@@ -3285,12 +3284,10 @@ def compute_metrics(counts):
     there = torch.where(truth + predicted > 0, 1.0, math.nan)          # in one alone, precision or recall is 0 too
     scores = {'iou': hit / (truth + predicted - hit), 'dice': 2 * hit / (truth + predicted),
               'precision': hit / predicted.clamp_min(1) * there, 'recall': hit / truth.clamp_min(1) * there}
-    scores = {key: values.tolist() for key, values in scores.items()}
-    mean = lambda values: float(np.mean([value for value in values if not math.isnan(value)] or [math.nan]))
-    means = {key: mean(values) for key, values in scores.items()}
-    one = lambda key: scores[key][1] if len(counts) == 2 else means[key]
-    return {'iou': one('iou'), 'dice': one('dice'), 'accuracy': float(hit.sum() / counts.sum())} | {
-        f'mean_{key}': mean for key, mean in means.items()} | {f'{key}_per_class': scores[key] for key in scores}
+    means = {f'mean_{key}': float(values.nanmean()) for key, values in scores.items()}
+    per_class = {f'{key}_per_class': values.tolist() for key, values in scores.items()}
+    one = lambda key: per_class[f'{key}_per_class'][1] if len(counts) == 2 else means[f'mean_{key}']
+    return {'iou': one('iou'), 'dice': one('dice'), 'accuracy': float(hit.sum() / counts.sum()), **means, **per_class}
 
 
 # ===== optimisation ===================================================================
