@@ -2933,33 +2933,30 @@ def pad_by_index(images, axis, amount):
 
 def build_network(config):
     """The network that the config names, untrained or with encoder weights. Raises ConfigError."""
+    name, encoder, weights = config['architecture'], config['encoder'], config['encoder_weights']
     classes = 1 if config['num_classes'] == 2 else config['num_classes']
-    name = config['architecture']
     if not hasattr(smp, name):
         raise ConfigError(f'architecture={name!r}: segmentation-models-pytorch {smp.__version__} does not have it yet; '
                           'pip install -U segmentation-models-pytorch')
     extra = {'decoder_channels': config['decoder_channels']} if name in ('Unet', 'UnetPlusPlus', 'MAnet') else {}
-    weights = config['encoder_weights']
-    weights = weights and (config['encoder'].startswith('tu-') or weights)     # timm has one set for each name
+    is_timm = encoder.startswith('tu-')                                # which has one set of weights for each name
     if weights:
         ask_hub_once()
-        log.info('encoder weights: %s of %s, downloaded once and kept', config['encoder_weights'], config['encoder'])
+        log.info('encoder weights: %s of %s, downloaded once and kept', weights, encoder)
     try:
-        return getattr(smp, name)(encoder_name=config['encoder'], encoder_weights=weights,
-                                  in_channels=config['in_channels'], classes=classes, **extra)
+        return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes, **extra,
+                                  encoder_weights=True if weights and is_timm else weights)
     except KeyError as error:                                          # smp's word for a name it does not have
-        names, wish = smp.encoders.get_encoder_names(), config['encoder']
-        if wish in names:                                              # then it is the weights
-            names, wish = re.findall(r"'([^']+)'", str(error)), config['encoder_weights']
-        raise ConfigError(f"encoder={config['encoder']!r}, encoder_weights={config['encoder_weights']!r}: "
-                          f"{str(error)[:200]}{did_you_mean(wish, names)}") from None
+        names, wish = smp.encoders.get_encoder_names(), encoder
+        if encoder in names:                                           # then it is the weights
+            names, wish = re.findall(r"'([^']+)'", str(error)), weights
+        raise ConfigError(f'encoder={encoder!r}, encoder_weights={weights!r}: {str(error)[:200]}'
+                          f'{did_you_mean(wish, names)}') from None
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        why = f'{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ""}'
-        if config['encoder_weights']:
-            raise ConfigError(f"encoder_weights={config['encoder_weights']!r} of encoder={config['encoder']!r} could "
-                              f"not be loaded or downloaded ({why}); encoder_weights=None starts from scratch"
-                              ) from None
-        raise ConfigError(f"architecture={name!r} with encoder={config['encoder']!r}: {why}") from None
+        if weights:
+            raise ConfigError(f'encoder_weights={weights!r} of encoder={encoder!r} could not be loaded or downloaded '
+                              f'({in_words(error)}); encoder_weights=None starts from scratch') from None
+        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {in_words(error)}') from None
 
 
 def ask_hub_once():
@@ -2990,11 +2987,11 @@ def try_size(model):
     """One empty image through the network. Raises ConfigError where it cannot take images of image_size, or where a
     network of your own gives something else than logits."""
     config, classes = model.config, model.config['num_classes']
-    dtype = getattr(torch, config['image_dtype'])
-    wanted = 1, 1 if classes == 2 else classes, *config['image_size']
+    height, width = config['image_size']
+    shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
     try:
-        shape = 1, config['in_channels'], *config['image_size']
-        logits = model.eval()(torch.zeros(shape, dtype=dtype, device=model.mean.device))
+        images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
+        logits = model.eval()(images)
         if logits.shape != wanted:
             raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want logits '
                               f'{wanted}' + ', one channel for the foreground' * (classes == 2))
@@ -3003,11 +3000,9 @@ def try_size(model):
             raise UserError(TOO_LARGE, 'out of memory') from None
         if model.is_own:
             raise ConfigError(f'model: cannot take normalised float32 images {shape} ({in_words(error)})') from None
-        height, width = config['image_size']
         raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
-                          f'images of {width} x {height} pixels ({" ".join(str(error).split())[:200]}): '
-                          f'type another image_size, such as {height * 2}x{width * 2} or the one in the name of '
-                          'the encoder') from None
+                          f'images of {width} x {height} pixels ({in_words(error)}): type another image_size, such as '
+                          f'{height * 2}x{width * 2} or the one in the name of the encoder') from None
 
 
 def change_forward(module, mixin):
