@@ -2344,17 +2344,15 @@ def inspect_data(config, decode=False):
 
 def refuse_mixture(masks, config):
     """Some masks of 0 and 1, others of 0 and 255: is 255 foreground there, or ignored? Only the user knows."""
-    levels = [set(map(as_grey, codes)) - {0} for codes in masks]
-    noisy = lambda found: len(found) > 16 and 223 <= max(found) < COLOUR       # JPEG of black and white
-    kinds = Counter('ones' if found == {1} else 'noisy' if noisy(found) else 'tops' if found == {255} else
-                    'none' if not found else 'others' for found in levels)
-    if config['mask_values'] is None and kinds['ones'] and kinds['tops'] + kinds['noisy'] and not kinds['others']:
+    levels = [found for codes in masks if (found := set(map(as_grey, codes)) - {0})]
+    ones, tops = levels.count({1}), levels.count({255})
+    noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # JPEG of black and white
+    if config['mask_values'] is None and ones and tops + noisy and ones + tops + noisy == len(levels):
         lines = ['if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
                  'if 255 means ignored type mask_values="{1: 1, 255: 255}"']
-        if kinds['noisy']:
+        if noisy:
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
-        others = kinds['tops'] + kinds['noisy']
-        raise DataError([f'{kinds["ones"]} masks hold 0 and 1, {others} others 0 and 255', *lines],
+        raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and 255', *lines],
                         'the mask values are not clear')
 
 
