@@ -1030,24 +1030,19 @@ def stem_in(pattern):
 
 def list_files(root):
     """Every file below root as (folder, name), sorted; links are followed, loops and hidden folders are not."""
-    found, seen, pending = [], {os.path.realpath('runs')} - {os.path.realpath(root)}, ['']    # ours are no data
-    while pending:
-        folder = pending.pop()
-        try:
-            real = os.path.realpath(root / folder)
-            if real in seen:
-                continue
-            seen.add(real)
-            entries = list(os.scandir(root / folder))
-            if {'config.py', 'log.txt'} <= {entry.name for entry in entries}:          # a run of ours
-                continue
-            for entry in entries:
-                if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
-                    pending += [f'{folder}/{entry.name}'.lstrip('/')] * (not entry.name.startswith('.'))
-                else:
-                    found.append((folder, entry.name))
-        except OSError as error:
-            raise DataError(f'{root / folder}: cannot be read: {error.strerror}') from None
+    def refuse(error):
+        raise DataError(f'{error.filename}: cannot be read: {error.strerror}')
+
+    found, seen = [], {os.path.realpath('runs')} - {os.path.realpath(root)}            # ours are no data
+    for path, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        real = os.path.realpath(path)
+        if real in seen or {'config.py', 'log.txt'} <= set(names):                     # a run of ours
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [folder for folder in folders if not folder.startswith('.')]
+        place = os.path.relpath(path, root).replace(os.sep, '/').removeprefix('.')
+        found += [(place, name) for name in names]
     return sorted(found)
 
 
