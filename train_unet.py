@@ -976,6 +976,11 @@ PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pg
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
 
+def may_be_read(name):
+    """Whether a file of this name may be an image or a mask: a suffix of ours, and not hidden."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')
+
+
 @dataclasses.dataclass
 class Pairs:
     """Images and masks that belong together. Paths are NumPy bytes: no Python object per file in a worker."""
@@ -1089,7 +1094,7 @@ def collect(config, root, files):
                                         for file in files_of(base, root, files)):
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
-        if suffix.lower() not in SUFFIXES or name.startswith('.'):
+        if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
         stems = {key: stem_of(name) for key, stem_of in stem_keys.items()}
@@ -1123,7 +1128,7 @@ def collect(config, root, files):
 
 def shared_folder(files):
     """The folder that all folders of images and masks are in: its name tells nothing of any one of them."""
-    folders = [folder for folder, name in files if os.path.splitext(name)[1].lower() in SUFFIXES and name[0] != '.']
+    folders = [folder for folder, name in files if may_be_read(name)]
     shared = os.path.commonpath(folders) if folders else ''
     return os.path.dirname(shared) if shared in folders else shared
 
@@ -1368,7 +1373,7 @@ def refuse_selves(pairs):
 
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
-    files = [file for file in files if os.path.splitext(file[1])[1].lower() in SUFFIXES and file[1][0] != '.']
+    files = [(folder, name) for folder, name in files if may_be_read(name)]
     works, deadline, seen = {}, time.monotonic() + seconds, functools.cache(lambda path: appearance(path, config))
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
@@ -1922,8 +1927,7 @@ def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
-        names = [name for name in sorted(os.listdir(path)) if wanted(name)
-                 and os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')]
+        names = [name for name in sorted(os.listdir(path)) if wanted(name) and may_be_read(name)]
         levels = [127 * name.lower().endswith(JPEG_SUFFIXES) for name in names]    # JPEG makes noise around black
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]
@@ -5245,8 +5249,7 @@ def list_inputs(inputs, output):
             paths = [item] if os.path.exists(item) else glob.glob(item, recursive=True)
             found = {path: os.path.basename(path) for path in sorted(paths) if os.path.isfile(path)}
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
-            found = {path: name for path, name in found.items() if os.path.splitext(path)[1].lower() in SUFFIXES
-                     and not os.path.basename(path).startswith('.')}
+            found = {path: name for path, name in found.items() if may_be_read(os.path.basename(path))}
         if not found:
             raise UserError(f'{item}: there is no such file, or no image in it', 'nothing to predict')
         for path, name in found.items():
