@@ -1377,22 +1377,20 @@ def lines_that_pair(config, root, files, seconds=10.0):
     works, deadline, seen = {}, time.monotonic() + seconds, functools.cache(lambda path: appearance(path, config))
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
-        for skip in ([False, True] if settings else [True]) * (time.monotonic() < deadline):
-            tried = settings | {'skip_unpaired': True} if skip else settings
-            try:
-                pairs, *_ = pair_files({**config, **tried}, root, files)
-                if len(pairs) == 1 and config['val_fraction']:
-                    tried = tried | {'val_fraction': 0}
-                choose_splits([image for image, _ in pairs], {**config, **tried})
-            except DataError as error:
-                if 'several files share one stem' in str(error):       # to skip what is left over mends nothing
-                    break
-                continue
-            looks = sum(suit(*(seen(file.path) for file in pairs[i])) for i in (0, len(pairs) // 2, -1)) / 3
-            if looks > -2 and (not skip or not settings or 10 * len(pairs) >= len(files)):     # else a chance
-                line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-                works[line] = len(pairs), (likelihood(settings) + looks, not skip)
+        if time.monotonic() > deadline:
             break
+        try:
+            pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
+            skip = any(note.startswith('skipped ') for note in notes)
+            tried = settings | ({'skip_unpaired': True} if skip else {})
+            tried |= {'val_fraction': 0} if len(pairs) == 1 and config['val_fraction'] else {}
+            choose_splits([image for image, _ in pairs], {**config, **tried})
+        except DataError:
+            continue
+        looks = sum(suit(*(seen(file.path) for file in pairs[i])) for i in (0, len(pairs) // 2, -1)) / 3
+        if looks > -2 and (not skip or not settings or 10 * len(pairs) >= len(files)):         # else a chance
+            line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
+            works[line] = len(pairs), (likelihood(settings) + looks, not skip)
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
     likeliest = max((works[line][1][0] for line in lines), default=0)
