@@ -1454,26 +1454,22 @@ def folder_answers(files):
     """
     shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
     ways = {folder: [*itertools.accumulate(Path(folder).parts, os.path.join)] for folder in set(next(zip(*files), ()))}
-    for path in itertools.chain.from_iterable(ways.values()):
+    everywhere = {path for way in ways.values() for path in way}
+    for path in everywhere:
         inner[os.path.dirname(path)].add(os.path.basename(path))
     brothers = Counter((os.path.dirname(path), frozenset(names)) for path, names in inner.items())
     for folder, _ in files:
-        plain, merged = [], []                                         # the folder with * in it -> folders
+        starred = []                                                   # the folder with * in it
         for part in ways[folder]:
             name = os.path.basename(part)
-            plain.append('*' if name.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', name))
-            has_brothers = brothers[os.path.dirname(part), frozenset(inner.get(part, ()))] > 2
-            merged.append('*' if has_brothers else plain[-1])
-            for form in {'/'.join(plain), '/'.join(merged)}:
-                alike[form][part] += 1
-    shapes, everywhere = {}, {folder for folders in alike.values() for folder in folders}
-    for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
+            has_brothers = brothers[os.path.dirname(part), frozenset(inner[part])] > 2
+            starred.append('*' if has_brothers or name.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', name))
+            alike['/'.join(starred)][part] += 1
+    shapes = {}
+    for general, folders in alike.items():
         columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
         parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
                  for column in columns]                                # test/ may lack what train/ has
-        glob = re.compile(re.escape('/'.join(parts)).replace(r'\*', '[^/]*'))
-        if any(glob.fullmatch(other) for other in everywhere - folders.keys()):
-            parts = general.split('/') if len(folders) > 1 else list(next(iter(folders)).split('/'))
         all_stars, numbered = set(parts) == {'*'}, any('*' in part and part != '*' for part in parts)
         shapes |= folders if all_stars or numbered and len(folders) < 5 else {}
         shapes |= {'/'.join(parts): folders.total()} if not all_stars else {}
@@ -1481,14 +1477,13 @@ def folder_answers(files):
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:
             del shapes[shape]
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
-    strip = lambda shape: shape[len(shared):].lstrip('/') if shape.startswith(shared) else shape
+    role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
     for image, mask in itertools.permutations(sorted(usual), 2):
         (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
         twins = {os.path.join(inside, other), os.path.join(beside, name)} - {image, mask}
         if twins & everywhere or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
-        if read_place(strip(image))[1] != 'mask' and read_place(strip(mask))[1] != 'image' \
-                and not f'{image}/'.startswith(f'{mask}/') and not f'{mask}/'.startswith(f'{image}/'):
+        if role_of(image) != 'mask' and role_of(mask) != 'image':
             yield {'images': image, 'masks': mask}
 
 
