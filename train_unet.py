@@ -1601,11 +1601,10 @@ def open_pillow(path, config):
 
 
 def read_pillow(path, config, as_mask):
-    """Decode with Pillow: masks keep indices and refuse a rotation, images become grey, RGB or 16-bit."""
+    """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if as_mask:
-            if picture.getexif().get(274, 1) != 1:
-                raise ValueError('the mask carries an EXIF rotation; save it without')
+            PIL.ImageOps.exif_transpose(picture, in_place=True)        # scan_pair sees that its image is turned alike
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
                 pixels = np.array(picture.convert('RGBA'))
                 codes = pixels[..., :3] @ np.array([1, 256, 65536])
@@ -1640,6 +1639,12 @@ def palette_colours(picture):
     palette = picture.getpalette('RGB')
     return {index: '#%02x%02x%02x' % (*palette[3 * index:3 * index + 3],) for _, index in picture.getcolors(256)
             if 3 * index + 3 <= len(palette)}
+
+
+def orientation(picture):
+    """How EXIF turns an opened image: 1 not at all, 2 to 8 mirrored or rotated. (Pillow turns a TIFF by itself.)"""
+    known = picture.format != 'TIFF' and (picture.format != 'PNG' or 'exif' in picture.info)    # else a PNG is decoded
+    return picture.getexif().get(274, 1) if known else 1
 
 
 def pillow_mode(picture):
@@ -2153,6 +2158,9 @@ class Data:
     notes: list
 
 
+TURNED = ' (turned upright, EXIF {})'
+
+
 def read_header(path, config):
     """(height, width, mode such as 'RGB' or 'uint16 x 4') of an image, its pixels left alone where that can be."""
     suffix = os.path.splitext(path)[1].lower()
@@ -2167,10 +2175,9 @@ def read_header(path, config):
             channels, dtype = 1 if bands is None else series.shape[bands], series.dtype
     else:
         with open_pillow(path, config) as picture:
-            known = picture.format != 'PNG' or 'exif' in picture.info        # else a PNG would be decoded
-            turned = picture.getexif().get(274, 1) if known and picture.format != 'TIFF' else 1
+            turned = orientation(picture)
             size = (picture.height, picture.width) if turned < 5 else (picture.width, picture.height)
-            return *size, pillow_mode(picture) + ' (turned upright by its EXIF)' * (turned != 1)
+            return *size, pillow_mode(picture) + TURNED.format(turned) * (turned != 1)
     if dtype.kind not in 'biuf' or not height or not width:
         raise ValueError(f'holds {height} x {width} {dtype}; expected numbers')
     return height, width, f'{dtype} x {channels}'
@@ -2187,21 +2194,24 @@ def scan_pair(image, mask, config):
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
-    if codes.shape != (height, width) and not (config['rescale_masks'] and same_shape(codes.shape, (height, width))):
-        turned = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
-        if same_shape(codes.shape, (height, width)):
-            turned = '; if they show the same type rescale_masks=True'
-        if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
-            turned = f'; if its bands come first type in_channels={height}'
-        raise DataError(f'{image}: is {width} x {height} pixels, '
-                        f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{turned or ""}')
     if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
         counts = np.bincount(codes.ravel())
         found = np.flatnonzero(counts)
         counts = counts[found]
     else:
         found, counts = np.unique(codes, return_counts=True)
-    mask_mode, colours = mask_header(mask, found.tolist())
+    mask_mode, colours, turned = mask_header(mask, found.tolist())
+    if turned != 1 and not mode.endswith(TURNED.format(turned)):
+        raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
+                        'upright')
+    if codes.shape != (height, width) and not (config['rescale_masks'] and same_shape(codes.shape, (height, width))):
+        hint = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
+        if same_shape(codes.shape, (height, width)):
+            hint = '; if they show the same type rescale_masks=True'
+        if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
+            hint = f'; if its bands come first type in_channels={height}'
+        raise DataError(f'{image}: is {width} x {height} pixels, '
+                        f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint or ""}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
             'codes': found.tolist(), 'pixels': counts.tolist()}
 
@@ -2212,15 +2222,15 @@ def same_shape(first, second):
 
 
 def mask_header(path, codes):
-    """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes)."""
+    """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes, its orientation)."""
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
-        return suffix or 'folder', []
+        return suffix or 'folder', [], 1
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
         colours = palette_colours(picture) if picture.mode == 'P' and not means_its_colours(picture) else {}
         kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
-        return kind, [colours[code] for code in codes if code in colours]
-    return 'TIFF', []
+        return kind, [colours[code] for code in codes if code in colours], orientation(picture)
+    return 'TIFF', [], 1
 
 
 def fingerprint(path):
@@ -2235,7 +2245,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 6])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 7])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 

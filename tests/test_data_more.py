@@ -1572,7 +1572,39 @@ def test_images_that_their_exif_turns_are_counted(tmp_path, orientation, size):
     exif[274] = orientation
     PIL.Image.new('RGB', size).save(folder / 'images/0.png', exif=exif)
     _, data = inspect(folder)
-    assert data.modes['RGB (turned upright by its EXIF) image, L mask'] == 1
+    assert data.modes[f'RGB (turned upright, EXIF {orientation}) image, L mask'] == 1
+
+
+@pytest.mark.parametrize('mode', ['L', 'P', '1'])
+@pytest.mark.parametrize('orientation', [3, 6, 7])
+def test_a_mask_that_its_exif_turns_like_its_image(tmp_path, orientation, mode):
+    """Whoever copies the EXIF of a photograph into its mask has both turned, once more when a resume reads them."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    exif = PIL.Image.Exif()
+    exif[274] = orientation
+    shown = np.zeros((16, 4), np.uint8)
+    shown[:5, :3] = 1
+    picture = PIL.Image.fromarray(shown * 255).convert(mode)
+    stored = {3: 'ROTATE_180', 6: 'ROTATE_90', 7: 'TRANSVERSE'}[orientation]       # the way back
+    picture.transpose(PIL.Image.Transpose[stored]).save(folder / 'masks/0.png', exif=exif)
+    rgb = PIL.Image.fromarray(shown * 255).convert('RGB').transpose(PIL.Image.Transpose[stored])
+    rgb.save(folder / 'images/0.png', exif=exif)
+    config, data = inspect(folder, mask_values='nonzero')
+    row = [os.fsdecode(path).endswith('0.png') for path in data.pairs.images].index(True)
+    codes = train_unet.read_mask(os.fsdecode(data.pairs.masks[row]), config)
+    np.testing.assert_array_equal(codes > 0, shown > 0)
+    np.testing.assert_array_equal(train_unet.read_image(os.fsdecode(data.pairs.images[row]), config)[..., 0] > 0, shown)
+
+
+@pytest.mark.parametrize('of_image', [1, 8])
+def test_a_mask_that_its_exif_turns_otherwise_is_refused(tmp_path, of_image):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    exif = PIL.Image.Exif()
+    for name, size, orientation in (('images', (16, 16), of_image), ('masks', (16, 16), 6)):
+        exif[274] = orientation
+        PIL.Image.new('L', size).save(folder / name / '0.png', exif=exif)
+    with pytest.raises(DataError, match='masks/0.png: carries a rotation'):
+        inspect(folder)
 
 
 def test_a_folder_goes_with_its_twin(tmp_path):
