@@ -592,9 +592,9 @@ def parse_command(argv):
                         f'python train_unet.py {verb} {needed}')
     if needed and preset is not None:
         problems.append(f'--preset {shown(preset)}: no effect on a trained run')
-    if verb in ('evaluate', 'export'):
-        problems += [f'{word!r}: {verb} takes one run' + '; to score other data type ' * (verb == 'evaluate')
-                     + as_typed('data', word) * (verb == 'evaluate') for word in paths[1:]]
+    for word in paths[1:] if verb in ('evaluate', 'export') else []:
+        hint = f'; to score other data type {as_typed("data", word)}' if verb == 'evaluate' else ''
+        problems.append(f'{word!r}: {verb} takes one run{hint}')
     idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [] if needed else paths:
