@@ -1433,20 +1433,15 @@ def likelihood(settings):
         return 0.5
     if 'masks' in settings:                                            # what both are in tells nothing of either
         shared = os.path.commonpath([settings['images'], settings['masks']])
-        settings = settings | {key: os.path.relpath(settings[key], shared or '.') for key in ('images', 'masks')}
-    places = [read_place(re.sub('[^A-Za-z]+', '/', settings.get(key, '')).strip('/')) for key in ('images', 'masks')]
-    image, mask = (' '.join(settings.get(f'{role}{what}', '') for what in ('s', '_pattern')).replace('{stem}', ' ')
-                   for role in ('image', 'mask'))
-    image_role, mask_role = (read_place(re.sub('[^A-Za-z]+', '/', text).strip('/'))[1] for text in (image, mask))
-    made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+', text)) for text in (image, mask)]
-    fits = ((mask_role == 'mask') - 2 * (mask_role == 'image') + (image_role == 'image') - 2 * (image_role == 'mask')
-            - 2 * made[0] - made[1] + ('manual' in mask))                      # beside a mask of the field of view
-    if 'masks' in settings:
-        beside = os.path.dirname(settings['images']) == os.path.dirname(settings['masks'])
-        mixed = {split for split, *_ in places} - {''}                 # images of training with masks of the test
-        return fits + (beside and mask_role == 'mask') - 2 * (len(mixed) > 1)
-    plain_image = image.strip().startswith('.') and len(mask) > len(image)
-    return fits + (plain_image or 'image_pattern' not in settings)
+        names = [os.path.relpath(settings[key], shared or '.') for key in ('images', 'masks')]
+    else:
+        names = [settings.get(key, '').replace('{stem}', ' ') for key in ('image_pattern', 'mask_pattern')]
+    said = [read_place(re.sub('[^A-Za-z]+', '/', name).strip('/'))[1] for name in names]
+    made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+', name)) for name in names]
+    fits = sum(1 if word == role else -2 for word, role in zip(said, ('image', 'mask')) if word)
+    fits += ('manual' in names[1]) - 2 * made[0] - made[1]             # manual: beside a mask of the field of view
+    plain_image = names[0].strip().startswith('.') and len(names[1]) > len(names[0])
+    return fits + ('masks' not in settings and (plain_image or 'image_pattern' not in settings))
 
 
 def folder_answers(files):
