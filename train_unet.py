@@ -1393,8 +1393,6 @@ def lines_that_pair(config, root, files, seconds=10.0):
             works[line] = len(pairs), (likelihood(settings) + looks, not skip)
     lines = [line for line in works                                    # no key too many
              if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
-    likeliest = max((works[line][1][0] for line in lines), default=0)
-    lines = [line for line in lines if works[line][1][0] > likeliest - 2]
     most = max((works[line][0] for line in lines), default=0)
     lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
     best = max((works[line][1] for line in lines), default=None)
