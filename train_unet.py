@@ -1494,11 +1494,9 @@ def pattern_answers(files):
                 if first.count('{stem}') == second.count('{stem}') == 1:
                     seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
     for (first, second), _ in seen.most_common(12):
-        (_, end), (name, kind) = map(os.path.splitext, (first, second))
-        tells = kind != end or re.search('[^\\W\\d_]', name.replace('{stem}', ''))  # more than another number
         digits = [re.findall(r'\d+', os.path.splitext(side)[0]) for side in (first, second)]
         is_other = all(digits) and digits[0] != digits[1]              # frame 1 with the mask of frame 3
-        if first != second and tells and not is_other and not re.search(r'\d\{stem', first + second):
+        if first != second and not is_other:
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
 
