@@ -1202,9 +1202,8 @@ def stem_rules(images, masks):
     usual = images[len(images) // 2].stem.casefold()
     for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
         yield 'names like {} and {}'.format(*patterns), *map(stem_in, patterns)
-    for which, position in (('last', -1), ('first', 0)):
-        number = lambda stem, position=position: str(int((re.findall(r'\d+', stem) or ['-1'])[position]))
-        yield f'the {which} number in the stem', number, number
+    number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
+    yield 'the last number in the stem', number, number
 
 
 def grouped(items, key):
