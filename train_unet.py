@@ -1291,18 +1291,17 @@ def read_list(path):
 
 
 class More(str):
-    """'... and 5 more', with the lines it stands for."""
-
-    def __new__(cls, hidden):
-        self = super().__new__(cls, f'... and {len(hidden)} more')
-        self.hidden = hidden
-        return self
+    """'... and 5 more', with the lines it stands for in `hidden`."""
 
 
 def shorten(lines, most=10):
     """The first lines, and how many more there are."""
     lines = list(lines)
-    return lines if len(lines) <= most else [*lines[:most], More(lines[most:])]
+    if len(lines) <= most:
+        return lines
+    more = More(f'... and {len(lines) - most} more')
+    more.hidden = lines[most:]
+    return [*lines[:most], more]
 
 
 def find_pairs(config):
