@@ -1161,10 +1161,10 @@ def existing_folder(path):
             return path
     except OSError as error:                                           # no permission, or a name of 300 letters
         raise DataError(f'{path}: cannot be read: {error.strerror}') from None
-    there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
-    near = did_you_mean(path.name, there)
-    what = 'is a file; expected a folder of images and masks' if path.exists() else 'there is no such folder'
-    raise DataError(f'{path}: {what}{near}')
+    if path.exists():
+        raise DataError(f'{path}: is a file; expected a folder of images and masks')
+    there = os.listdir(path.parent) if path.parent.is_dir() else []
+    raise DataError(f'{path}: there is no such folder{did_you_mean(path.name, there)}')
 
 
 def refuse_kinds(images, masks):
