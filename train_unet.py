@@ -2365,12 +2365,11 @@ def differing_palettes(records):
 def describe_data(data, config):
     """The table that check prints: pairs, sizes, what each class is and how much of it there is."""
     counts = ', '.join(f'{len(data.pairs.rows(s))} {s}' for s in SPLITS if len(data.pairs.rows(s)))
-    sizes = ', '.join(f'{w} x {h}' + (f' ({n})' if len(data.sizes) > 1 else '')
-                      for (h, w), n in data.sizes.most_common(4))
+    sizes = ', '.join(f'{w} x {h} ({n})' for (h, w), n in data.sizes.most_common(4))
     more = f' and {len(data.sizes) - 4} more sizes' if len(data.sizes) > 4 else ''
+    modes = ', '.join(f'{n} {mode}' for mode, n in data.modes.most_common(6))
     lines = [f'{len(data.pairs.images)} pairs ({counts}), paired by {data.pairs.rule}',
-             f'sizes (width x height): {sizes}{more};  '
-             + ', '.join(f'{n} {mode}' for mode, n in data.modes.most_common(6)),
+             f'sizes (width x height): {sizes}{more};  {modes}',
              f'masks: {data.coding.words}', '   value -> class                 pixels   images']
     names = class_names(config, data.coding.num_classes)
     total = sum(pixels for pixels, _ in data.values.values())
