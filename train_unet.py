@@ -2698,8 +2698,8 @@ def split_evenly(items, most):
     """
     count = max(1, math.ceil(len(items) / most))
     if count > 1 and most > 1 and len(items) // count == 1:
-        count = max(1, len(items) // 2)
-    return [piece for piece in np.array_split(items, count) if len(piece)]
+        count = len(items) // 2
+    return np.array_split(items, count)
 
 
 class WindowSampler(torch.utils.data.Sampler):
@@ -3188,7 +3188,7 @@ def tile_offsets(length, side, overlap, stride=32):
 
     Tiles whose overlap leaves less than a stride between them cannot keep to it.
     """
-    step = max(1, int(side * (1 - overlap)))
+    step = int(side * (1 - overlap))
     step, unit = (step // stride * stride, stride) if step >= stride else (step, step)
     rest = max(length - side, 0)
     return [*range(0, rest, step), -(-rest // unit) * unit]
@@ -3201,7 +3201,7 @@ def tile_weights(size, overlap):
     overlap gives the same in tiles as on the whole image.
     """
     def ramp(length):
-        wide = max(1, int(overlap * length))
+        wide = int(overlap * length)
         rim = wide // 3
         distance = torch.minimum(torch.arange(1, length + 1), torch.arange(length, 0, -1))
         return ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1)
