@@ -3290,15 +3290,15 @@ def build_optimizer(model, config, device):
     scales = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
               for p in module.parameters(recurse=False)}
     decays = lambda p: p.ndim > 1 and p not in scales
-    groups = [{'params': list(filter(decays, trained)), 'weight_decay': config['weight_decay']},
-              {'params': [p for p in trained if not decays(p)], 'weight_decay': 0.0}]
+    groups = [{'params': params, 'weight_decay': config['weight_decay'] if decay else 0.0}
+              for decay, params in sorted(grouped(trained, decays).items(), reverse=True)]
     fits = all(p.is_floating_point() for p in trained)                 # fused SGD wants a gradient for all of them
     fits &= maker is not torch.optim.SGD or isinstance(model, SegmentationModel)
     wishes = {'fused': device.type in ('cuda', 'cpu') and fits or None}
     if maker is torch.optim.SGD:
         wishes |= {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0}
     extra = {key: value for key, value in wishes.items() if key in inspect.signature(maker).parameters}
-    return maker([group for group in groups if group['params']], lr=config['learning_rate'], **extra)
+    return maker(groups, lr=config['learning_rate'], **extra)
 
 
 def lr_at_step(step, total_steps, config):
