@@ -2497,10 +2497,9 @@ def load_augmentation(path, shape, dtype):
     try:
         text = Path(path).read_text(encoding='utf-8')
         pipeline = A.from_dict(yaml.load(text, Loader) if str(path).endswith(('.yaml', '.yml')) else json.loads(text))
-        steps = pipeline.transforms if isinstance(pipeline, A.Compose) else [pipeline]
-        left_out = [step for step in steps if type(step).__name__ in IN_THE_MODEL]
-        chance = pipeline.p if isinstance(pipeline, A.Compose) else 1
-        pipeline = A.Compose([step for step in steps if step not in left_out], p=chance)
+        pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
+        left_out = [step for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
+        pipeline = A.Compose([step for step in pipeline.transforms if step not in left_out], p=pipeline.p)
         for step in all_steps(pipeline):
             step.deterministic = False                                 # of ReplayCompose
             if hasattr(step, 'mask_interpolation'):
@@ -2530,11 +2529,11 @@ def try_augmentation(pipeline, shape, dtype):
     image, mask = np.full(shape, 50, dtype), np.zeros(shape[:2], np.uint8)
     for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
         made = tried(image=image, mask=mask)
-        sizes.add(made['image'].shape)
-        brightest = min(brightest, made['image'].max())
-        if made['image'].shape[:2] != made['mask'].shape or made['image'].dtype != dtype \
-                or made['image'].shape[2:] not in (shape[2:], () if shape[2] == 1 else shape[2:]):
-            raise ValueError(f'it makes {made["image"].dtype} {made["image"].shape} and a mask {made["mask"].shape} of '
+        pixels = np.atleast_3d(made['image'])
+        sizes.add(pixels.shape)
+        brightest = min(brightest, pixels.max())
+        if pixels.shape != (*made['mask'].shape, shape[2]) or pixels.dtype != dtype:
+            raise ValueError(f'it makes {pixels.dtype} {pixels.shape} and a mask {made["mask"].shape} of '
                              f'an image of {dtype} {shape}')
     if len(sizes) > 1:
         raise ValueError(f'it makes images of different sizes, {", ".join(map(str, sorted(sizes)))}: '
@@ -2676,10 +2675,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
             self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
             augmented = self.augmentation(image=image, mask=mask)
             image, mask = augmented['image'], augmented['mask']
-        if image.ndim == 2:
-            image = image[..., None]
-        sample['image'] = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)   # already channels_last
-        sample['mask'] = torch.from_numpy(np.ascontiguousarray(mask))
+        image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
+        sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
+        sample['mask'] = torch.from_numpy(mask)
         return sample
 
 
