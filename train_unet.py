@@ -2288,13 +2288,12 @@ def inspect_data(config, decode=False):
             values[code][0] += pixels
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
-    masks = [record['codes'] for record in records]
+    masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixture(masks, config)
     plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
     counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
-    counts_up |= len(values) > 10 and all(record['mask'].startswith('I') for record in records)    # 16 bits
-    coding = find_coding(dict(values), any(record['mask'] == 'P' for record in records), config, counts_up,
-                         all('JPEG' in record['mask'] for record in records))
+    counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
+    coding = find_coding(dict(values), 'P' in kinds, config, counts_up, all('JPEG' in kind for kind in kinds))
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     images = Counter(itertools.chain.from_iterable(found))
@@ -2306,13 +2305,13 @@ def inspect_data(config, decode=False):
     notes = [*pairs.notes, *differing_palettes(records)]
     if config['in_channels'] == 3 and any(record['mode'] == 'uint8 x 4' for record in records):
         notes.append('the fourth band of the images is taken for alpha and left out; in_channels=4 takes it')
-    if not np.any(pairs.splits == SPLITS.index('val')):
-        notes.append('no validation images: the training images are used, so the scores prove nothing')
-    for class_id in [i for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]:
-        notes.append(f'class {class_id} is in no training mask: it cannot be learnt, yet it counts in the scores')
+    notes += [f'class {i} is in no training mask: it cannot be learnt, yet it counts in the scores'
+              for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
     held_out = [ids for split, ids in zip(pairs.splits, found) if split == SPLITS.index('val')]
     lacking = {i for i in classes if 0 < i < coding.num_classes}.difference(*held_out)
-    if held_out and lacking:
+    if not held_out:
+        notes.append('no validation images: the training images are used, so the scores prove nothing')
+    elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it, '
                      'another seed or val_fraction draws other images')
     seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
