@@ -3772,7 +3772,7 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
 
 
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, '
-             'a larger image_size, or give more images')
+             'a larger image_size, give more images, or start fewer processes')
 
 
 @contextlib.contextmanager
@@ -3785,8 +3785,7 @@ def one_image_told(was_halved=False):
             raise
         if was_halved:                                                 # BatchNorm refuses what memory would allow
             raise UserError(TOO_LARGE, 'out of memory') from None
-        several = [f'of the {world()[1]} processes one has a single image of a window: start fewer']
-        raise UserError([ONE_IMAGE, *several * (world()[1] > 1)]) from None
+        raise UserError(ONE_IMAGE) from None
 
 
 def halve(state):
