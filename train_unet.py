@@ -4722,8 +4722,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             if world()[1] > 1 or time.monotonic() - run.last_save > 60:
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
-            metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]',
-                               run)
+            metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]', run)
             left_out = [val_loader.dataset.name(row) for row in metrics.pop('broken')]
             state.left_out = dict(Counter(state.left_out) + Counter(left_out))
             with heard_later():
