@@ -4986,21 +4986,20 @@ def colour_key(config):
     return [*classes, (WRONG, 'wrong'), (IGNORED, 'ignored')]
 
 
-def sheet(rows, titles, path, legend=(), across=1):
-    """Rows of (caption, [pictures]) as one PNG, `across` of them side by side; each picture fits into a square.
+def sheet(rows, titles, path, legend=()):
+    """Rows of (caption, [pictures]) as one PNG, two side by side if they are many; each picture fits into a square.
 
     legend: (colour, word) pairs, told below the pictures.
     """
-    side, margin, heading = 224, 6, 26
+    side, margin, heading, across = 224, 6, 26, 1 + (len(rows) > 6)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fit = lambda picture, how: PIL.ImageOps.contain(PIL.Image.fromarray(picture), (side, side), how)
     rows = [(caption, [fit(picture, exact if column else smooth) for column, picture in enumerate(pictures)])
             for caption, pictures in rows]
     high = heading + max((tile.height for _, tiles in rows for tile in tiles), default=0)
     wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # of a row, and of a word below
-    width = wide * min(across, max(1, len(rows)))
-    below, per_line = heading + math.ceil(len(rows) / across) * high, width // cell
-    page = PIL.Image.new('RGB', (width, below + math.ceil(len(legend) / per_line) * heading), 'white')
+    below, per_line = heading + math.ceil(len(rows) / across) * high, across * wide // cell
+    page = PIL.Image.new('RGB', (across * wide, below + math.ceil(len(legend) / per_line) * heading), 'white')
     draw = PIL.ImageDraw.Draw(page)
     for number, (caption, tiles) in enumerate(rows):
         top, left = heading + number // across * high, margin + number % across * wide
@@ -5018,7 +5017,7 @@ def sheet(rows, titles, path, legend=(), across=1):
     return page
 
 
-def draw_samples(model, dataset, path, dtype=None, captions=None, across=1):
+def draw_samples(model, dataset, path, dtype=None, captions=None):
     """A sheet of images beside truth, prediction and errors -> the page.
 
     captions: {index: words after the name of the file}; None: six images from all over the data set.
@@ -5032,7 +5031,7 @@ def draw_samples(model, dataset, path, dtype=None, captions=None, across=1):
         rows.append((os.path.relpath(dataset.name(index), root) + captions[index],
                      [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
                       colour_errors(mask, truth, count)]))
-    return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config), across)
+    return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config))
 
 
 def read_all(dataset, indices, skip_broken=True):
@@ -5446,7 +5445,7 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])
     agreement = lambda row: (right(row) if math.isnan(row['iou']) else row['iou'], right(row))
     worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
-    draw_samples(model, dataset, folder / 'worst.png', captions=worst, across=2)
+    draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')

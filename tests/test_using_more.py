@@ -667,7 +667,7 @@ def test_the_next_line_names_the_script_as_it_was_called(two, tmp_path, capsys, 
 def test_a_sheet_tells_its_colours_and_holds_two_rows_side_by_side(tmp_path):
     rows = [(f'row {n}', [np.full((40, 60, 3), 255, np.uint8)] * 4) for n in range(12)]
     key = train_unet.colour_key({'num_classes': 3, 'class_names': ['ground', 'disc', 'corner']})
-    page = np.asarray(train_unet.sheet(rows, ['image', 'truth', 'prediction', 'errors'], tmp_path / 'x.png', key, 2))
+    page = np.asarray(train_unet.sheet(rows, ['image', 'truth', 'prediction', 'errors'], tmp_path / 'x.png', key))
     assert page.shape[1] / page.shape[0] > 1.2
     bottom = page[-26:].reshape(-1, 3)
     assert all((bottom == np.array(colour)).all(1).any() for colour, _ in key)
