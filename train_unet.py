@@ -5528,14 +5528,14 @@ def export(run, form='onnx', output=None, half=False):
     return 0
 
 
-def example_images(config, most=20):
+def example_images(config):
     """Up to 20 validation images at network size, as tensors; [] if the data is no longer there."""
     try:
         dataset = SegmentationDataset(inspect_data(config), 'val', config, is_training=False)
     except UserError as error:
         print(f'checked on drawn images only: {clean(error.problems[0])}')
         return []
-    images = read_all(dataset, range(min(most, len(dataset))))
+    images = read_all(dataset, range(min(20, len(dataset))))
     return [as_tensor(resize(image, *config['image_size'])) for _, image in images]
 
 
@@ -5888,7 +5888,7 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             took = timed_step(candidate, window, loss_fn, config)
             if number:                                                 # the first round warms up
                 candidate.seconds.append(took)
-        if time.monotonic() - begun > (seconds if number >= 3 else 2 * seconds) and number:
+        if number and time.monotonic() - begun > seconds * (1 if number >= 3 else 2):
             break
 
 
