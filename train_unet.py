@@ -823,10 +823,24 @@ def detect_hardware(device):
     return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
 
 
+def cpu_quota():
+    """Cores that a container may keep busy (docker --cpus, Kubernetes) while it sees all of them; infinite without."""
+    with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
+        quota, period = map(int, Path('/sys/fs/cgroup/cpu.max').read_text().split())
+        return max(1, quota // period)
+    return math.inf
+
+
+def limit_threads():
+    """torch starts a thread for each core it sees; more of them than a container may keep busy wait for each other."""
+    if torch.get_num_threads() > cpu_quota():
+        torch.set_num_threads(cpu_quota())
+
+
 def num_cores():
     """CPU cores for this process: those it may run on, shared with the others that torchrun started here."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return max(1, allowed // int(os.environ.get('LOCAL_WORLD_SIZE', 1)))
+    return max(1, min(allowed, cpu_quota()) // int(os.environ.get('LOCAL_WORLD_SIZE', 1)))
 
 
 def free_memory():
@@ -4420,6 +4434,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     `sources` tells which keys the user typed; `decode` looks at every pixel of every image; `own_data`: the user
     brings it, and few settings matter. The one way that train, check and tune come to their settings.
     """
+    limit_threads()
     hardware = detect_hardware(device)
     precision = resolve_precision(config, hardware, chosen_keys(sources, config))
     if own_data:
@@ -5085,6 +5100,7 @@ def load(path, device='auto', model=None):
             raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
+        limit_threads()
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
         if problems := validate_config(config):

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -353,3 +354,32 @@ def test_processes_on_one_machine_share_the_cores_they_may_run_on(monkeypatch, a
     if processes:
         monkeypatch.setenv('LOCAL_WORLD_SIZE', processes)
     assert train_unet.num_cores() == cores
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize('text, cores, threads', [('150000 100000', 1, 1), ('20000 100000', 1, 1),
+                                                  ('300000 100000', 3, 2), ('max 100000', 16, 2), (None, 16, 2)])
+def test_a_container_keeps_only_so_many_cores_busy(monkeypatch, two_threads, text, cores, threads):
+    """The limit that docker --cpus sets, read where the kernel tells it."""
+    def read(path, *how, **named):
+        if str(path) != '/sys/fs/cgroup/cpu.max':
+            return usual(path, *how, **named)
+        if text is None:
+            raise FileNotFoundError(path)
+        return text + '\n'
+
+    usual = Path.read_text
+    monkeypatch.setattr(Path, 'read_text', read)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(16)), raising=False)
+    monkeypatch.delenv('LOCAL_WORLD_SIZE', raising=False)
+    config, sources, _ = train_unet.resolve_config(None, {'use_amp': False})
+    _, hardware, *_ = train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)
+    assert (train_unet.num_cores(), torch.get_num_threads()) == (cores, threads)
+    assert hardware.name == f'CPU with {threads} threads'
