@@ -3910,9 +3910,14 @@ def replay(path, model=None, loss_fn=None):
 # ===== the loop: windows, epochs, evaluation ==========================================
 
 
+def running_shell():
+    """IPython's shell if this runs in a notebook or in IPython; else nothing."""
+    return 'IPython' in sys.modules and sys.modules['IPython'].get_ipython()
+
+
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    shows = sys.stderr.isatty() or 'ipykernel' in sys.modules
+    shows = sys.stderr.isatty() or running_shell()
     return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True)
 
 
@@ -4324,7 +4329,7 @@ class Result:
 
 def forget_shown():
     """IPython keeps whatever a cell has shown, and with a Result its model: those of earlier runs are let go."""
-    shell = 'IPython' in sys.modules and sys.modules['IPython'].get_ipython()
+    shell = running_shell()
     if not shell:
         return
     for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)):

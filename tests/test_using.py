@@ -252,3 +252,9 @@ def test_small_tiffs_leave_no_file_open(tmp_path):
     assert all(isinstance(image, np.ndarray) for image in opened)
     assert not [name for name in os.listdir('/proc/self/fd')
                 if str(tmp_path) in os.path.realpath(f'/proc/self/fd/{name}')]
+
+
+def test_a_kernel_that_is_only_imported_shows_no_bars(monkeypatch):
+    """As whoever starts a notebook from Python has imported it."""
+    monkeypatch.setitem(sys.modules, 'ipykernel', sys)
+    assert train_unet.progress(range(3), 3, 'three').disable
