@@ -2000,14 +2000,13 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
         words += ' are foreground' + f'; {ignored} is ignored' * (ignored != -1)
         return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
     grey_only = all(as_grey(code) < COLOUR for code in values)
-    folded = defaultdict(int)
+    plain, folded = as_grey if grey_only else int, defaultdict(int)
     for code, (pixels, _) in values.items():
-        folded[as_grey(code) if grey_only else code] += pixels
+        folded[plain(code)] += pixels
     if wish is None:
         coding = guess_coding(folded, values, palette, ignore, config, counts_up, lossy)
     else:
-        wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
-        coding = coding_from_table(wish, folded, ignore)
+        coding = coding_from_table({plain(code): class_id for code, class_id in wish.items()}, folded, ignore)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     wanted = config['num_classes']
