@@ -2096,11 +2096,10 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
 
 def explain_values(values, raw, plain, special, total):
     """What was found, what it may be, and the line to type for each reading."""
+    numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
     if not plain:
-        numbers = {code: number for number, code in enumerate(sorted(special))}
-        found = ', '.join(map(name_code, numbers))
-        return [f'they hold nothing but {found}, which usually mark what is to be ignored; '
-                f'if they are classes type mask_values={suggest(numbers)}']
+        return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
+                f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
     colours = plain[-1] >= COLOUR
     images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
     often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
@@ -2116,11 +2115,11 @@ def explain_values(values, raw, plain, special, total):
                 main.append(code)
         if 1 < len(main) <= MOST_CLASSES:
             lines.append('if these colours are the classes and others are noise around them type mask_values='
-                         + suggest({code: number for number, code in enumerate(sorted(main))}))
+                         + suggest(numbered(main)))
     elif colours or len(values) > 2 or special:
-        table = {code: number for number, code in enumerate(sorted(values))}
-        void = {code: number for number, code in enumerate(plain)} | dict.fromkeys(special, IGNORE)
-        said = [f'if these {"colours" if colours else "values"} are the classes type mask_values={suggest(table)}']
+        void = numbered(plain) | dict.fromkeys(special, IGNORE)
+        said = [f'if these {"colours" if colours else "values"} are the classes type '
+                f'mask_values={suggest(numbered(values))}']
         if special and len(plain) > 1:
             rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
             steps = np.diff(sorted(values))                            # 0, 64, 128, 191, 255 are a scale
