@@ -1471,13 +1471,15 @@ def folder_answers(files):
             starred.append('*' if has_brothers or name.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', name))
             alike['/'.join(starred)][part] += 1
     shapes = {}
-    for general, folders in alike.items():
+    for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
         columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
         parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
                  for column in columns]                                # test/ may lack what train/ has
-        all_stars, numbered = set(parts) == {'*'}, any('*' in part and part != '*' for part in parts)
-        shapes |= folders if all_stars or numbered and len(folders) < 5 else {}
-        shapes |= {'/'.join(parts): folders.total()} if not all_stars else {}
+        shape, one_by_one = '/'.join(parts), any('*' in part and part != '*' for part in parts)
+        glob = re.compile(re.escape(shape).replace(r'\*', '[^/]*'))
+        is_wide = set(parts) == {'*'} or any(map(glob.fullmatch, everywhere - folders.keys()))     # others too
+        shapes |= folders if len(folders) < 5 and (is_wide or one_by_one) else {}
+        shapes |= {shape: folders.total()} if not is_wide else {}
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:
             del shapes[shape]
@@ -1488,7 +1490,8 @@ def folder_answers(files):
         twins = {os.path.join(inside, other), os.path.join(beside, name)} - {image, mask}
         if twins & everywhere or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
-        if role_of(image) != 'mask' and role_of(mask) != 'image':
+        is_apart = os.path.commonpath([image, mask]) not in (image, mask)
+        if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
             yield {'images': image, 'masks': mask}
 
 
