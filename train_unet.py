@@ -5014,9 +5014,9 @@ def sheet(rows, titles, path, legend=()):
     """
     side, margin, heading, across = 224, 6, 26, 1 + (len(rows) > 6)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
-    fit = lambda picture, how: PIL.ImageOps.contain(PIL.Image.fromarray(picture), (side, side), how)
-    rows = [(caption, [fit(picture, exact if column else smooth) for column, picture in enumerate(pictures)])
-            for caption, pictures in rows]
+    fit = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
+    rows = [(caption, [fit(PIL.Image.fromarray(picture), exact if column else smooth)
+                       for column, picture in enumerate(pictures)]) for caption, pictures in rows]
     high = heading + max((tile.height for _, tiles in rows for tile in tiles), default=0)
     wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # of a row, and of a word below
     below, per_line = heading + math.ceil(len(rows) / across) * high, across * wide // cell

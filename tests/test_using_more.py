@@ -893,3 +893,9 @@ def test_the_command_and_python_read_a_wide_array_alike(two, tmp_path):
     assert train_unet.main(['predict', str(two[0]), str(tmp_path / 'wide.npy'), '-o', str(tmp_path / 'out')]) == 0
     mask = np.asarray(PIL.Image.open(tmp_path / 'out' / 'wide.png'))
     assert (mask > 0).tolist() == (train_unet.load(two[0]).predict(image) > 0).tolist()
+
+
+def test_a_sheet_takes_an_image_that_is_nearly_a_line(tmp_path):
+    """A line-scan camera's 3,000 x 4 pixels would have no height at the size of a sheet."""
+    page = train_unet.sheet([('line', [np.full((4, 3000, 3), 90, np.uint8)] * 2)], ['image', 'truth'], tmp_path / 'x.png')
+    assert (np.asarray(page) == 90).any()
