@@ -5024,7 +5024,8 @@ def sheet(rows, titles, path, legend=()):
     draw = PIL.ImageDraw.Draw(page)
     for number, (caption, tiles) in enumerate(rows):
         top, left = heading + number // across * high, margin + number % across * wide
-        draw.text((left, top + max(tile.height for tile in tiles) + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+        bottom = top + max(tile.height for tile in tiles)
+        draw.text((left, bottom + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
         for tile, title in zip(tiles, titles if number < across else [''] * len(tiles)):
             draw.text((left, 7), title, 'black', font_size=13)
             page.paste(tile, (left, top))
