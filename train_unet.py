@@ -3593,7 +3593,8 @@ def to_float32(values):
     """Every floating-point tensor in a tensor, list, tuple, dict or dataclass as float32."""
     def cast(x):
         if dataclasses.is_dataclass(x) and not isinstance(x, type):    # no node of pytree
-            return dataclasses.replace(x, **{f.name: to_float32(getattr(x, f.name)) for f in dataclasses.fields(x)})
+            names = [field.name for field in dataclasses.fields(x) if field.init]
+            return dataclasses.replace(x, **{name: to_float32(getattr(x, name)) for name in names})
         return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
 
     return pytree.tree_map(cast, values)
