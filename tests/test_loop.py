@@ -1248,6 +1248,10 @@ def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
     class Out:
         logits: torch.Tensor
         names: list
+        shape: tuple = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            self.shape = self.logits.shape
 
     class Net(nn.Module):
         def __init__(self):
@@ -1258,7 +1262,7 @@ def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
             return Out(self.conv(images), ['a'])
 
     out = tu.UnderAutocast(Net(), 'bfloat16')(torch.ones(1, 3, 4, 4))
-    assert out.logits.dtype == torch.float32 and out.names == ['a']
+    assert out.logits.dtype == torch.float32 and out.names == ['a'] and out.shape == (1, 1, 4, 4)
 
 
 def test_minus_infinity_in_a_batch_may_be_meant():
