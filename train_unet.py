@@ -3026,8 +3026,8 @@ class Float32:
 
     def forward(self, *inputs, **named):
         inputs, named = to_float32((inputs, named))
-        tensors = filter(torch.is_tensor, [*pytree.tree_leaves((inputs, named)), *self.parameters()])
-        device = next((x.device.type for x in tensors), 'cpu')
+        tensors = [x for x in [*pytree.tree_leaves((inputs, named)), *self.parameters()] if torch.is_tensor(x)]
+        device = tensors[0].device.type if tensors else 'cpu'          # next() is beyond torch 2.6's export
         if not torch.is_autocast_enabled(device):                      # torch.export cannot write the block below
             return super().forward(*inputs, **named)
         with torch.autocast(device, enabled=False):
@@ -4031,6 +4031,14 @@ class Run:
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
 
+    def is_gone(self):
+        """Whether the folder was deleted. A network drive that fails for a while has not lost it."""
+        try:
+            os.stat(self.folder / '.lock')
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
+        return False
+
     def return_to(self, config):
         """The folder has vanished: make it anew, if that can be, so that the run can be resumed."""
         try:
@@ -4091,7 +4099,7 @@ class Run:
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
-        if not world()[0] and self.begun and not os.path.exists(self.folder / '.lock'):    # of Path raises some errors
+        if not world()[0] and self.begun and self.is_gone():
             self.return_to(config)
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
@@ -5536,8 +5544,10 @@ def export(run, form='onnx', output=None, half=False):
             again = write(copy.deepcopy(model), fresh, half)
             worst, agree, limit, how_many = compare_exported(model, again, 3e-3 if half else 1e-5)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-            raise UserError(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}',
-                            'cannot export') from None
+            is_old = form == 'onnx' and torch.__version__ < (2, 9)
+            advice = ['torch 2.6 cannot write ONNX of free sizes, torch 2.9 can'] * is_old
+            raise UserError([f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}',
+                             *advice], 'cannot export') from None
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
                             'cannot export')
