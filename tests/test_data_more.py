@@ -1578,7 +1578,7 @@ def test_images_that_their_exif_turns_are_counted(tmp_path, orientation, size):
 @pytest.mark.parametrize('mode', ['L', 'P', '1'])
 @pytest.mark.parametrize('orientation', [3, 6, 7])
 def test_a_mask_that_its_exif_turns_like_its_image(tmp_path, orientation, mode):
-    """Whoever copies the EXIF of a photograph into its mask has both turned, once more when a resume reads them."""
+    """Whoever copies the EXIF of a photograph into its mask has both turned: the mask is read as upright as its image."""
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
     exif = PIL.Image.Exif()
     exif[274] = orientation

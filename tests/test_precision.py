@@ -383,3 +383,12 @@ def test_a_container_keeps_only_so_many_cores_busy(monkeypatch, two_threads, tex
     _, hardware, *_ = train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)
     assert (train_unet.num_cores(), torch.get_num_threads()) == (cores, threads)
     assert hardware.name == f'CPU with {threads} threads'
+
+
+def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_threads, tmp_path):
+    model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
+                                    'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
+    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
+    monkeypatch.setattr(train_unet, 'cpu_quota', lambda: 1)
+    train_unet.load(tmp_path)
+    assert torch.get_num_threads() == 1

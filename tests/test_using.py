@@ -1,4 +1,5 @@
 """Using a model: load, evaluate, predict, export, the notebook.  python -m pytest tests/test_using.py"""
+import io
 import json
 import os
 import re
@@ -257,4 +258,5 @@ def test_small_tiffs_leave_no_file_open(tmp_path):
 def test_a_kernel_that_is_only_imported_shows_no_bars(monkeypatch):
     """As whoever starts a notebook from Python has imported it."""
     monkeypatch.setitem(sys.modules, 'ipykernel', sys)
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
     assert train_unet.progress(range(3), 3, 'three').disable
