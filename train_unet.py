@@ -3762,6 +3762,8 @@ def guarded_step(state, window, loss_fn, config):
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        if state.batch_size == 1:                                      # no checkpoint: weights may be half updated
+            raise UserError(TOO_LARGE, 'out of memory') from None
         raise Rewind('out of memory inside the optimizer step', batch_size=halve(state)) from None
     return result
 
@@ -3783,6 +3785,10 @@ def heard_later():
         usual(signal.SIGCHLD, None)                                    # RuntimeError if it was a worker
 
 
+class OneTooLarge(UserError):
+    """A single image does not fit into memory; nothing of its window was kept."""
+
+
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
              'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
 
@@ -3800,7 +3806,7 @@ def one_image_told(was_halved=False):
         if 'more than 1 value per channel' not in str(error):
             raise
         if was_halved:                                                 # BatchNorm refuses what memory would allow
-            raise UserError(TOO_LARGE, 'out of memory') from None
+            raise torch.OutOfMemoryError(TOO_LARGE) from None
         raise UserError(ONE_IMAGE) from None
 
 
@@ -3810,7 +3816,7 @@ def halve(state):
         raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and '
                         'twice the accumulation_steps, which changes nothing about the result', 'out of memory')
     if state.batch_size == 1:
-        raise UserError(TOO_LARGE, 'out of memory')
+        raise OneTooLarge(TOO_LARGE, 'out of memory')
     return state.batch_size // 2
 
 
@@ -3971,7 +3977,7 @@ def in_halves(function, batch, trouble='out of memory'):
         if not is_out_of_memory(error):
             raise
         if batch_length(batch) == 1:
-            raise UserError(TOO_LARGE, trouble) from None
+            raise OneTooLarge(TOO_LARGE, trouble) from None
     parts = split_batch(batch, batch_length(batch) // 2)
     return [answer for part in parts for answer in in_halves(function, part, trouble)]
 
@@ -4769,7 +4775,9 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except TrainingDiverged:
             run.write('history.csv', history_csv(state.history))
             raise
-        except DataError:                                              # a file broke, between two steps
+        except (DataError, OneTooLarge) as error:                      # a file broke, or memory, between two steps
+            if isinstance(error, OneTooLarge):
+                state.batch_size = config['batch_size']                # with the settings of a resume it may fit
             if world()[1] == 1:
                 run.save(state, config)
             raise
@@ -4919,19 +4927,30 @@ def best_saved(run):
         log.warning('%s; the last weights are returned instead', error)
 
 
+def describe_best(best, epoch, config):
+    """The scores of the best epoch, of each class where there are more than two -> lines."""
+    scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
+    per_class = best.get('iou_per_class', [])
+    names = class_names(config, len(per_class)) if len(per_class) > 2 else []
+    return [f'Best: epoch {epoch}, ' + ', '.join(f'{name} {best[key]:.4f}' for name, key in scores),
+            *[f'    {name:18} IoU {iou:.3f}  Dice {dice:.3f}'
+              for name, iou, dice in zip(names, per_class, best['dice_per_class'] if names else [])]]
+
+
 def finish(state, val_data, config, run):
     """The best weights back, the pictures, and what to type next -> Result."""
-    best, model = {}, state.evaluated
+    best, lines, model = {}, [], state.evaluated
     try:
         saved = from_first(lambda: best_saved(run))
         if saved:
+            lines = describe_best(saved['metrics'], saved['epoch'], config)
             model.load_state_dict(saved['weights'])
             if isinstance(model, SegmentationModel):                   # as load has it
                 model.threshold = saved['threshold']
                 model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
             best = saved['metrics'] | {'epoch': saved['epoch']}
-    except (LookupError, RuntimeError, TypeError) as error:
-        log.warning('%s; the last weights are returned instead', error)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
     model.eval()
     if world()[0]:
         return Result(state.history, best, model, run.folder, run.asked)
@@ -4942,13 +4961,8 @@ def finish(state, val_data, config, run):
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
     except OSError as error:
         log.warning('the pictures could not be written: %s', error)
-    if best:
-        scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
-        log.info('Best: epoch %d, %s', best['epoch'], ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
-        per_class = best.get('iou_per_class', [])
-        if len(per_class) > 2:
-            for name, iou, dice in zip(class_names(config, len(per_class)), per_class, best['dice_per_class']):
-                log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
+    for line in lines:
+        log.info('%s', line)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it could not be read: %s', times, name)
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')

@@ -659,6 +659,15 @@ def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(data):
     assert 'best.pt is damaged' in (result.run_dir / 'log.txt').read_text()
 
 
+@pytest.mark.parametrize('scores', [{'iou': 'high'}, {'iou': 0.5, 'dice': 0.5, 'iou_per_class': [0.5] * 3}, [0.5]])
+def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores, data, caplog):
+    tu.train(**SMALL)
+    saved = tu.load_checkpoint('run/best.pt')
+    tu.save_checkpoint(tu.Path('run/best.pt'), saved | {'metrics': scores})
+    assert tu.train(resume='run').best == {}
+    assert 'the last weights are returned instead' in caplog.text
+
+
 # --- one run per folder ---
 
 def test_a_folder_in_use_is_refused_until_its_process_is_gone(data):

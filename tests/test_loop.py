@@ -500,6 +500,25 @@ def test_one_image_that_does_not_fit_ends_with_advice():
         train(model)
 
 
+@pytest.mark.parametrize('head', [[], [nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(6)]])  # the second refuses one image
+def test_memory_that_ends_a_run_costs_no_step(head):
+    def build():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), *copy.deepcopy(head), nn.Conv2d(6, 1, 1))
+
+    def means(model, batch):
+        return (model(batch['image']).mean((1, 2, 3)) - batch['target'].mean((1, 2, 3))).square()
+
+    calm, greedy = train(build(), loss_fn=means, run_dir='calm'), build()
+    counted = at_training_call(greedy, lambda call: False, None)
+    out_of_memory(greedy[0], lambda m, count, calls: m.training and len(counted) >= 1 + 2 + 1 and count > bool(head))
+    with pytest.raises(tu.UserError, match='one image at a time does not fit'):
+        train(greedy, loss_fn=means)
+    assert last()['step'] == 3                                         # in mid-epoch: the second step of epoch 2 failed
+    resumed = train(build(), loss_fn=means, resume='run', run_dir='auto')
+    assert_same(resumed.model.state_dict(), calm.model.state_dict())
+
+
 def test_a_batchnorm_that_refuses_one_image_is_the_floor():
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(6),
                           nn.Conv2d(6, 1, 1))
@@ -532,6 +551,7 @@ def failing_optimizer():
             if len(steps) > 50:
                 pytest.fail('the run goes round in circles')
             if when(len(steps)):
+                optimizer.param_groups[0]['params'][0].data.fill_(9)   # half updated
                 raise torch.OutOfMemoryError('CUDA out of memory (a test)')
         handles.append(register_optimizer_step_pre_hook(hook))
         return steps
@@ -563,6 +583,7 @@ def test_out_of_memory_inside_every_update_ends_with_advice(failing_optimizer):
     with pytest.raises(tu.UserError, match='out of memory'):
         train()
     assert len(steps) < 20
+    assert all((weight != 9).any() for weight in last()['weights'].values())
 
 
 # --- torch.compile ---
