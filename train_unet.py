@@ -4501,6 +4501,10 @@ def build_state(model, config, precision, device):
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
         warn(['the network came with 16-bit weights: they are float32 now, which amp_dtype works on'])
         model = model.float()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if 0 in buffer.stride():                                   # by expand(); undoing a step writes into it
+                setattr(module, name, buffer.contiguous())
     if isinstance(model, SegmentationModel):
         try_size(model)
     if config['channels_last'] and isinstance(model, SegmentationModel):   # others may count on their layout
