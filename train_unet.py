@@ -2879,9 +2879,10 @@ def usual_loss(config):
 
 
 def find_image_dtype(data):
-    """'uint8' if all images are 8-bit, else 'float32'."""
+    """'uint8' if all images are 8-bit, 'uint16' if all have 16 bits, else 'float32'."""
     eight_bits = {'1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'HSV', 'LAB', 'uint8', 'bool'}
-    return 'uint8' if {words.split()[0] for words in data.modes} <= eight_bits else 'float32'
+    kinds = {words.split()[0] for words in data.modes}
+    return 'uint8' if kinds <= eight_bits else 'uint16' if kinds <= {'I;16', 'I;16B', 'RGB48', 'uint16'} else 'float32'
 
 
 # ===== model and loss =================================================================
@@ -2904,6 +2905,8 @@ class SegmentationModel(nn.Module):
             self.register_buffer(name, value.expand(config['in_channels']).reshape(1, -1, 1, 1).clone())
 
     def forward(self, images):
+        if self.config['image_dtype'] != 'uint8' and not images.is_floating_point():
+            images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as convert_pixels has them
         images = (images.to(torch.float32) - self.mean) / self.std
         height, width = images.shape[-2:]
         down, right = -height % self.stride, -width % self.stride
@@ -4477,7 +4480,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
                          *data.notes, f'{data.coding.words}; the values are '
                          f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean'])
     if config['image_dtype'] == 'auto':
-        config = {**config, 'image_dtype': find_image_dtype(data)}
+        config = {**config, 'image_dtype': find_image_dtype(data).replace('uint16', 'float32')}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
 
@@ -5548,6 +5551,9 @@ def export(run, form='onnx', output=None, half=False):
     if half and form == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu')
+    real = example_images(model.config)
+    if form != 'smp' and real and real[0].dtype == torch.uint16:
+        model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     write, suffix = writers[form]
     path = Path(output or best_file(run).parent / f'model{suffix}')
     if form == 'pt2' and path.suffix != '.pt2':
@@ -5560,7 +5566,7 @@ def export(run, form='onnx', output=None, half=False):
         fresh = Path(scratch) / path.name
         try:
             again = write(copy.deepcopy(model), fresh, half)
-            worst, agree, limit, how_many = compare_exported(model, again, 3e-3 if half else 1e-5)
+            worst, agree, limit = compare_exported(model, again, real, 3e-3 if half else 1e-5)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             is_old = form == 'onnx' and torch.__version__ < (2, 9)
             advice = ['torch 2.6 cannot write ONNX of free sizes, torch 2.9 can'] * is_old
@@ -5573,7 +5579,7 @@ def export(run, form='onnx', output=None, half=False):
             path.mkdir(exist_ok=True)
         for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
             os.replace(file, path / file.name if fresh.is_dir() else path)
-    print(f'{clean(path)}: on {how_many} validation images and 4 drawn ones the largest difference of a logit is '
+    print(f'{clean(path)}: on {len(real)} validation images and 4 drawn ones the largest difference of a logit is '
           f'{worst:.2e}, and {agree:.4%} of the labels are equal')
     if form == 'pt2':
         print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
@@ -5581,32 +5587,35 @@ def export(run, form='onnx', output=None, half=False):
 
 
 def example_images(config):
-    """Up to 20 validation images at network size, as tensors; [] if the data is no longer there."""
+    """Up to 20 validation images at network size, as tensors; uint16 where all of the set are stored so. [] if the data
+    is no longer there."""
     try:
-        dataset = SegmentationDataset(inspect_data(config), 'val', config, is_training=False)
+        data = inspect_data(config)
+        dataset = SegmentationDataset(data, 'val', config, is_training=False)
     except UserError as error:
         print(f'checked on drawn images only: {clean(error.problems[0])}')
         return []
-    images = read_all(dataset, range(min(20, len(dataset))))
-    return [as_tensor(resize(image, *config['image_size'])) for _, image in images]
+    images = [resize(image, *config['image_size']) for _, image in read_all(dataset, range(min(20, len(dataset))))]
+    if config['image_dtype'] != 'uint8' and find_image_dtype(data) == 'uint16':
+        images = [(65535 * image).round().clip(0, 65535).astype(np.uint16) for image in images]
+    return [*map(as_tensor, images)]
 
 
 def drawn_images(config):
     """Noise of odd, small and large sizes and a batch of 3, as tensors."""
     kind, draw = getattr(torch, config['image_dtype']), torch.Generator().manual_seed(0)
     for count, height, width in [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]:
-        drawn = torch.randint(0, 256, (count, config['in_channels'], height, width), generator=draw).to(kind)
-        yield drawn if kind == torch.uint8 else drawn / 255
+        drawn = torch.randint(0, 256, (count, config['in_channels'], height, width), generator=draw)
+        yield drawn / 255 if kind == torch.float32 else (257 * drawn if kind == torch.uint16 else drawn).to(kind)
 
 
 @torch.no_grad()
-def compare_exported(model, again, tolerance):
-    """A model against its exported self -> (largest difference of a logit, share of equal labels, largest
-    difference allowed, number of validation images).
+def compare_exported(model, again, real, tolerance):
+    """A model against its exported self, on real images and drawn ones -> (largest difference of a logit, share of
+    equal labels, largest difference allowed).
 
     Allowed is `tolerance` times the largest logit, at least 10: two sums of a float32 network in another order.
     """
-    real = example_images(model.config)
     differences, sizes, same = [], [torch.tensor(10.0)], []
     for images in [*real, *drawn_images(model.config)]:
         wanted, got = model(images), torch.as_tensor(again(images))
@@ -5614,7 +5623,7 @@ def compare_exported(model, again, tolerance):
         sizes.append(wanted.abs().max())
         same.append((classify(wanted, model.threshold) == classify(got, model.threshold)).flatten())
     largest = torch.stack(differences).max()                           # NaN if there is one
-    return float(largest), float(torch.cat(same).double().mean()), tolerance * float(max(sizes)), len(real)
+    return float(largest), float(torch.cat(same).double().mean()), tolerance * float(max(sizes))
 
 
 def trace_example(model):
@@ -5682,8 +5691,8 @@ def export_facts(model):
     return {'threshold': str(model.threshold),
             'classes': json.dumps(class_names(config, config['num_classes'])),
             'image_size': json.dumps(config['image_size']), 'size_policy': config['size_policy'],
-            'input': 'uint8, as stored' if config['image_dtype'] == 'uint8' else
-                     'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored',
+            'input': 'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored'
+                     if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored",
             'note': 'logits: above log(t / (1 - t)) is foreground if there is one, else the largest'}
 
 

@@ -237,6 +237,27 @@ def test_onnx_of_three_classes_agrees_and_says_what_it_needs(three, onnx_of_thre
     assert_facts(facts, ['ground', 'disc', 'corner'])
 
 
+def test_exports_of_16_bit_images_take_them_as_stored(tmp_path):
+    data, run = draw_set(tmp_path / 'set'), tmp_path / 'run'
+    for path in sorted((data / 'images').iterdir()):
+        grey = np.asarray(PIL.Image.open(path).convert('L'))
+        PIL.Image.fromarray(grey.astype(np.uint16) * 250).save(path)
+    train_unet.train(**SMALL | {'num_epochs': 1}, data=str(data), in_channels=1, run_dir=str(run))
+    for form in ('onnx', 'pt2'):
+        assert train_unet.export(run, form) == 0
+    stored = torch.from_numpy(np.array(PIL.Image.open(path)))[None, None]
+    assert stored.dtype == torch.uint16
+    session = onnxruntime.InferenceSession(str(run / 'model.onnx'), providers=['CPUExecutionProvider'])
+    facts = {entry.key: entry.value for entry in onnx.load(run / 'model.onnx').metadata_props}
+    assert facts['input'] == 'uint16, as stored'
+    model = train_unet.load(run, 'cpu')
+    with torch.no_grad():
+        wanted = model(stored.float() / 65535)
+        torch.testing.assert_close(torch.export.load(run / 'model.pt2').module()(stored), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.as_tensor(session.run(None, {'images': stored.numpy()})[0]), wanted, rtol=1e-4,
+                               atol=1e-4)
+
+
 def test_half_onnx_is_half_as_large_and_runs(two, onnx_of_three, tmp_path, capsys):
     typed = ['export', str(two[0]), 'format=onnx', 'half=True', '-o', str(tmp_path / 'm.onnx')]
     assert train_unet.main(typed) == 0
@@ -518,10 +539,10 @@ def test_a_refused_export_leaves_the_one_before(two, tmp_path, monkeypatch):
     """What was verified yesterday is worth more than what is refused today."""
     path = tmp_path / 'model.onnx'
     path.write_bytes(b'yesterday')
-    monkeypatch.setattr(train_unet, 'compare_exported', lambda *_: (1.0, 0.5, 1e-4, 0))
+    monkeypatch.setattr(train_unet, 'compare_exported', lambda *_: (1.0, 0.5, 1e-4))
     with pytest.raises(train_unet.UserError, match='does not agree'):
         train_unet.export(two[0], 'onnx', path)
-    assert path.read_bytes() == b'yesterday' and os.listdir(tmp_path) == ['model.onnx']
+    assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'model.onnx']
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
