@@ -1041,10 +1041,11 @@ def read_place(folder, role=''):
     return split, role, '/'.join(kind), '/'.join(rest)
 
 
-def stem_in(pattern):
-    """A function of a name -> what {stem} stands for in this pattern, cases ignored; None for other names."""
+def stem_in(pattern, between=''):
+    """A function of a name -> what {stem} stands for in this pattern, cases ignored; None for other names. Where it
+    stands several times, `between` keeps the parts apart."""
     regex = re.compile('(.+)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
-    return lambda name: ''.join(match.groups()) if (match := regex.fullmatch(name)) else None
+    return lambda name: between.join(match.groups()) if (match := regex.fullmatch(name)) else None
 
 
 def list_files(root):
@@ -1215,7 +1216,8 @@ def stem_rules(images, masks):
     yield 'equal stems', str, str
     usual = images[len(images) // 2].stem.casefold()
     for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
-        yield 'names like {} and {}'.format(*patterns), *map(stem_in, patterns)
+        between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
+        yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
     number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
     yield 'the last number in the stem', number, number
 

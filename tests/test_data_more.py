@@ -876,6 +876,14 @@ def test_one_word_inside_the_names_differs(tmp_path):
                                                   for k in kinds for n in range(3)}
 
 
+def test_the_parts_of_a_name_around_the_word_that_differs_stay_apart(tmp_path):
+    """S1Img12 and S11Seg2 have the same letters beside Img and Seg, and are not a pair."""
+    fill(tmp_path / 'set', ['images/S2Img3.png', 'images/S3Img5.png', 'images/S1Img12.png'],
+         ['masks/S2Seg3.png', 'masks/S3Seg5.png', 'masks/S11Seg2.png'])
+    error = str(ask(tmp_path / 'set'))
+    assert 'without a mask' in error and 'S1Img12.png' in error and 'S11Seg2.png' in error
+
+
 def test_affixes_that_pair_a_few_are_a_chance(tmp_path):
     """skip_unpaired=True skips what is left over, not most of the files."""
     fill(tmp_path / 'set', [f'images/a{n}.png' for n in range(9)] + ['images/b_x.png'],
