@@ -1691,6 +1691,7 @@ def open_tiff(path):
         return tifffile.TiffFile(path)
     except tifffile.TiffFileError as error:                            # of no common kind in older versions
         raise ValueError(str(error)) from None
+    logging.getLogger('tifffile').setLevel(logging.CRITICAL)           # what matters is raised, with the file's name
 
 
 @contextlib.contextmanager

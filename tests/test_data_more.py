@@ -1465,6 +1465,15 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
 
 # --- one file missing, soft colours, and other things of real sets ---------------------
 
+def test_a_damaged_tiff_is_told_of_by_its_name_alone(small_set, capfd, caplog):
+    path = next((small_set / 'images').glob('*'))
+    path.unlink()
+    path.with_suffix('.tif').write_bytes(b'II*\0\xff\xff\xff\x7f' + bytes(50))
+    assert train_unet.main(['check', f'data={small_set}', *WORDS]) == 2
+    assert f'{path.stem}.tif: cannot be read' in capfd.readouterr().err
+    assert not [record for record in caplog.records if record.name == 'tifffile']
+
+
 
 @pytest.mark.parametrize('images, masks', [
     ([f'{s}/{s}_{n:03}.jpg' for s in ('left', 'right') for n in range(6)],
