@@ -1337,6 +1337,10 @@ def find_pairs(config):
     splits = choose_splits([image for image, _ in pairs], config)
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for (image, _), split in zip(pairs, splits)):
         notes.append('no image is named for training: all of them were split afresh')
+    unnamed = [image.path for image, _ in pairs if not image.split]
+    if unnamed and (named := {image.split for image, _ in pairs}) >= {'train'}:
+        notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
+                     f'{"trained on" if "val" in named else "split by chance"}')
     if config['group_pattern']:
         sides = grouped(zip(pairs, splits), lambda item: group_of(item[0][0], config['group_pattern']))
         torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
@@ -1687,11 +1691,11 @@ def pillow_sees_all(path, config):
 def open_tiff(path):
     """A TIFF as tifffile sees it, to be closed. Raises ValueError for one that is none."""
     import tifffile                                                    # only TIFF needs it
+    logging.getLogger('tifffile').setLevel(logging.CRITICAL)           # what matters is raised, with the file's name
     try:
         return tifffile.TiffFile(path)
     except tifffile.TiffFileError as error:                            # of no common kind in older versions
         raise ValueError(str(error)) from None
-    logging.getLogger('tifffile').setLevel(logging.CRITICAL)           # what matters is raised, with the file's name
 
 
 @contextlib.contextmanager

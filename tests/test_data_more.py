@@ -749,6 +749,16 @@ def test_runs_below_the_data_are_no_data(tmp_path, monkeypatch, capsys):
     assert (tmp_path / 'runs/check/samples.png').exists()
 
 
+@pytest.mark.parametrize('splits, told', [(('train', 'val', 'holdout'), 'trained on'),
+                                          (('train', 'extra'), 'by chance')])
+def test_folders_that_name_no_split_beside_those_that_do_are_told(tmp_path, splits, told):
+    fill(tmp_path / 'set', *[[f'{s}/{kind}/{s}{n}.png' for s in splits for n in range(3)]
+                             for kind in ('images', 'masks')])
+    _, data = inspect(tmp_path / 'set')
+    note, = data.notes
+    assert f'3 images, such as {tmp_path}/set/{splits[-1]}/' in note and note.endswith(told)
+
+
 def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
     """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
     names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
@@ -1455,6 +1465,15 @@ def test_a_fourth_band_of_an_array_is_not_lost_whatever_its_suffix(tmp_path):
         train_unet.read_image(path, {**train_unet.CONFIG, 'image_dtype': 'uint8'})
 
 
+def test_a_damaged_tiff_is_told_of_by_its_name_alone(small_set, capfd, caplog):
+    path = next((small_set / 'images').glob('*'))
+    path.unlink()
+    path.with_suffix('.tif').write_bytes(b'II*\0\xff\xff\xff\x7f' + bytes(50))
+    assert train_unet.main(['check', f'data={small_set}', *WORDS]) == 2
+    assert f'{path.stem}.tif: cannot be read' in capfd.readouterr().err
+    assert not [record for record in caplog.records if record.name == 'tifffile']
+
+
 @pytest.mark.parametrize('name', ['x.tif', 'x.npy'])
 def test_a_pipe_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
@@ -1464,15 +1483,6 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
 
 
 # --- one file missing, soft colours, and other things of real sets ---------------------
-
-def test_a_damaged_tiff_is_told_of_by_its_name_alone(small_set, capfd, caplog):
-    path = next((small_set / 'images').glob('*'))
-    path.unlink()
-    path.with_suffix('.tif').write_bytes(b'II*\0\xff\xff\xff\x7f' + bytes(50))
-    assert train_unet.main(['check', f'data={small_set}', *WORDS]) == 2
-    assert f'{path.stem}.tif: cannot be read' in capfd.readouterr().err
-    assert not [record for record in caplog.records if record.name == 'tifffile']
-
 
 
 @pytest.mark.parametrize('images, masks', [
