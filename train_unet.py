@@ -1014,7 +1014,8 @@ def folder_words(name):
     """'train_masks' -> ['train', 'masks']; 'trainannot' -> ['train', 'annot']."""
     words = []
     plain = re.sub('[-_ ]with[-_ ].*', '', name)                       # frames-with-annotations are frames
-    for word in re.findall('[a-z]+', re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', plain).lower()) + [name.lower()]:
+    apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z]))', ' ', plain)  # imagesTr are for training; BraTS is one word
+    for word in re.findall('[a-z]+', apart.lower()) + [name.lower()]:
         match = re.fullmatch('(train|val|test)(.+)', word)
         words += match.groups() if match and match[2] in {*IMAGE_WORDS, *MASK_WORDS, 'crop', 'crops', 'set'} else [word]
     return words

@@ -854,6 +854,15 @@ def test_splits_in_folder_names_such_as_traincrop(tmp_path):
         assert [len(data.pairs.rows(s)) for s in train_unet.SPLITS] == [3, 3, 3]
 
 
+def test_names_that_end_in_ts_name_no_split(tmp_path):
+    """BraTS, KiTS and LiTS are sets; nnU-Net's imagesTs are for testing."""
+    fill(tmp_path / 'set', *[[f'{s}/{kind}/{n}.png' for s in ('LiTS', 'CHAOS') for n in range(3)]
+                             for kind in ('images', 'masks')])
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.rows('test')) == 0 and len(data.pairs.images) == 6
+    assert train_unet.read_place('imagesTs')[:2] == ('test', 'image')
+
+
 def test_frames_with_annotations_are_images(tmp_path):
     """RUGD."""
     fill(tmp_path / 'set', [f'RUGD_frames-with-annotations/park/{n}.png' for n in range(4)],
