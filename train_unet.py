@@ -1045,7 +1045,7 @@ def read_place(folder, role=''):
 def stem_in(pattern, between=''):
     """A function of a name -> what {stem} stands for in this pattern, cases ignored; None for other names. Where it
     stands several times, `between` keeps the parts apart."""
-    regex = re.compile('(.+)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
+    regex = re.compile('(.*)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
     return lambda name: between.join(match.groups()) if (match := regex.fullmatch(name)) else None
 
 
@@ -1115,9 +1115,9 @@ def collect(config, root, files):
             continue
         stems = {key: stem_of(name) for key, stem_of in stem_keys.items()}
         if not role and stems:
-            role = 'mask' if stems.get('mask') else 'image' if stems.get('image', True) else ''
-        if role in stems and not stems[role]:
-            ignored[f'not like {patterns[role]}'].append(name)
+            role = 'mask' if stems.get('mask') is not None else 'image' if stems.get('image', '') is not None else ''
+        if stems.get(role, '') is None or not role and len(stems) == 2:
+            ignored[f'not like {patterns.get(role) or " or ".join(patterns.values())}'].append(name)
             continue
         stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
         found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
@@ -1220,7 +1220,7 @@ def stem_rules(images, masks):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
     number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
-    yield 'the last number in the stem', number, number
+    yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
 
 
 def grouped(items, key):
@@ -1503,8 +1503,11 @@ def folder_answers(files):
 
 
 def pattern_answers(files):
-    """mask_pattern, alone and with image_pattern, after what some names have in common with others."""
-    cut = len(shared_folder(files))
+    """mask_pattern, alone and with image_pattern, after what some names have in common with others; where a folder
+    for each image holds img.png and label.png, {stem} stands for nothing."""
+    cut, (folders, names) = len(shared_folder(files)), map(Counter, zip(*files)) if files else ((), Counter())
+    same = [name for name, count in names.items() if count > max(1, 0.8 * len(folders))]
+    whole = itertools.permutations(['{stem}' + name for name in same] if len(same) <= 8 else (), 2)
     images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
                      [name for _, name in files] for other in ('mask', 'image'))
     seen = Counter()
@@ -1515,7 +1518,7 @@ def pattern_answers(files):
             for first, second in name_patterns(stem, stems)[:8]:
                 if first.count('{stem}') == second.count('{stem}') == 1:
                     seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
-    for (first, second), _ in seen.most_common(12):
+    for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:
         digits = [re.findall(r'\d+', os.path.splitext(side)[0]) for side in (first, second)]
         is_other = all(digits) and digits[0] != digits[1]              # frame 1 with the mask of frame 3
         if first != second and not is_other:
@@ -1939,7 +1942,7 @@ def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
-        names = [name for name in sorted(os.listdir(path)) if wanted(name) and may_be_read(name)]
+        names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
         levels = [127 * name.lower().endswith(JPEG_SUFFIXES) for name in names]    # JPEG makes noise around black
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]

@@ -1514,6 +1514,21 @@ def test_further_masks_of_an_image_are_told_of(tmp_path):
     assert any('1 of them further masks of images that have one' in note for note in data.notes)
 
 
+def test_files_of_one_name_in_a_folder_for_each_image(tmp_path):
+    """What labelme_json_to_dataset writes: the line that is offered gives each image the label beside it."""
+    for case in ('cat', 'dog', 'eel'):
+        fill(tmp_path / 'set', [f'{case}_json/img.png', f'{case}_json/label_viz.png'], [f'{case}_json/label.png'])
+    line, = typed_lines(ask(tmp_path / 'set'))
+    assert line == 'image_pattern="{stem}img.png" mask_pattern="{stem}label.png"'
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert partners(data, tmp_path / 'set') == {f'{case}_json/img.png': f'{case}_json/label.png'
+                                                for case in ('cat', 'dog', 'eel')}
+    assert data.notes == ['ignored 3 files, not like {stem}img.png or {stem}label.png: label_viz.png, ...']
+    for case in ('cat', 'dog', 'eel'):
+        (tmp_path / f'set/{case}_json/label_viz.png').unlink()
+    assert inspect(tmp_path / 'set')[1].pairs.rule == 'their folders'
+
+
 def test_masks_in_a_folder_inside_that_of_the_images(tmp_path):
     names = [f'{n}.png' for n in range(4)]
     fill(tmp_path / 'set', [f'images/{name}' for name in names], [f'images/masks/{name}' for name in names])
