@@ -1467,6 +1467,7 @@ def folder_answers(files):
     shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
     ways = {folder: [*itertools.accumulate(Path(folder).parts, os.path.join)] for folder in set(next(zip(*files), ()))}
     everywhere = {path for way in ways.values() for path in way}
+    splits = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
     for path in everywhere:
         inner[os.path.dirname(path)].add(os.path.basename(path))
     brothers = Counter((os.path.dirname(path), frozenset(names)) for path, names in inner.items())
@@ -1475,14 +1476,16 @@ def folder_answers(files):
         for part in ways[folder]:
             name = os.path.basename(part)
             has_brothers = brothers[os.path.dirname(part), frozenset(inner[part])] > 2
-            starred.append('*' if has_brothers or name.lower() in SPLIT_WORDS else re.sub(r'\d+', '*', name))
+            split, role = read_place(name)[:2]                         # '* Set' may be any, '*-img' holds images
+            starred.append('*' if has_brothers or split and not role else splits.sub('*', name))
             alike['/'.join(starred)][part] += 1
     shapes = {}
     for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
-        columns = zip(general.split('/'), *(folder.split('/') for folder in folders))
+        columns = [*zip(general.split('/'), *(folder.split('/') for folder in folders))]
         parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
                  for column in columns]                                # test/ may lack what train/ has
-        shape, one_by_one = '/'.join(parts), any('*' in part and part != '*' for part in parts)
+        shape, one_by_one = '/'.join(parts), any('*' in part and part != '*' and not read_place(column[1])[0]
+                                                 for part, column in zip(parts, columns))
         glob = re.compile(re.escape(shape).replace(r'\*', '[^/]*'))
         is_wide = set(parts) == {'*'} or any(map(glob.fullmatch, everywhere - folders.keys()))     # others too
         shapes |= folders if len(folders) < 5 and (is_wide or one_by_one) else {}
@@ -1494,8 +1497,9 @@ def folder_answers(files):
     role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
     for image, mask in itertools.permutations(sorted(usual), 2):
         (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
-        twins = {os.path.join(inside, other), os.path.join(beside, name)} - {image, mask}
-        if twins & everywhere or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
+        numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
+        twins = {os.path.join(inside, other), os.path.join(beside, name), *(image.replace(*pair) for pair in numbers)}
+        if twins & everywhere - {image, mask} or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
         is_apart = os.path.commonpath([image, mask]) not in (image, mask)
         if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':

@@ -272,6 +272,12 @@ OFFERED = [
      ['images="stare-images" masks="labels-ah"', 'images="stare-images" masks="labels-vk"']),
     ('Montgomery', ['CXR_png/M_{n:04}.png', 'ManualMask/leftMask/M_{n:04}.png', 'ManualMask/rightMask/M_{n:04}.png'],
      ['images="CXR_png" masks="ManualMask/leftMask"', 'images="CXR_png" masks="ManualMask/rightMask"']),
+    ('FloodNet, splits inside the names of folders',
+     ['{s}/{s}-org-img/{n}.jpg', '{s}/{s}-label-img/{n}_lab.png', 'ColorMasks/ColorMasks-{s}Set/{n}_lab.png'],
+     ['images="*/*-org-img" masks="*/*-label-img"']),
+    ('IDRiD', ['Images/a. {s} Set/I_{n:02}.jpg', 'Groundtruths/a. {s} Set/Discs/I_{n:02}_OD.tif',
+               'Groundtruths/a. {s} Set/Exudates/I_{n:02}_EX.tif'],
+     ['images="Images" masks="Groundtruths/*/Discs"', 'images="Images" masks="Groundtruths/*/Exudates"']),
     ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
      ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
 ]
@@ -1512,6 +1518,15 @@ def test_further_masks_of_an_image_are_told_of(tmp_path):
     objects(tmp_path / 'set', ['benign (2)_mask_1.png'])
     _, data = inspect(tmp_path / 'set', skip_unpaired=True)
     assert any('1 of them further masks of images that have one' in note for note in data.notes)
+
+
+def test_masks_of_another_number_are_not_offered(tmp_path):
+    """The Cell Tracking Challenge: 01 with 01_GT, 02 with 02_GT, each from frame 0 on."""
+    for k in ('01', '02'):
+        fill(tmp_path / 'set', [f'{k}/t{n:03}.tif' for n in range(4)],
+             [f'{k}_GT/{kind}/man_{n:03}.tif' for n in range(4) for kind in ('SEG', 'TRA')])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines and all(re.fullmatch(r'images="(0\d)" masks="\1_GT/.*"', line) for line in lines)
 
 
 def test_files_of_one_name_in_a_folder_for_each_image(tmp_path):
