@@ -1376,7 +1376,7 @@ def pair_files(config, root, files):
                          *shorten(notes, 5), 'expected folders such as images/ and masks/'])
     refuse_kinds(images, masks)
     pairs, rule, *left = unite_folders(images, masks) or match_pairs(images, masks)
-    notes += refuse_unpaired(pairs, *left, config, rule)
+    notes += refuse_unpaired(pairs, *left, config, rule, notes)
     if not pairs:
         raise DataError(f'{root}: no image has a mask')
     refuse_selves(pairs)
@@ -1530,7 +1530,7 @@ def pattern_answers(files):
             yield {'image_pattern': first, 'mask_pattern': second}
 
 
-def refuse_unpaired(pairs, images, masks, clashes, config, rule):
+def refuse_unpaired(pairs, images, masks, clashes, config, rule, ignored):
     """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images]
@@ -1547,7 +1547,8 @@ def refuse_unpaired(pairs, images, masks, clashes, config, rule):
         objects = (f', {more} of them further masks of images that have one: what they show is background now. '
                    'A folder for each image, named like it, would unite its masks')
         return [f'skipped {len(lonely)} files without a partner{objects * bool(more)}']
-    raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found'], 'images and masks do not pair')
+    raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(ignored, 5)],
+                    'images and masks do not pair')
 
 
 def group_of(image, pattern):

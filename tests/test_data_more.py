@@ -1529,6 +1529,12 @@ def test_masks_of_another_number_are_not_offered(tmp_path):
     assert lines and all(re.fullmatch(r'images="(0\d)" masks="\1_GT/.*"', line) for line in lines)
 
 
+def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(3)], [f'masks/{n}.png' for n in range(4)])
+    (tmp_path / 'set/images/3.jp2').write_bytes(b'')
+    assert 'ignored 3.jp2' in ask(tmp_path / 'set').problems
+
+
 def test_files_of_one_name_in_a_folder_for_each_image(tmp_path):
     """What labelme_json_to_dataset writes: the line that is offered gives each image the label beside it."""
     for case in ('cat', 'dog', 'eel'):
