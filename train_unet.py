@@ -1569,7 +1569,7 @@ def choose_splits(images, config):
         return splits
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
         splits[:] = -1
-    if config['val_fraction'] == 0:
+    if config['val_fraction'] == 0 or val in splits:
         return np.where(splits < 0, train, splits)
     pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
     pattern = config['group_pattern']
@@ -1584,8 +1584,7 @@ def choose_splits(images, config):
             held += groups[position]
     held = held or min(groups, key=len)
     splits[pool] = train
-    if val not in splits:
-        splits[held] = val
+    splits[held] = val
     return splits
 
 

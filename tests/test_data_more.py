@@ -765,6 +765,15 @@ def test_folders_that_name_no_split_beside_those_that_do_are_told(tmp_path, spli
     assert f'3 images, such as {tmp_path}/set/{splits[-1]}/' in note and note.endswith(told)
 
 
+def test_one_image_of_no_split_beside_train_and_val_is_trained_on(small_set):
+    names = sorted(path.stem for path in (small_set / 'images').iterdir())
+    pairs = [[next((small_set / kind).glob(f'{name}.*')) for kind in ('images', 'masks')] for name in names[:4]]
+    lines = [f'{image},{mask},{split}' for (image, mask), split in zip(pairs, ('train', 'val', 'val', ''))]
+    (small_set / 'list.csv').write_text('\n'.join(['image,mask,split', *lines]))
+    _, data = inspect(small_set / 'list.csv')
+    assert [names_of(data, split) for split in ('train', 'val')] == [{names[0], names[3]}, {names[1], names[2]}]
+
+
 def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
     """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
     names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
