@@ -1338,6 +1338,8 @@ def find_pairs(config):
     splits = choose_splits([image for image, _ in pairs], config)
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for (image, _), split in zip(pairs, splits)):
         notes.append('no image is named for training: all of them were split afresh')
+    mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
+    notes += [f'{count} images have one and the same mask: {mask}'] * (count > 1)
     unnamed = [image.path for image, _ in pairs if not image.split]
     if unnamed and (named := {image.split for image, _ in pairs}) >= {'train'}:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '

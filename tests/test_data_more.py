@@ -774,6 +774,13 @@ def test_one_image_of_no_split_beside_train_and_val_is_trained_on(small_set):
     assert [names_of(data, split) for split in ('train', 'val')] == [{names[0], names[3]}, {names[1], names[2]}]
 
 
+def test_a_list_that_gives_one_mask_to_several_images_is_told_of(small_set):
+    images, masks = (sorted((small_set / kind).iterdir()) for kind in ('images', 'masks'))
+    (small_set / 'list.csv').write_text('\n'.join(['image,mask', *(f'{image},{masks[0]}' for image in images)]))
+    _, data = inspect(small_set / 'list.csv')
+    assert f'{len(images)} images have one and the same mask: {masks[0]}' in data.notes
+
+
 def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
     """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
     names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
