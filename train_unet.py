@@ -1619,6 +1619,8 @@ def open_pillow(path, config):
         raise ValueError('is empty')
     picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     check_pixels(path, (picture.height, picture.width), config)
+    if picture.format != 'TIFF' and (frames := getattr(picture, 'n_frames', 1)) > 1:
+        raise ValueError(f'holds {frames} pictures, a film; save the one that is meant')
     return picture
 
 

@@ -781,6 +781,16 @@ def test_a_list_that_gives_one_mask_to_several_images_is_told_of(small_set):
     assert f'{len(images)} images have one and the same mask: {masks[0]}' in data.notes
 
 
+@pytest.mark.parametrize('kind, suffix', [('images', '.gif'), ('masks', '.gif'), ('masks', '.png'),
+                                          ('images', '.webp')])
+def test_a_film_is_refused_not_read_by_its_first_picture(small_set, kind, suffix):
+    path = sorted((small_set / kind).iterdir())[0]
+    first, *others = (PIL.Image.fromarray(np.roll(np.array(PIL.Image.open(path)), n, 0)) for n in range(3))
+    path.unlink()
+    first.save(path.with_suffix(suffix), save_all=True, append_images=others)
+    assert f'{path.stem}{suffix}: cannot be read: ValueError: holds 3 pictures' in str(ask(small_set))
+
+
 def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
     """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
     names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
