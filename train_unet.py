@@ -1478,8 +1478,10 @@ def folder_answers(files):
         for part in ways[folder]:
             name = os.path.basename(part)
             has_brothers = brothers[os.path.dirname(part), frozenset(inner[part])] > 2
-            split, role = read_place(name)[:2]                         # '* Set' may be any, '*-img' holds images
-            starred.append('*' if has_brothers or split and not role else splits.sub('*', name))
+            split, role = read_place(name)[:2]
+            alike_here = [other for other in inner[os.path.dirname(part)] if read_place(other)[0] == split]
+            is_split = split and not role and len(alike_here) == 1     # train-img holds images, train_A is one of three
+            starred.append('*' if has_brothers or is_split else splits.sub('*', name))
             alike['/'.join(starred)][part] += 1
     shapes = {}
     for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
@@ -1619,7 +1621,7 @@ def open_pillow(path, config):
         raise ValueError('is empty')
     picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     check_pixels(path, (picture.height, picture.width), config)
-    if picture.format != 'TIFF' and (frames := getattr(picture, 'n_frames', 1)) > 1:
+    if picture.format in ('GIF', 'PNG', 'WEBP') and (frames := getattr(picture, 'n_frames', 1)) > 1:
         raise ValueError(f'holds {frames} pictures, a film; save the one that is meant')
     return picture
 

@@ -791,6 +791,15 @@ def test_a_film_is_refused_not_read_by_its_first_picture(small_set, kind, suffix
     assert f'{path.stem}{suffix}: cannot be read: ValueError: holds 3 pictures' in str(ask(small_set))
 
 
+def test_a_photograph_of_a_phone_that_carries_a_preview_is_no_film(small_set):
+    """Its JPEG holds a second picture (MPO)."""
+    path = small_set / 'images' / '003.png'
+    picture = PIL.Image.open(path)
+    picture.save(path.with_suffix('.jpg'), 'MPO', save_all=True, append_images=[picture.resize((8, 8))])
+    path.unlink()
+    assert len(inspect(small_set)[1].pairs.images) == 12
+
+
 def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
     """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
     names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
