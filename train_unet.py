@@ -2030,7 +2030,7 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
     if wish is None:
         coding = guess_coding(folded, values, palette, ignore, config, counts_up, lossy)
     else:
-        coding = coding_from_table({plain(code): class_id for code, class_id in wish.items()}, folded, ignore)
+        coding = coding_from_table({plain(code): class_id for code, class_id in wish.items()}, folded, ignore, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     wanted = config['num_classes']
@@ -2042,13 +2042,20 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
     return coding
 
 
-def coding_from_table(wish, values, ignore):
-    """The user's mask_values. Values not named are background, or errors where class 0 is named."""
+def coding_from_table(wish, values, ignore, lossy):
+    """The user's mask_values. Values not named are noise around those that are, background, or errors where class 0 is
+    named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
-    far = 255 if 0 in wish.values() else 48                            # who names the background has named all
-    noise = {code: wish[near] for code, near in nearest_colours(values, wish, far).items()}
+    named, all_named = dict.fromkeys({ignore} & values.keys(), IGNORE) | wish, 0 in wish.values()
+    colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
+    near = {}
+    if len(colours) > MOST_CLASSES:                                    # who names the background has named all
+        near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
+    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*grey_peaks(values)}):
+        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
+    noise = {code: named[name] for code, name in near.items()}
     if not wish.keys() & values.keys() and not noise:
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
     table = noise | dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
@@ -2060,18 +2067,30 @@ def coding_from_table(wish, values, ignore):
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
     share = sum(values[code] for code in noise.keys() - wish.keys()) / sum(values.values())
-    words += f'; {share:.2%} of the pixels are noise around these colours' if share else ''
+    words += f'; {share:.2%} of the pixels are noise around these' if share else ''
     return Coding(table, None, max(2, highest + 1), words)
 
 
-def nearest_colours(values, named, most=48):
-    """{colour: the nearest of the named ones}, each channel at most so far away; {} unless noise makes hundreds."""
-    colours, named = ([code for code in codes if code >= COLOUR] for codes in (values, named))
-    if len(colours) <= MOST_CLASSES or not named:
+def nearest(codes, named, most):
+    """{code: the nearest of the named ones}, for colours and greys; each channel is at most so far away."""
+    if not named or not codes:
         return {}
     channels = lambda codes: np.array(codes)[:, None] >> np.array([16, 8, 0]) & 255
-    steps = np.abs(channels(colours)[:, None] - channels(named)).max(2)        # (colours, named)
-    return {colours[row]: named[steps[row].argmin()] for row in np.flatnonzero(steps.min(1) <= most).tolist()}
+    steps = np.abs(channels(codes)[:, None] - channels(named)).max(2)          # (codes, named)
+    return {codes[row]: named[steps[row].argmin()] for row in np.flatnonzero(steps.min(1) <= most).tolist()}
+
+
+def grey_peaks(values):
+    """The greys of {code: pixels} that stand out of noise (JPEG, soft edges) as classes do: the commonest within 16,
+    five times the mean there."""
+    pixels = np.array([values.get(code, 0) for code in range(256)])
+    found = []
+    for code in np.flatnonzero(pixels > pixels.sum() / 1000).tolist():
+        around = pixels[max(0, code - 16):code + 17]
+        noise = (around.sum() - pixels[code]) / max(1, np.count_nonzero(around) - 1)
+        if pixels[code] == around.max() and pixels[code] >= 5 * noise:
+            found.append(code)
+    return found
 
 
 def suggest(table, more=(), meaning=None):
@@ -2115,12 +2134,13 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, raw, plain, special, total), 'the mask values are not clear')
+    raise DataError(noise + explain_values(values, raw, plain, special, total, lossy), 'the mask values are not clear')
 
 
-def explain_values(values, raw, plain, special, total):
+def explain_values(values, raw, plain, special, total, lossy):
     """What was found, what it may be, and the line to type for each reading."""
     numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
+    is_scale = lambda codes: min(steps := np.diff(sorted(codes))) > 1 and np.ptp(steps) <= 2     # 0, 64, 128, 191, 255
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
@@ -2133,23 +2153,24 @@ def explain_values(values, raw, plain, special, total):
     lines = [f'{len(values)} values (share of pixels, images): {found}']
     if len(plain) > MOST_CLASSES:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
-        main = []
-        for code in sorted(plain if colours else (), key=lambda code: -values[code]):
-            if values[code] > total / 1000 and not nearest_colours([code] * (MOST_CLASSES + 1), main):
-                main.append(code)
-        if 1 < len(main) <= MOST_CLASSES:
-            lines.append('if these colours are the classes and others are noise around them type mask_values='
-                         + suggest(numbered(main)))
-    elif colours or len(values) > 2 or special:
+    main = []
+    for code in sorted(plain, key=lambda code: -values[code]) if colours and len(plain) > MOST_CLASSES else ():
+        main += [code] * (values[code] > total / 1000 and not nearest([code], main, 48))
+    if not colours and (lossy or len(plain) > MOST_CLASSES):
+        main = grey_peaks(values)
+    if 1 < len(main) <= MOST_CLASSES:
+        void = () if is_scale(main) else special & {*main}
+        lines.append(f'if these {"colours" if colours else "values"} are the classes and others are noise around them '
+                     f'type mask_values={suggest(numbered(main) | dict.fromkeys(void, IGNORE))}')
+    elif len(plain) <= MOST_CLASSES and (colours or len(values) > 2 or special):
         void = numbered(plain) | dict.fromkeys(special, IGNORE)
         said = [f'if these {"colours" if colours else "values"} are the classes type '
                 f'mask_values={suggest(numbered(values))}']
         if special and len(plain) > 1:
             rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
-            steps = np.diff(sorted(values))                            # 0, 64, 128, 191, 255 are a scale
-            is_scale = bool(steps.min() > 1 and np.ptp(steps) <= 2)
-            said.insert(is_scale or not rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored '
-                                              f'type mask_values={suggest(void)}')
+            names = ', '.join(map(name_code, special))
+            said.insert(is_scale(values) or not rare,
+                        f'if {names} marks what is to be ignored type mask_values={suggest(void)}')
         lines += [*said, '(255 after a colon means ignored; reorder as you like)']
     if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
         lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
@@ -2411,7 +2432,7 @@ def describe_data(data, config):
     codes = sorted(data.values)
     ids = data.coding.encode(np.array(codes)).tolist()
     rows = [(name_code(code), i, *data.values[code]) for code, i in zip(codes, ids)]
-    if len(codes) > (256 if data.coding.table else 16):
+    if len(codes) > (max(MOST_CLASSES, 2 * len(data.classes)) if data.coding.table else 16):
         rows = [('many', i, *counts) for i, counts in data.classes.items()]
     for value, i, pixels, images in rows:
         name = 'ignored' if i == IGNORE else f'{i} {names[i]}'

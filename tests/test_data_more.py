@@ -818,6 +818,38 @@ def test_check_names_every_file_that_has_no_partner(tmp_path, capsys):
     assert told.count('image without a mask') == 10 and '... and 15 more' in told
 
 
+@pytest.mark.parametrize('meant, quality', [((0, 60, 120, 180), 75), ((0, 50, 100, 150, 200), 97), ((0, 128, 255), 50),
+                                            ((0, 90, 180), None)])
+def test_noise_around_greys_goes_to_the_nearest(tmp_path, meant, quality):
+    """Classes in grey, saved as JPEG or with soft edges: a line for the classes, not for each value of the noise."""
+    folder, exact = draw_set(tmp_path / 'set', count=4, size=96), {}
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = np.zeros((96, 96), np.uint8)
+        for number, value in enumerate(meant[1:]):
+            cv2.circle(mask, (20 + 22 * number, 40 + n), 10 + number, value, -1)
+        exact[path.stem] = np.searchsorted(meant, mask)
+        if quality is None:
+            cv2.imwrite(str(path), cv2.GaussianBlur(mask, (5, 5), 0))
+        else:
+            path.unlink()
+            cv2.imwrite(str(path.with_suffix('.jpg')), mask, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    line = offered(ask(folder), 'mask_values="{0')
+    assert [*typed(line)['mask_values']] == [*meant]
+    config, data = inspect(folder, **typed(line))
+    assert data.coding.num_classes == len(meant) and 'noise around' in data.coding.words
+    assert all((mask_of(data, config, stem) == mask).mean() > 0.95 for stem, mask in exact.items())
+
+
+def test_ids_of_objects_are_not_taken_for_noise(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        ids = np.kron(np.arange(100).reshape(10, 10), np.ones((6, 6)))
+        save(path, ids)
+        save(folder / f'images/{path.name}', np.zeros((60, 60, 3)))
+    assert 'noise around' not in str(ask(folder))
+    assert 'does not name' in str(ask(folder, mask_values={0: 0, 1: 1}))
+
+
 def test_noise_around_colours_goes_to_the_nearest(tmp_path):
     """Three classes in colour, saved as JPEG: thousands of colours, of which three are meant."""
     meant, exact = np.array([[0, 0, 0], [220, 40, 40], [40, 200, 60]], np.uint8), {}
@@ -829,7 +861,7 @@ def test_noise_around_colours_goes_to_the_nearest(tmp_path):
         path.unlink()
     line = offered(ask(tmp_path / 'set'), "mask_values=\"{'#")
     config, data = inspect(tmp_path / 'set', **typed(line))
-    assert data.coding.num_classes == 3 and 'noise around these colours' in data.coding.words
+    assert data.coding.num_classes == 3 and 'noise around these' in data.coding.words
     found = {stem: mask_of(data, config, stem) for stem in exact}
     order = [int(np.bincount(found['000'][exact['000'] == k]).argmax()) for k in range(3)]
     assert sorted(order) == [0, 1, 2]
