@@ -2140,7 +2140,7 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
 def explain_values(values, raw, plain, special, total, lossy):
     """What was found, what it may be, and the line to type for each reading."""
     numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
-    is_scale = lambda codes: min(steps := np.diff(sorted(codes))) > 1 and np.ptp(steps) <= 2     # 0, 64, 128, 191, 255
+    is_scale = lambda codes: min(steps := np.diff(sorted(codes)).tolist()) > 1 and max(steps) - min(steps) <= 2
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
