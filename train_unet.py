@@ -6147,6 +6147,8 @@ def main(argv=None):
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
+        if os.environ.get('RANK', '0') != '0':                         # all else the first of torchrun's does alone
+            return 0
         if verb == 'evaluate':
             return evaluate_run(paths[0], overrides)
         if verb == 'predict':

@@ -147,6 +147,13 @@ def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(monkeyp
         train_unet.join_processes({'device': 'cpu', 'batch_size': 2, 'accumulation_steps': 4})
 
 
+def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
+    words = [['evaluate', 'none'], ['predict', 'none', 'x.png'], ['export', 'none'], ['check', 'data=none']]
+    for rank, code in [('0', 2), ('1', 0)]:
+        monkeypatch.setenv('RANK', rank)
+        assert [train_unet.main(typed) for typed in words] == [code] * 4
+
+
 def test_a_killed_process_ends_the_job_with_a_checkpoint():
     """Process 1 kills itself in the second epoch: nobody hangs, the first epoch can be resumed."""
     done = run(2, die=True, epochs=50, timeout=60)
