@@ -597,7 +597,7 @@ def parse_command(argv):
         problems.append(f'{word!r}: {verb} takes one run{hint}')
     idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
-    for word in [] if needed else paths:
+    for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-')
         hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
         if key in {*CONFIG, *SHORT_NAMES}:

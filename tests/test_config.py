@@ -99,6 +99,8 @@ def test_a_command_keeps_verb_paths_output_and_preset():
     (['export', 'runs/x', 'image_size=64'], 'image_size=64: export has no use for it'),
     (['evaluate', 'runs/x', 'run_dir=there'], "run_dir='there': evaluate has no use for it"),
     (['evaluate', 'runs/x', '-o', 'there'], "out='there': evaluate has no use for it"),
+    (['predict', 'runs/x', 'a.jpg', '-o'], "'--out' is no command and no key=value; type out=VALUE"),
+    (['predict', 'runs/x', 'a.jpg', '-omasks'], "'-omasks' is no command and no key=value"),
 ])
 def test_words_that_would_be_swallowed_are_problems(words, told):
     with pytest.raises(ConfigError) as error:
