@@ -465,6 +465,7 @@ def validate_config(config):
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
+        value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
         if isinstance(value, str):                                     # unet is Unet
             words = {word.lower(): word for word in (*CHOICES.get(key, ()), *['auto'] * ('auto' in kinds))}
             value = value.lower() if key == 'device' else words.get(value.lower(), value)

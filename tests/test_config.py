@@ -166,8 +166,9 @@ def test_accepted(key, value):
 
 
 @pytest.mark.parametrize('key, value, meant', [
-    ('image_size', 512, [512, 512]), ('mean', 0.5, [0.5]), ('std', 1, [1.0])])
-def test_a_number_may_stand_for_a_list(key, value, meant):
+    ('image_size', 512, [512, 512]), ('mean', 0.5, [0.5]), ('std', 1, [1.0]),
+    ('image_size', '384x512', [384, 512]), ('image_size', '64', [64, 64])])
+def test_a_number_or_a_text_may_stand_for_a_list(key, value, meant):
     assert resolved(**{key: value})[key] == meant
 
 
