@@ -5440,6 +5440,7 @@ def evaluate_run(folder, overrides):
     drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
+    as_trained = model.config | overrides
     model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
@@ -5453,7 +5454,15 @@ def evaluate_run(folder, overrides):
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
-    are_known = other or are_its_images(folder, data, model.config)
+    are_known = other or are_its_images(folder, data, model.config) is not False
+    if not are_known:
+        log.warning('The images, or their split, are not those this run began with: some that are scored may have '
+                    'been trained on. The threshold stays as it is')
+    with contextlib.suppress(UserError):                               # of a split that cannot be drawn
+        held_out = split == 'train' and as_trained['val_fraction']
+        if held_out and are_its_images(folder, inspect_data(as_trained), as_trained):
+            log.warning('These are the images of this run, and it was trained on most of them: '
+                        'type val_fraction=%s too, to score only those held out', held_out)
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
@@ -5479,14 +5488,10 @@ FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_
 
 
 def are_its_images(folder, data, config):
-    """Whether a run still has the images and the split it began with; warns if not."""
+    """Whether these are the images and the split that a run began with; None where nobody knows, without last.pt."""
     sets = [SegmentationDataset(data, split, config, is_training=False) for split in ('train', 'val')]
-    with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt nobody knows
-        if load_last(best_file(folder).parent)[0]['images'] != name_images(*sets):
-            log.warning('The images, or their split, are not those this run began with: some that are scored may have '
-                        'been trained on. The threshold stays as it is')
-            return False
-    return True
+    with contextlib.suppress(UserError, LookupError, TypeError):
+        return load_last(best_file(folder).parent)[0]['images'] == name_images(*sets)
 
 
 def count_at_levels(bands, truth, levels, num_classes):

@@ -197,6 +197,19 @@ def test_other_data_is_scored_whole_and_leaves_the_run_as_it_was(own, tmp_path, 
     assert 'worst.png' not in written(own)
 
 
+def test_own_images_scored_as_other_data_are_said_to_be_trained_on(own, two, tmp_path, caplog, capsys):
+    data = shutil.copytree(two[1], tmp_path / 'moved')
+    assert train_unet.main(['evaluate', str(own), f'data={data}']) == 0
+    share = train_unet.load(own).config['val_fraction']
+    assert f'trained on most of them: type val_fraction={share} too' in caplog.text
+    caplog.clear()
+    capsys.readouterr()
+    assert train_unet.main(['evaluate', str(own), f'data={data}', f'val_fraction={share}']) == 0
+    assert 'images of' in capsys.readouterr().out and 'trained on' not in caplog.text
+    assert train_unet.main(['evaluate', str(own), f'data={draw_set(tmp_path / "other", count=8, seed=1)}']) == 0
+    assert 'trained on' not in caplog.text
+
+
 # ---------------------------------------------------------------- export
 
 
