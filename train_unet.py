@@ -2964,9 +2964,10 @@ class SegmentationModel(nn.Module):
         """A mask (H, W) uint8 of class ids for a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
 
         Raises DataError for an image that cannot be read or has another number of channels.
+        Leaves the model in eval mode.
         """
         image = as_image(image, self.config)
-        return next(decide_stream(self, [('', image)], flips=flips))[2]
+        return next(decide_stream(self.eval(), [('', image)], flips=flips))[2]
 
 
 def pad_by_index(images, axis, amount):

@@ -210,6 +210,14 @@ def test_own_images_scored_as_other_data_are_said_to_be_trained_on(own, two, tmp
     assert 'trained on' not in caplog.text
 
 
+def test_predicting_with_a_model_in_train_mode_changes_nothing(two):
+    """BatchNorm would take the statistics of the one image, and keep them."""
+    model, image = train_unet.load(two[0]), np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    mask, before = model.predict(image), {key: value.clone() for key, value in model.state_dict().items()}
+    assert np.array_equal(mask, model.train().predict(image))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
 # ---------------------------------------------------------------- export
 
 
