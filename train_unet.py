@@ -5605,6 +5605,7 @@ def export(run, form='onnx', output=None, half=False):
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     write, suffix = writers[form]
     path = Path(output or best_file(run).parent / f'model{suffix}')
+    path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
     if form == 'pt2' and path.suffix != '.pt2':
         raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
     if form == 'pt2' and min(model.config['image_size']) <= 32:

@@ -572,6 +572,11 @@ def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
     assert 'taken' in capsys.readouterr().err
 
 
+def test_an_export_into_a_folder_gets_the_usual_name(two, tmp_path):
+    assert train_unet.main(['export', str(two[0]), 'format=onnx', '-o', str(tmp_path)]) == 0
+    assert (tmp_path / 'model.onnx').is_file()
+
+
 def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, capsys):
     """More classes than it was trained for would only give zeros."""
     assert train_unet.main(['evaluate', str(two[0]), f'data={two[1]}', 'num_classes=4']) == 2
