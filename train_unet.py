@@ -4180,9 +4180,10 @@ class Run:
             if name == 'best.pt':
                 self.unsaved = copy.deepcopy(content)                  # these weights will not come again
             return False
-        self.trouble = ''
         if name == 'best.pt':
             self.unsaved = None
+        if self.unsaved is None:                                       # else why best.pt is missing is told at the end
+            self.trouble = ''
         return True
 
     def complain(self, name, error):

@@ -1357,6 +1357,17 @@ def test_a_disk_that_stays_full_is_told_at_the_end(data, monkeypatch):
     assert 'The newest weights are NOT there: ' in (tu.Path('run') / 'log.txt').read_text()
 
 
+def test_best_weights_that_no_disk_took_are_told_with_the_reason_once(caplog):
+    def in_the_way(model, batch):
+        os.makedirs('run/best.pt', exist_ok=True)
+        return squares(model, batch)
+
+    assert not train_own(loss_fn=in_the_way).is_saved
+    [told] = [line for line in caplog.messages if 'could not be saved' in line]
+    [end] = [line for line in caplog.messages if 'NOT there' in line]
+    assert 'Is a directory' in told and 'Is a directory' in end
+
+
 def test_links_in_a_run_folder_are_not_written_through(data, tmp_path):
     tu.train(**{**SMALL, 'num_epochs': 1})
     (tmp_path / 'profile').write_text('mine')
