@@ -414,6 +414,8 @@ def translate(settings, notes):
         own['use_amp'] = False
         notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
     clashes = [' and '.join(words.values()) for words in asked.values() if len(words) > 1]
+    if True in asked.get('use_amp', ()) and 'amp_dtype' not in asked:  # a machine might pick the one that is refused
+        clashes += [f'{asked["use_amp"][True]} and {asked[word][False]}' for word in ('fp16', 'bf16') if word in asked]
     problems += [f'{words} contradict each other: keep one' for words in dict.fromkeys(clashes)]
     for ours in asked.keys() & OURS:
         how = next(iter(asked[ours]))

@@ -651,7 +651,8 @@ def test_weights_that_an_encoder_does_not_have_are_told_at_once():
 
 @pytest.mark.parametrize('words', [
     {'fp16': False, 'amp_dtype': 'float16'}, {'fp16': False, 'precision': '16-mixed'},
-    {'bf16': False, 'precision': 'bf16-mixed'}, {'bf16': False, 'amp_dtype': 'bfloat16'}])
+    {'bf16': False, 'precision': 'bf16-mixed'}, {'bf16': False, 'amp_dtype': 'bfloat16'},
+    {'bf16': False, 'use_amp': True}, {'fp16': False, 'mixed_precision': True}])    # which an A100 or a V100 would take
 def test_a_precision_that_is_refused_and_asked_for_is_a_contradiction(words):
     with pytest.raises(train_unet.ConfigError, match='contradict each other'):
         train_unet.resolve_config(None, words)
