@@ -4906,7 +4906,7 @@ def take_up(state, saved, config, precision, hardware, typed):
                        for row in saved['history']) \
             or not all(value.numel() == 1 for value in saved['bad'].values()) \
             or not all(isinstance(times, int) for times in saved['left_out'].values()) \
-            or not all(key == 'counts' or value.numel() == 1 for key, value in saved['totals'].items()):
+            or not all(value.numel() == 1 or key == 'counts' for key, value in saved['totals'].items()):
         raise ValueError('its counters make no sense')
     if saved['images'] != state.images:
         log.warning('The images, or their split, are not those this run began with: scores before and after do not '

@@ -932,7 +932,8 @@ def test_other_images_than_the_run_began_with_are_told(data, caplog):
 
 @pytest.mark.parametrize('crafted', [
     {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
-    {'history': [{'x': 1}]}, {'left_out': {'a': {}}}, {'totals': {'images': torch.zeros(3)}}])
+    {'history': [{'x': 1}]}, {'left_out': {'a': {}}}, {'totals': {'images': torch.zeros(3)}},
+    {'totals': {'counts': [1]}}])
 def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
     train_own(num_epochs=1)
     tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
