@@ -5189,6 +5189,8 @@ def load(path, device='auto', model=None):
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
+        if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:
+            raise ValueError(f'image_size {config["image_size"]}')
         loaded = build_model(config, model)
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])

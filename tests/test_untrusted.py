@@ -275,6 +275,7 @@ def test_class_names_of_a_stranger_do_not_command_the_terminal(trained, capsys):
     {'threshold': 'x'}, {'weights': {}}, {'weights': []},
     {'weights': {'network.x': 1}}, {'config': []}, {'config': {'architecture': 5}},
     {'config': {'image_size': 'x'}}, {'config': {'image_size': [10 ** 6, 10 ** 6]}},
+    {'config': {'image_size': 'auto'}}, {'config': {'image_size': [65536, 65536]}},
     {'config': {'mean': 'x'}}, {'config': {'num_classes': 10 ** 9}},
     {'config': {'keep_float32': '__class__'}}, {'config': {'architecture': 'from_pretrained'}}], ids=str)
 def test_a_model_file_that_makes_no_sense_ends_with_2_and_no_traceback(trained, change, capsys):
