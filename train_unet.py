@@ -4427,7 +4427,8 @@ def find_resume(config):
         return None
     if wish != 'auto':
         if not any((Path(wish) / name).is_file() for name in ('config.py', *CHECKPOINTS)):
-            raise UserError(f'resume={wish!r}: is no run folder (it has no config.py)', 'cannot resume')
+            hint = f'; type {as_typed("resume", Path(wish).parent)}' * Path(wish).is_file()
+            raise UserError(f'resume={wish!r}: is no run folder (it has no config.py){hint}', 'cannot resume')
         return Path(wish)
     named = config['run_dir'] != 'auto'                                # then a finished one is simply done
     folders = [Path(config['run_dir'])] if named else sorted(

@@ -1387,6 +1387,12 @@ def test_a_resume_without_best_pt_keeps_the_best_from_there_on(data, caplog):
     assert os.path.exists('run/best.pt') and result.best['epoch'] == 3
 
 
+def test_a_file_of_a_run_given_to_resume_is_answered_with_its_folder(tmp_path):
+    (tmp_path / 'last.pt').touch()
+    with pytest.raises(tu.UserError, match=f'is no run folder.*; type resume={tmp_path}$'):
+        tu.train(resume=str(tmp_path / 'last.pt'))
+
+
 def test_fewer_epochs_than_are_done_are_refused_at_a_resume(data):
     tu.train(**SMALL | {'num_epochs': 2})
     with pytest.raises(tu.UserError, match='num_epochs=1: 2 are done already'):
