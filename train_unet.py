@@ -49,7 +49,8 @@ import functools
 import glob
 import hashlib
 import html
-import importlib
+import importlib.metadata
+import importlib.util
 import inspect
 import io
 import itertools
@@ -522,9 +523,10 @@ def check_names(config):
     if 'smp' not in globals() or not all(isinstance(config[key], str) and config[key] for key in NAMES):
         return []
     encoder, weights, kinds = config['encoder'], config['encoder_weights'], ('none', 'default', 'strong')
-    encoders, optimizers = ['auto', *smp.encoders.get_encoder_names()], find_optimizers()
+    known = {} if encoder == 'auto' else smp.encoders.encoders         # which take seconds to load
+    encoders, optimizers = ['auto', *known], find_optimizers()
     is_known = encoder in encoders or encoder.startswith('timm-')
-    trained = smp.encoders.encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])    # timm has one for each
+    trained = known.get(encoder, {}).get('pretrained_settings', ['imagenet'])      # timm has one for each
     if encoder.startswith('tu-'):
         import timm                                                    # comes with smp
         encoders, is_known = [f'tu-{name}' for name in timm.list_models()], timm.is_model(encoder[3:])
@@ -670,15 +672,26 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
 
+
+class ImportedWhenUsed:
+    """A module that loads at its first use: who brings a network or data waits for no other."""
+
+    def __init__(self, name):
+        self.name = name
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f'No module named {name!r}')
+
+    def __getattr__(self, attribute):
+        return getattr(importlib.import_module(self.name), attribute)
+
+
 try:
-    import albumentations as A
     import cv2
     import numpy as np
     import PIL.Image
     import PIL.ImageDraw
     import PIL.ImageOps
     import PIL.PngImagePlugin
-    import segmentation_models_pytorch as smp
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -686,6 +699,7 @@ try:
     from torch import nn
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
+    A, smp = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch'))
 except (ModuleNotFoundError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
@@ -4364,11 +4378,18 @@ def history_csv(history):
     return text.getvalue()
 
 
+@functools.cache
+def version_of(package):
+    """The version of an installed package, which is not loaded for it; None if it came in another way."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+
+
 def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
             'versions': {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__,
-                         'segmentation_models_pytorch': smp.__version__, 'albumentations': A.__version__}}
+                         **{name: version_of(name) for name in ('segmentation_models_pytorch', 'albumentations')}}}
 
 
 # ===== training =======================================================================
