@@ -1,5 +1,6 @@
 """Several processes (gloo): the same result as one.  python -m pytest tests/test_processes.py"""
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import train_unet
-from conftest import ROOT
+from conftest import FORKS, ROOT
 
 SCRIPT = '''
 import os, signal, sys
@@ -94,23 +95,47 @@ def processes(word):
     return found
 
 
-def run_on_two_machines():
-    """The script under two launchers that meet at one address, with one process each, to its end."""
+def free_port():
+    """A port where processes may meet."""
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def run_script(folder, script, environment):
+    """What a forked process does; it prints into a file."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    with open(f'printed{environment["RANK"]}.txt', 'w') as file:
+        os.dup2(file.fileno(), 1)
+    runpy.run_path(script)
+
+
+def run_forked(count, script):
+    """A script in `count` processes that torchrun might have started, to its end."""
+    common = {'WORLD_SIZE': str(count), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
+    ranks = [FORKS.Process(target=run_script, args=(os.getcwd(), script, common | {'RANK': rank, 'LOCAL_RANK': rank}))
+             for rank in map(str, range(count))]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+        assert process.exitcode == 0
+
+
+def run_on_two_machines():
+    """The script under two launchers that meet at one address, with one process each, to its end."""
     script = write_script(2)
-    meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}']
+    meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{free_port()}']
     for job in [start(*meeting, script) for _ in range(2)]:
         _, errors = job.communicate(timeout=120)
         assert job.returncode == 0, errors[-2000:]
 
 
-def test_one_process_four_and_two_machines_give_the_same_weights():
+def test_one_process_four_and_two_machines_give_the_same_weights(forks):
     """43 images leave a short last window; SGD, because AdamW would enlarge rounding."""
     for count in (1, 4):
-        done = run(count)
-        assert done.returncode == 0, done.stderr[-2000:]
+        run_forked(count, write_script(count))
     run_on_two_machines()
     one, *others = (train_unet.load_checkpoint(f'run{count}/last.pt') for count in (1, 2, 4))
     assert one['step'] == 5

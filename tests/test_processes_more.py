@@ -15,28 +15,15 @@ from test_checkpoints import assert_same, final
 from test_processes import torchrun
 
 import train_unet
-from conftest import ROOT, TINY, draw_set
+from conftest import FORKS, ROOT, TINY, draw_set
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
-FORKS = multiprocessing.get_context('forkserver')
 PATIENCE = 120                                                         # seconds: others may use the machine too
 WINDOWS, STOP = 4, 5                                                   # steps of an epoch; the one that is disturbed
 SETTINGS = TINY | {'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'learning_rate': 0.01}
 
 
 # ---------------------------------------------------------------- a job of two processes
-
-
-@pytest.fixture(scope='module')
-def forks():
-    """A process that has imported train_unet: what it forks need not, which saves most of a small job's time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('PYTHONPATH', str(ROOT))
-        FORKS.set_forkserver_preload(['train_unet'])
-        first = FORKS.Process(target=os.getpid)
-        first.start()
-    first.join(PATIENCE)
-    assert first.exitcode == 0
 
 
 def work(folder, environment, prepare, words):
@@ -183,6 +170,16 @@ def test_a_second_signal_does_not_keep_several_processes_from_saving(undisturbed
     """As when the sender signals all processes and torchrun does so again."""
     codes, printed = run_job(tmp_path, undisturbed[1], ask_again_and_again)
     assert_stopped(tmp_path / 'run', codes, printed)
+
+
+def test_a_short_last_window_of_accumulated_steps_trains(forks, tmp_path):
+    """13 training images; one process speaks."""
+    codes, printed = run_job(tmp_path / 'job', draw_set(tmp_path / 'set', count=16), accumulation_steps=2)
+    assert codes == [0, 0], printed
+    assert printed[0].count('Epoch 2/2') == 1 and 'Epoch' not in printed[1]
+    best = train_unet.load_checkpoint(tmp_path / 'job' / 'run' / 'best.pt')
+    assert all(torch.isfinite(value).all() for value in best['weights'].values())
+    assert train_unet.load_last(tmp_path / 'job' / 'run')[0]['epoch'] == 2
 
 
 # ---------------------------------------------------------------- layers without a gradient
