@@ -682,7 +682,11 @@ class ImportedWhenUsed:
             raise ModuleNotFoundError(f'No module named {name!r}')
 
     def __getattr__(self, attribute):
-        return getattr(importlib.import_module(self.name), attribute)
+        try:
+            module = importlib.import_module(self.name)
+        except ModuleNotFoundError as error:                           # of what it needs itself
+            raise UserError(f'{error}: type  pip install -r requirements.txt') from None
+        return getattr(module, attribute)
 
 
 try:
@@ -707,6 +711,7 @@ except (ModuleNotFoundError, KeyboardInterrupt) as error:
 
 log = logging.getLogger('train_unet')
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
+logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what matters is raised, with the file's name
 
 # ===== runtime: what the machine has, and the precision that follows from it ==========
 
@@ -1486,19 +1491,20 @@ def folder_answers(files):
     shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
     ways = {folder: [*itertools.accumulate(Path(folder).parts, os.path.join)] for folder in set(next(zip(*files), ()))}
     everywhere = {path for way in ways.values() for path in way}
-    splits = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
+    words = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
     for path in everywhere:
         inner[os.path.dirname(path)].add(os.path.basename(path))
-    brothers = Counter((os.path.dirname(path), frozenset(names)) for path, names in inner.items())
+    contents = {path: frozenset(inner.get(path, ())) for path in everywhere}
+    brothers = Counter((os.path.dirname(path), held) for path, held in contents.items() if held)
+    splits = Counter((os.path.dirname(path), read_place(os.path.basename(path))[0]) for path in everywhere)
     for folder, _ in files:
         starred = []                                                   # the folder with * in it
         for part in ways[folder]:
             name = os.path.basename(part)
-            has_brothers = brothers[os.path.dirname(part), frozenset(inner[part])] > 2
-            split, role = read_place(name)[:2]
-            alike_here = [other for other in inner[os.path.dirname(part)] if read_place(other)[0] == split]
-            is_split = split and not role and len(alike_here) == 1     # train-img holds images, train_A is one of three
-            starred.append('*' if has_brothers or is_split else splits.sub('*', name))
+            has_brothers = brothers[os.path.dirname(part), contents[part]] > 2
+            split, role = read_place(name)[:2]                         # train-img holds images, train_A is one of three
+            is_split = split and not role and splits[os.path.dirname(part), split] == 1
+            starred.append('*' if has_brothers or is_split else words.sub('*', name))
             alike['/'.join(starred)][part] += 1
     shapes = {}
     for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
@@ -1722,7 +1728,6 @@ def pillow_sees_all(path, config):
 def open_tiff(path):
     """A TIFF as tifffile sees it, to be closed. Raises ValueError for one that is none."""
     import tifffile                                                    # only TIFF needs it
-    logging.getLogger('tifffile').setLevel(logging.CRITICAL)           # what matters is raised, with the file's name
     try:
         return tifffile.TiffFile(path)
     except tifffile.TiffFileError as error:                            # of no common kind in older versions
@@ -2110,6 +2115,15 @@ def grey_peaks(values):
     return found
 
 
+def colour_peaks(values):
+    """The colours of {code: pixels} that noise may lie around: the commonest within 48 in each channel."""
+    found, least = [], sum(values.values()) / 1000
+    for code in sorted(values, key=lambda code: -values[code]):
+        if code >= COLOUR and values[code] > least and not nearest([code], found, 48):
+            found.append(code)
+    return found
+
+
 def suggest(table, more=(), meaning=None):
     """A mask_values dict as the user types it."""
     table = dict(table) | dict.fromkeys(sorted(more), meaning)
@@ -2170,11 +2184,8 @@ def explain_values(values, raw, plain, special, total, lossy):
     lines = [f'{len(values)} values (share of pixels, images): {found}']
     if len(plain) > MOST_CLASSES:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
-    main = []
-    for code in sorted(plain, key=lambda code: -values[code]) if colours and len(plain) > MOST_CLASSES else ():
-        main += [code] * (values[code] > total / 1000 and not nearest([code], main, 48))
-    if not colours and (lossy or len(plain) > MOST_CLASSES):
-        main = grey_peaks(values)
+    noisy = len(plain) > MOST_CLASSES or lossy and not colours
+    main = () if not noisy else colour_peaks(values) if colours else grey_peaks(values)
     if 1 < len(main) <= MOST_CLASSES:
         void = () if is_scale(main) else special & {*main}
         lines.append(f'if these {"colours" if colours else "values"} are the classes and others are noise around them '
@@ -4549,7 +4560,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
                          *data.notes, f'{data.coding.words}; the values are '
                          f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean'])
     if config['image_dtype'] == 'auto':
-        config = {**config, 'image_dtype': find_image_dtype(data).replace('uint16', 'float32')}
+        is_shallow = find_image_dtype(data) == 'uint8'                 # 16 bits become 0 to 1 when they are read
+        config = {**config, 'image_dtype': 'uint8' if is_shallow else 'float32'}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
 
@@ -4928,7 +4940,8 @@ def take_up(state, saved, config, precision, hardware, typed):
                        for row in saved['history']) \
             or not all(value.numel() == 1 for value in saved['bad'].values()) \
             or not all(isinstance(times, int) for times in saved['left_out'].values()) \
-            or not all(value.numel() == 1 or key == 'counts' for key, value in saved['totals'].items()):
+            or not all(torch.is_tensor(value) and (key == 'counts' or value.numel() == 1)
+                       for key, value in saved['totals'].items()):
         raise ValueError('its counters make no sense')
     if saved['images'] != state.images:
         log.warning('The images, or their split, are not those this run began with: scores before and after do not '
@@ -5627,9 +5640,6 @@ def export(run, form='onnx', output=None, half=False):
     if half and form == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu')
-    real = example_images(model.config)
-    if form != 'smp' and real and real[0].dtype == torch.uint16:
-        model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     write, suffix = writers[form]
     path = Path(output or best_file(run).parent / f'model{suffix}')
     path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
@@ -5638,6 +5648,9 @@ def export(run, form='onnx', output=None, half=False):
     if form == 'pt2' and min(model.config['image_size']) <= 32:
         raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
                         'onnx takes them', 'cannot export')
+    real = example_images(model.config)
+    if form != 'smp' and real and real[0].dtype == torch.uint16:
+        model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name

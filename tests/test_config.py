@@ -645,6 +645,15 @@ def test_what_is_typed_last_counts():
     assert resolve_config(None, overrides)[0]['num_epochs'] == 9
 
 
+def test_a_package_that_lacks_what_it_needs_is_told_at_its_first_use(tmp_path, monkeypatch):
+    (tmp_path / 'halfway.py').write_text('import a_package_that_nobody_has')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(train_unet.UserError, match='a_package_that_nobody_has.*pip install -r requirements.txt'):
+        train_unet.ImportedWhenUsed('halfway').anything
+    with pytest.raises(ModuleNotFoundError):
+        train_unet.ImportedWhenUsed('a_package_that_nobody_has')
+
+
 def test_weights_that_an_encoder_does_not_have_are_told_at_once():
     assert "did you mean 'imagenet'?" in problems_of(encoder='resnet18', encoder_weights='imagenett')[0]
 

@@ -116,11 +116,15 @@ def run_forked(count, script):
     common = {'WORLD_SIZE': str(count), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     ranks = [FORKS.Process(target=run_script, args=(os.getcwd(), script, common | {'RANK': rank, 'LOCAL_RANK': rank}))
              for rank in map(str, range(count))]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-        assert process.exitcode == 0
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+            assert process.exitcode == 0
+    finally:
+        for process in ranks:
+            process.kill()                                             # pytest would wait for one that hangs
 
 
 def run_on_two_machines():
@@ -155,10 +159,12 @@ def test_a_script_trains_twice_and_leaves_the_group_at_its_end():
     with open(script, 'w') as file:
         file.write('import atexit\natexit.register(lambda: '
                    "print('a group is left:', torch.distributed.is_initialized()))\n"
+                   "atexit.register(lambda: print('smp is loaded:', 'segmentation_models_pytorch' in sys.modules))\n"
                    + text.replace(body, body + "    again = " + body.replace('run2', 'again2')[len('result = '):]))
     done = subprocess.run(**torchrun('--standalone', '--nproc_per_node=2', script), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count('a group is left: False') == 2
+    assert done.stdout.count('smp is loaded: False') == 2              # nor by what looks at all modules
     for number in (0, 1):
         assert f'process {number} stopped by 0, best epoch 1' in done.stdout
     first, second = (train_unet.load_checkpoint(f'{folder}/last.pt') for folder in ('run2', 'again2'))

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import time
 import pytest
 import torch
 from test_checkpoints import assert_same, final
-from test_processes import torchrun
+from test_processes import free_port, torchrun
 
 import train_unet
 from conftest import FORKS, ROOT, TINY, draw_set
@@ -46,12 +45,9 @@ def leave_alone(rank):
 def run_job(folder, data, prepare=leave_alone, **changes):
     """Two processes that train into folder/run, to their end -> (their exit codes, what they printed)."""
     folder.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
     settings = {**SETTINGS, 'data': data, 'run_dir': 'run', **changes}
     words = shlex.split(' '.join(train_unet.as_typed(key, value) for key, value in settings.items()))
-    common = {**os.environ, 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
+    common = {**os.environ, 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     ranks = [FORKS.Process(target=work, args=(folder, {**common, 'RANK': rank, 'LOCAL_RANK': rank}, prepare, words))
              for rank in '01']
     end = time.monotonic() + PATIENCE

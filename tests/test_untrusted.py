@@ -275,7 +275,7 @@ def test_class_names_of_a_stranger_do_not_command_the_terminal(trained, capsys):
     {'threshold': 'x'}, {'weights': {}}, {'weights': []},
     {'weights': {'network.x': 1}}, {'config': []}, {'config': {'architecture': 5}},
     {'config': {'image_size': 'x'}}, {'config': {'image_size': [10 ** 6, 10 ** 6]}},
-    {'config': {'image_size': 'auto'}}, {'config': {'image_size': [65536, 65536]}},
+    {'config': {'image_size': 'auto'}},
     {'config': {'mean': 'x'}}, {'config': {'num_classes': 10 ** 9}},
     {'config': {'keep_float32': '__class__'}}, {'config': {'architecture': 'from_pretrained'}}], ids=str)
 def test_a_model_file_that_makes_no_sense_ends_with_2_and_no_traceback(trained, change, capsys):
@@ -284,6 +284,12 @@ def test_a_model_file_that_makes_no_sense_ends_with_2_and_no_traceback(trained, 
     tu.save_checkpoint(Path('best.pt'), trained[0] | change)
     assert tu.main(['predict', 'best.pt', str(trained[1] / 'images' / '000.png')]) == 2
     assert 'Traceback' not in capsys.readouterr().err
+
+
+def test_an_image_size_beyond_all_images_is_refused_by_its_name(trained):
+    tu.save_checkpoint(Path('best.pt'), trained[0] | {'config': trained[0]['config'] | {'image_size': [65536, 65536]}})
+    with pytest.raises(tu.UserError, match=r'image_size \[65536, 65536\]'):
+        tu.load('best.pt')
 
 
 # --- network, secrets ---
