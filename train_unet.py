@@ -3922,8 +3922,7 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
                if not is_finite(value[i].nan_to_num(math.nan, math.nan, 0))]
     if unsound and find_nonfinite(state, window, loss_fn, 'float32'):          # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
-    below_float16 = 'bfloat16' if 'bfloat16' in hardware.units else 'float32'
-    lower = {'float16': below_float16, 'bfloat16': 'float32'}.get(state.dtype)
+    lower = safer_dtype(state.dtype, hardware)
     layer = first_nonfinite(state, window, loss_fn)
     if lower:
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
@@ -3941,6 +3940,11 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         *shorten([f'in the batch: {name}' for name in files]), saved,
         f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
         'training diverged')
+
+
+def safer_dtype(dtype, hardware):
+    """One rung down: float16 -> bfloat16 where it is native -> float32 -> None."""
+    return {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(dtype)
 
 
 def totals_alone(bad):
@@ -4041,6 +4045,20 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     finally:
         set_random_states(before)
     return mean_scores(add_totals(totals)) | {'broken': sum(from_all(broken), [])}
+
+
+def validate(state, loader, loss_fn, config, run, hardware):
+    """evaluate; where its loss is finite in a safer precision only, the run goes on in that one."""
+    score = functools.partial(evaluate, state.evaluated, loader, loss_fn, description=f'Epoch {state.epoch + 1} [val]',
+                              run=run)
+    metrics, dtype = score(dtype=state.dtype), state.dtype
+    while not math.isfinite(metrics['loss']) and (dtype := safer_dtype(dtype, hardware)):
+        again = score(dtype=dtype)
+        if math.isfinite(again['loss']):
+            record(state, f'validation is not finite in {state.dtype}: precision {state.dtype} -> {dtype}')
+            state.dtype, state.scaler = dtype, build_scaler(dtype, config, state.device)
+            state.bad, metrics = totals_alone(state.bad), again
+    return metrics
 
 
 def in_halves(function, batch, trouble='out of memory'):
@@ -4329,8 +4347,7 @@ def close_epoch(state, metrics, config, run):
     row |= {f'train_{key}': scores[key] for key in ('loss', 'iou', 'dice') if key in scores}
     row |= {f'val_{key}': metrics[key] for key in ('loss', 'iou', 'dice', 'mean_iou') if key in metrics}
     if not math.isfinite(metrics['loss']):
-        log.warning('The validation loss is not finite in %s%s', state.dtype,
-                    '' if state.dtype == 'float32' else '; use_amp=False would compute it in float32')
+        log.warning('The validation loss is not finite, in %s', state.dtype)
     row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
             'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
             'images_per_second': round(float(totals['speed']), 2), 'seconds': round(float(totals['seconds']), 2)}
@@ -4506,6 +4523,8 @@ def resume_config(folder, preset, overrides):
     for key, value in config.items():                                  # as settling has them
         if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
             config[key] = saved.get(key, value)
+    if saved.get('device') == 'auto' and config['device'].startswith(choose_device('auto').type):
+        saved = {**saved, 'device': config['device']}                  # the one it would be anyway
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
@@ -4818,9 +4837,9 @@ def is_finite(value):
 
 
 def name_images(*datasets):
-    """A hash of the names of all images of these data sets, in their order; of their number, where they have no names.
-    """
-    names = [[os.path.basename(data.name(index)) for index in range(len(data))]
+    """A hash of the names and sizes of all image files of these data sets, in their order; of their number, where they
+    have no names."""
+    names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
@@ -4846,7 +4865,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             if world()[1] > 1 or time.monotonic() - run.last_save > 60:
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
-            metrics = evaluate(state.evaluated, val_loader, loss_fn, state.dtype, f'Epoch {state.epoch + 1} [val]', run)
+            metrics = validate(state, val_loader, loss_fn, config, run, hardware)
             left_out = [val_loader.dataset.name(row) for row in metrics.pop('broken')]
             state.left_out = dict(Counter(state.left_out) + Counter(left_out))
             with heard_later():
@@ -4934,13 +4953,15 @@ def take_up(state, saved, config, precision, hardware, typed):
             raise TypeError(f'{name}={shown(saved[name])}')
     counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
     told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
+    wanted = torch.Size([config['num_classes']] * 2) if isinstance(state.model, SegmentationModel) else \
+        getattr(saved['totals'].get('counts'), 'shape', None)          # a loss of your own counts as it likes
     if min(counters) < 0 or max(counters) > 10**9 or saved['window'] and 'images' not in saved['totals'] \
             or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
             or not all(isinstance(row, dict) and 'event' in row and (row['event'] or told <= row.keys())
                        for row in saved['history']) \
             or not all(value.numel() == 1 for value in saved['bad'].values()) \
             or not all(isinstance(times, int) for times in saved['left_out'].values()) \
-            or not all(torch.is_tensor(value) and (key == 'counts' or value.numel() == 1)
+            or not all(torch.is_tensor(value) and (value.shape == wanted if key == 'counts' else value.numel() == 1)
                        for key, value in saved['totals'].items()):
         raise ValueError('its counters make no sense')
     if saved['images'] != state.images:

@@ -930,6 +930,28 @@ def test_other_images_than_the_run_began_with_are_told(data, caplog):
     assert 'not those this run began with' in caplog.text
 
 
+def test_other_images_under_the_same_names_are_told(data, caplog):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    shutil.copy('set/images/003.png', 'set/images/004.png')
+    tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' in caplog.text
+
+
+def test_a_confusion_matrix_of_another_size_is_refused(data):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    totals = {'loss': torch.tensor(1.0), 'images': torch.tensor(4.0), 'counts': torch.zeros(3, 3)}
+    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'totals': totals, 'window': 1})
+    with pytest.raises(tu.UserError, match='its counters make no sense'):
+        tu.train(resume='run', num_epochs=2)
+
+
+def test_typing_the_device_that_is_taken_anyway_changes_nothing(data, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
+    tu.train(**{**SMALL, 'num_epochs': 1, 'device': 'auto'})
+    assert tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})[1] == []
+
+
 @pytest.mark.parametrize('crafted', [
     {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
     {'history': [{'x': 1}]}, {'left_out': {'a': {}}}, {'totals': {'images': torch.zeros(3)}},

@@ -1321,7 +1321,18 @@ def test_a_validation_that_is_not_finite_is_told_of(caplog):
     model = network()
     model.register_forward_hook(lambda module, inputs, output: output if module.training else output * math.nan)
     train(model, num_epochs=1)
-    assert 'The validation loss is not finite in float32' in caplog.text
+    assert 'The validation loss is not finite, in float32' in caplog.text
+
+
+def test_a_validation_that_overflows_float16_steps_down_and_is_judged_again():
+    model = network(norm=False)                                        # x 100,000 in evaluation only, then back
+    model[0].register_forward_hook(lambda module, inputs, output: output if module.training else output * 1e5)
+    model[-1].register_forward_hook(lambda module, inputs, output: output if module.training else output * 1e-5)
+    result = train(model, num_epochs=3, init_scale=8.0, **amp('float16'))
+    assert ['validation is not finite in float16' in event for event in events(result.history)] == [True]
+    rows = [row for row in result.history if not row['event']]
+    assert all(math.isfinite(row['val_loss']) for row in rows)
+    assert rows[-1]['precision'] in ('bfloat16', 'float32') and rows[-1]['loss_scale'] is None
 
 
 def test_a_process_that_ignores_its_children_may_start_one_in_a_step():
