@@ -140,6 +140,8 @@ CONFIG = {
                                   # 'ce+dice' for two classes or with class_weights, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
     'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run
+    'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: sooner good;
+                                  # 'auto': 0.18 for the default network on a CPU, else 0
     'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
     'seed': 0,                    # of weights, split, order and augmentation
 
@@ -184,7 +186,7 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'int list auto': 'image_size',
     'float': 'val_fraction weight_decay momentum warmup_fraction init_scale growth_factor backoff_factor '
              'checkpoint_minutes',
-    'float auto': 'learning_rate',
+    'float auto': 'learning_rate progressive_resizing',
     'float none': 'grad_clip',
     'float auto none': 'ema_decay',
     'float list auto': 'mean std',
@@ -211,7 +213,7 @@ RANGES = {
     'early_stopping_patience': (1, 10**6), 'seed': (0, 2**32 - 1), 'init_scale': (1e-3, 2.0**40),
     'growth_factor': (1, 1000), 'backoff_factor': (0, 0.999), 'growth_interval': (1, 10**9), 'max_bad_steps': (1, 1000),
     'checkpoint_minutes': (0, 10**6), 'decoder_channels': (1, 4096), 'std': (0, 1e9), 'mean': (-1e9, 1e9),
-    'class_weights': (0, 1e6),
+    'class_weights': (0, 1e6), 'progressive_resizing': (0, 1),
 }
 ABOVE_ZERO = {'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
 LENGTHS = {'image_size': 2, 'decoder_channels': 5}
@@ -2909,6 +2911,9 @@ def settle(config, hardware, data, is_demo):
     if pads and any(largest > config['image_size']):
         raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
                           f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
+    is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
+    is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128
+    decide('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
     decide('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
     decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
            'half the usual width, for a CPU' if on_cpu else 'the usual width')
@@ -3058,10 +3063,16 @@ def build_model(config, own=None):
 
 @torch.no_grad()
 def try_size(model):
-    """One empty image through the network. Raises ConfigError where it cannot take images of image_size, or where a
-    network of your own gives something else than logits."""
+    """An empty image through the network. Raises ConfigError where it cannot take images of image_size, or of half of
+    it for progressive_resizing, or where a network of your own gives something else than logits."""
+    try_one_size(model, *model.config['image_size'])
+    if model.config['progressive_resizing'] not in ('auto', 0):
+        try_one_size(model, *(side // 2 for side in model.config['image_size']), '; or progressive_resizing=0')
+
+
+def try_one_size(model, height, width, other=''):
+    """The same for one size; `other` is advice too."""
     config, classes = model.config, model.config['num_classes']
-    height, width = config['image_size']
     shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
     try:
         images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
@@ -3073,10 +3084,11 @@ def try_size(model):
         if is_out_of_memory(error):
             raise UserError(TOO_LARGE, 'out of memory') from None
         if model.is_own:
-            raise ConfigError(f'model: cannot take normalised float32 images {shape} ({in_words(error)})') from None
+            raise ConfigError(f'model: cannot take normalised float32 images {shape}{other} ({in_words(error)})') \
+                from None
         raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
                           f'images of {width} x {height} pixels ({in_words(error)}): type another image_size, such as '
-                          f'{height * 2}x{width * 2} or the one in the name of the encoder') from None
+                          f'{height * 2}x{width * 2} or the one in the name of the encoder{other}') from None
 
 
 def change_forward(module, mixin):
@@ -4288,6 +4300,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     """The rest of the epoch that state is in. Raises Interrupted if someone asked to stop, Rewind, TrainingDiverged."""
     sampler.epoch, sampler.first_window = state.epoch, state.window
     total_steps = config['num_epochs'] * sampler.num_windows
+    small_steps = isinstance(loader.dataset, SegmentationDataset) and config['progressive_resizing'] * total_steps
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
@@ -4296,6 +4309,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
         with heard_later():
             for group in state.optimizer.param_groups:
                 group['lr'] = lr_at_step(state.step, total_steps, config)
+            window = [at_half_size(batch) for batch in window] if state.step < small_steps else window
             result = guarded_step(state, window, loss_fn, config)
             names = lambda number, position: name_of(int(                  # position in a micro-batch of this window
                 sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
@@ -4317,6 +4331,14 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     seconds = max(1e-9, time.monotonic() - begun)
     state.totals['seconds'] = torch.tensor(seconds / world()[1])                        # totals are added up
     state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
+
+
+def at_half_size(batch):
+    """A batch of images and masks of half the height and width: images as the mean of what is there, masks nearest."""
+    images, size = batch['image'], [side // 2 for side in batch['mask'].shape[-2:]]
+    small = F.interpolate(images.float(), size, mode='area')
+    small = small if images.is_floating_point() else small.round().to(images.dtype)
+    return batch | {'image': small, 'mask': F.interpolate(batch['mask'][:, None], size, mode='nearest-exact')[:, 0]}
 
 
 def broken_rows(batch):
@@ -4761,7 +4783,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         settle_statistics(config, train_data)
         if model is not None:                                          # a network of your own has its encoder
-            why = {key: reason for key, reason in why.items() if key not in ('encoder', 'decoder_channels')}
+            config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}     # it may want one size
+            for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
+                why.pop(key, None)
         tell_data(data, config, why)
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
     tell_precision(precision, hardware, config)
@@ -4846,7 +4870,8 @@ def name_images(*datasets):
 
 def settle_own(config):
     """The 'auto' settings that matter when the user brings the data."""
-    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
+    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0,
+               'progressive_resizing': 0.0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}

@@ -979,6 +979,16 @@ def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
     assert settled['num_epochs'] == epochs and settled['num_workers'] == (0 if kind == 'cpu' else 3)
 
 
+@pytest.mark.parametrize('kind, typed, share', [
+    ('cpu', {}, 0.18), ('cuda', {}, 0.0), ('cpu', {'encoder': 'resnet18'}, 0.0), ('cpu', {'architecture': 'PAN'}, 0.0),
+    ('cpu', {'image_size': 96}, 0.0), ('cpu', {'size_policy': 'crop'}, 0.0),
+    ('cuda', {'progressive_resizing': 0.3}, 0.3), ('cpu', {'progressive_resizing': 0}, 0.0)])
+def test_the_default_network_begins_with_small_images_on_a_cpu(small_set, kind, typed, share):
+    config, data = inspect(small_set, **{'image_size': 128, **typed})
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
+    assert settled['progressive_resizing'] == share
+
+
 @pytest.mark.parametrize('augment, epochs, chances', [
     ('default', 12, [0.5, 0.0, 0.0]), ('default', 25, [0.5, 0.0, 0.0]), ('default', 32, [0.5, 0.1, 0.1]),
     ('default', 60, [0.5, 0.5, 0.5]), ('default', 200, [0.5, 0.5, 0.5])])

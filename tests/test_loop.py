@@ -16,6 +16,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import TINY
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -1333,6 +1334,59 @@ def test_a_validation_that_overflows_float16_steps_down_and_is_judged_again():
     rows = [row for row in result.history if not row['event']]
     assert all(math.isfinite(row['val_loss']) for row in rows)
     assert rows[-1]['precision'] in ('bfloat16', 'float32') and rows[-1]['loss_scale'] is None
+
+
+# --- progressive resizing ---
+
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.float32])
+def test_half_the_size_is_the_mean_of_images_and_invents_no_class(dtype):
+    images = torch.randint(0, 256, (2, 3, 9, 12)).to(dtype).contiguous(memory_format=torch.channels_last)
+    masks = torch.tensor([0, 7, 255], dtype=torch.uint8)[torch.randint(0, 3, (2, 9, 12))]
+    small = tu.at_half_size({'image': images, 'mask': masks, 'index': torch.arange(2)})
+    assert small['image'].shape == (2, 3, 4, 6) and small['mask'].shape == (2, 4, 6)
+    assert small['image'].dtype == dtype and small['mask'].dtype == torch.uint8 and small['index'].tolist() == [0, 1]
+    assert small['image'].is_contiguous(memory_format=torch.channels_last)
+    assert set(small['mask'].unique().tolist()) <= {0, 7, 255}
+    even = tu.at_half_size({'image': images[:, :, :8], 'mask': masks[:, :8]})['image'].float()
+    mean = images[:, :, :8].float().unflatten(2, (4, 2)).unflatten(4, (6, 2)).mean((3, 5))
+    assert (even - mean).abs().max() <= (0.5 if dtype == torch.uint8 else 1e-4)
+
+
+def test_the_first_steps_see_small_images_and_a_resume_knows_which(small_set):
+    """Half of 2 x 2 steps; cut within the small ones. What is tried before the first step is of full size."""
+    def sides(**changes):
+        seen = []
+        note = lambda module, inputs: seen.append(inputs[0].shape[-1]) \
+            if isinstance(module, tu.SegmentationModel) and module.training else None
+        with nn.modules.module.register_module_forward_pre_hook(note):
+            tu.train(**TINY | {'data': str(small_set), 'progressive_resizing': 0.5, 'batch_size': 5} | changes)
+        return seen
+
+    def stop(module, inputs):
+        if isinstance(module, tu.SegmentationModel) and module.training and inputs[0].shape[-1] == 16:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert sides(run_dir='whole') == [32, 16, 16, 32, 32]
+    with nn.modules.module.register_module_forward_pre_hook(stop):
+        assert sides(run_dir='cut') == [32, 16]
+    assert sides(resume='cut') == [32, 16, 32, 32]
+    whole, cut = (torch.load(f'{run}/last.pt', weights_only=True)['model'] for run in ('whole', 'cut'))
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+
+
+def test_a_network_that_takes_one_size_is_not_given_another(small_set):
+    class OneSize(nn.Module):
+        def __init__(self, side=64):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1, side, side))
+
+        def forward(self, images):
+            return (images.mean(1) * self.scale)[:, None]
+
+    typed = dict(TINY, data=str(small_set), image_size=64, run_dir='run')
+    with pytest.raises(tu.ConfigError, match=r'cannot take .*\(1, 3, 32, 32\); or progressive_resizing=0'):
+        tu.train(model=OneSize(), progressive_resizing=0.5, **typed)
+    tu.train(model=OneSize(128), **typed | {'image_size': 128, 'encoder': 'auto', 'num_epochs': 1})
 
 
 def test_a_process_that_ignores_its_children_may_start_one_in_a_step():
