@@ -4300,7 +4300,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     """The rest of the epoch that state is in. Raises Interrupted if someone asked to stop, Rewind, TrainingDiverged."""
     sampler.epoch, sampler.first_window = state.epoch, state.window
     total_steps = config['num_epochs'] * sampler.num_windows
-    small_steps = isinstance(loader.dataset, SegmentationDataset) and config['progressive_resizing'] * total_steps
+    small_steps = config['progressive_resizing'] * total_steps
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
@@ -4874,6 +4874,9 @@ def settle_own(config):
                'progressive_resizing': 0.0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
+    if config['progressive_resizing'] not in ('auto', 0):
+        warn(['progressive_resizing: no effect on data of your own'])
+        config = {**config, 'progressive_resizing': 0.0}
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
 

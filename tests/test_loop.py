@@ -1374,6 +1374,11 @@ def test_the_first_steps_see_small_images_and_a_resume_knows_which(small_set):
     assert all(torch.equal(whole[key], cut[key]) for key in whole)
 
 
+def test_data_of_ones_own_are_not_resized(caplog):
+    train(num_epochs=1, progressive_resizing=0.5)
+    assert 'progressive_resizing: no effect on data of your own' in caplog.text
+
+
 def test_a_network_that_takes_one_size_is_not_given_another(small_set):
     class OneSize(nn.Module):
         def __init__(self, side=64):
