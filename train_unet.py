@@ -2912,7 +2912,7 @@ def settle(config, hardware, data, is_demo):
         raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
                           f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
-    is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128
+    is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
     decide('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
     decide('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
     decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
@@ -4410,13 +4410,22 @@ def say_epoch(row, best, state, config):
     """One line a person reads; `best` says what was done with the best weights so far, if these are."""
     part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
         (f' IoU {row[side + "_iou"]:.3f}' if f'{side}_iou' in row else '')
-    since = state.epoch - 1 - state.best_epoch
-    patience = config['early_stopping_patience']
+    since, patience = epochs_in_vain(state.epoch, state.best_epoch, config), config['early_stopping_patience']
     stopping = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
+    stopping = stopping if since else 'no better, on small images'
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'], memory,
              best or stopping)
+
+
+def epochs_in_vain(epoch, best_epoch, config):
+    """Epochs since the best one that early stopping counts, of `epoch` done: those of small images promise too little.
+    """
+    share = config.get('progressive_resizing')
+    is_sound = isinstance(share, float) and 0 <= share <= 1            # else of an older run, or a stranger's
+    small = math.ceil(share * min(config['num_epochs'], 10**6)) if is_sound else 0
+    return epoch - 1 - max(best_epoch, min(small, epoch) - 1)
 
 
 def history_csv(history):
@@ -4510,7 +4519,8 @@ def find_resume(config):
     saved, settings = load_last(folder)[0], settings_of(folder)
     epoch, best, last = saved.get('epoch'), saved.get('best_epoch'), settings.get('num_epochs')
     is_done = not named and all(isinstance(number, int) for number in (epoch, best, last)) and (  # others: told later
-        epoch >= last or 0 <= best <= epoch - 1 - (settings.get('early_stopping_patience') or math.inf))
+        epoch >= last or best >= 0 and epochs_in_vain(epoch, best, settings)
+        >= (settings.get('early_stopping_patience') or math.inf))
     return None if is_done else folder
 
 
@@ -4885,7 +4895,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
     patience, deaths, alone = config['early_stopping_patience'] or math.inf, 0, False
     while state.epoch < config['num_epochs'] and (alone or not run.agree(config)[0]):
         alone = False                                                  # in starting again: the others are in the epoch
-        if state.epoch - 1 - state.best_epoch >= patience and state.best_epoch >= 0:
+        if epochs_in_vain(state.epoch, state.best_epoch, config) >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:

@@ -981,7 +981,7 @@ def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
 
 @pytest.mark.parametrize('kind, typed, share', [
     ('cpu', {}, 0.18), ('cuda', {}, 0.0), ('cpu', {'encoder': 'resnet18'}, 0.0), ('cpu', {'architecture': 'PAN'}, 0.0),
-    ('cpu', {'image_size': 96}, 0.0), ('cpu', {'size_policy': 'crop'}, 0.0),
+    ('cpu', {'image_size': 96}, 0.0), ('cpu', {'size_policy': 'crop'}, 0.0), ('cpu', {'compile_model': True}, 0.0),
     ('cuda', {'progressive_resizing': 0.3}, 0.3), ('cpu', {'progressive_resizing': 0}, 0.0)])
 def test_the_default_network_begins_with_small_images_on_a_cpu(small_set, kind, typed, share):
     config, data = inspect(small_set, **{'image_size': 128, **typed})

@@ -1374,6 +1374,21 @@ def test_the_first_steps_see_small_images_and_a_resume_knows_which(small_set):
     assert all(torch.equal(whole[key], cut[key]) for key in whole)
 
 
+def test_epochs_of_small_images_do_not_stop_a_run_early(small_set, caplog):
+    """No epoch is better than the first; 4 of 8 are of small images, and patience is 2."""
+    def never_better(model, batch):
+        losses, counts = segmentation(model, batch)
+        return losses, counts if torch.is_grad_enabled() else torch.tensor([[9, 1], [1, 9]])
+
+    segmentation = tu.SegmentationLoss(tu.CONFIG | {'num_classes': 2})
+    settings = TINY | {'data': str(small_set), 'num_epochs': 8, 'early_stopping_patience': 2}
+    for share, epochs in [(0.5, 6), (0, 3)]:
+        result = tu.train(loss_fn=never_better, **settings, progressive_resizing=share, run_dir=f'run{epochs}')
+        assert len(result.history) == epochs and result.best['epoch'] == 1
+    assert caplog.text.count('no better, on small images') == 3
+    assert tu.epochs_in_vain(6, 0, {'progressive_resizing': 'auto', 'num_epochs': 8}) == 5       # of an older run
+
+
 def test_data_of_ones_own_are_not_resized(caplog):
     train(num_epochs=1, progressive_resizing=0.5)
     assert 'progressive_resizing: no effect on data of your own' in caplog.text
