@@ -4820,7 +4820,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
                               batch_size=val_batch_size(config))
     state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, typed)
+        resume_state(state, run, config, precision, hardware, typed, getattr(loss_fn, 'num_classes', None))
     run.write('config.py', config_text(config))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
     start_compiled(state, probe) if config['compile_model'] else probe()
@@ -4966,11 +4966,11 @@ def go_back(state, config, run, **changes):
         setattr(state, key, value)
 
 
-def resume_state(state, run, config, precision, hardware, typed):
+def resume_state(state, run, config, precision, hardware, typed, classes):
     """Continue from last.pt. Raises UserError for one that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     try:
-        take_up(state, saved, config, precision, hardware, typed)
+        take_up(state, saved, config, precision, hardware, typed, classes)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = '; one with a network of your own is resumed from Python, by model=NETWORK'
         own *= isinstance(error, RuntimeError)
@@ -4983,24 +4983,22 @@ def resume_state(state, run, config, precision, hardware, typed):
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
-def take_up(state, saved, config, precision, hardware, typed):
+def take_up(state, saved, config, precision, hardware, typed, classes):
     """Restore a state; the rung of precision and the micro-batch that healing arrived at come with it, unless others
-    were typed."""
+    were typed. `classes`: how many the loss counts, None if only a loss of your own knows."""
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
     counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
     told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
-    wanted = torch.Size([config['num_classes']] * 2) if isinstance(state.model, SegmentationModel) else \
-        getattr(saved['totals'].get('counts'), 'shape', None)          # a loss of your own counts as it likes
     if min(counters) < 0 or max(counters) > 10**9 or saved['window'] and 'images' not in saved['totals'] \
             or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
             or not all(isinstance(row, dict) and 'event' in row and (row['event'] or told <= row.keys())
                        for row in saved['history']) \
             or not all(value.numel() == 1 for value in saved['bad'].values()) \
             or not all(isinstance(times, int) for times in saved['left_out'].values()) \
-            or not all(torch.is_tensor(value) and (value.shape == wanted if key == 'counts' else value.numel() == 1)
-                       for key, value in saved['totals'].items()):
+            or not all(torch.is_tensor(value) and (value.shape == (classes or len(value),) * 2 if key == 'counts' else
+                                                   value.numel() == 1) for key, value in saved['totals'].items()):
         raise ValueError('its counters make no sense')
     if saved['images'] != state.images:
         log.warning('The images, or their split, are not those this run began with: scores before and after do not '
