@@ -4411,12 +4411,11 @@ def say_epoch(row, best, state, config):
     part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
         (f' IoU {row[side + "_iou"]:.3f}' if f'{side}_iou' in row else '')
     since, patience = epochs_in_vain(state.epoch, state.best_epoch, config), config['early_stopping_patience']
-    stopping = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
-    stopping = stopping if since else 'no better, on small images'
+    waits = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'], memory,
-             best or stopping)
+             best or (waits if since else 'no better, on small images'))
 
 
 def epochs_in_vain(epoch, best_epoch, config):
