@@ -42,8 +42,13 @@ def pytest_configure(config):
     config.addinivalue_line('markers', 'kills: twenty kills in one training; only when asked for')
 
 
+# Files whose tests are long: they begin first, so that short ones are left to share at the end.
+LONG = ('test_using', 'test_processes', 'test_kills', 'test_checkpoints', 'test_loop', 'test_measuring', 'test_model')
+
+
 def pytest_collection_modifyitems(config, items):
     """What takes minutes runs only when its marker is typed."""
+    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
     if 'kills' not in config.option.markexpr:
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker('kills')])
         items[:] = [i for i in items if not i.get_closest_marker('kills')]

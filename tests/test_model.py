@@ -137,7 +137,7 @@ def test_keep_float32_changes_no_key_and_no_number_in_float32():
 
 
 NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'tu-resnet10t'},
-            {'encoder': 'resnet18', 'architecture': 'UnetPlusPlus'},
+            {'encoder': 'resnet18', 'architecture': 'UnetPlusPlus', 'decoder_channels': [16, 12, 8, 8, 8]},
             {'encoder': 'resnet18', 'architecture': 'FPN'},
             {'encoder': 'resnet18', 'architecture': 'DeepLabV3Plus'},
             {'encoder': 'mit_b0', 'architecture': 'Segformer'}, {'encoder': 'mobilenet_v2'},

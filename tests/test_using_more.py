@@ -233,7 +233,7 @@ def assert_same_logits(run, other, images):
     model = train_unet.load(run, 'cpu')
     for batch in images:
         with torch.no_grad():
-            torch.testing.assert_close(torch.as_tensor(other(batch)), model(batch), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(torch.as_tensor(other(batch)), model(batch), rtol=0, atol=1e-4)
 
 
 def assert_facts(facts, classes):
@@ -534,16 +534,6 @@ def test_shallow_images_of_a_deep_set_are_resized_as_evaluate_does():
     list(train_unet.predict_stream(Watching(), [('x', train_unet.as_image(image, config))]))
     wanted = train_unet.resize(image.astype(np.float32) / 255, 8, 8)
     assert torch.equal(seen[0][0], torch.from_numpy(wanted).permute(2, 0, 1))
-
-
-def test_a_refused_export_leaves_the_one_before(two, tmp_path, monkeypatch):
-    """What was verified yesterday is worth more than what is refused today."""
-    path = tmp_path / 'model.pt2'
-    path.write_bytes(b'yesterday')
-    monkeypatch.setattr(train_unet, 'compare_exported', lambda *_: (1.0, 0.5, 1e-4))
-    with pytest.raises(train_unet.UserError, match='does not agree'):
-        train_unet.export(two[0], 'pt2', path)
-    assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'model.pt2']
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
@@ -894,7 +884,7 @@ def test_pooling_by_products_is_pooling():
 
 
 def test_networks_that_pool_are_exported_for_every_size(tmp_path, pictures):
-    words = SMALL | {'architecture': 'PSPNet', 'encoder': 'resnet18', 'num_epochs': 1}
+    words = SMALL | {'architecture': 'PSPNet', 'num_epochs': 1}
     train_unet.train(**words, data=str(draw_set(tmp_path / 'set')), run_dir=str(tmp_path / 'run'))
     assert train_unet.export(tmp_path / 'run', 'onnx', tmp_path / 'm.onnx') == 0
     session = onnxruntime.InferenceSession(str(tmp_path / 'm.onnx'), providers=['CPUExecutionProvider'])
