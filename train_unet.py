@@ -4293,7 +4293,8 @@ class ScreenHandler(logging.Handler):
             say(clean(self.format(record)), sys.stdout)
 
 
-log.addHandler(ScreenHandler())
+log.handlers = [*(handler for handler in log.handlers if type(handler).__name__ != ScreenHandler.__name__),
+                ScreenHandler()]                                       # importlib.reload() would add a second one
 
 
 def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):

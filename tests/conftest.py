@@ -1,6 +1,7 @@
 """Shared by all tests: a small data set on disk, tiny settings, and no network."""
 import multiprocessing
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ SHARED = ROOT.parent / 'shared' / 'data'
 FORKS = multiprocessing.get_context('forkserver')
 
 # A network small enough for tests: one second per epoch.
-TINY = dict(encoder='tu-resnet10t', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
+TINY = dict(encoder='tu-test_resnet', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
             use_amp=False, num_workers=0, device='cpu', encoder_weights=None)
 
 
@@ -35,6 +36,28 @@ def draw_set(folder, count=12, size=40, seed=0, values=(0, 255)):
             path.parent.mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(array.astype(np.uint8)).save(path)
     return Path(folder)
+
+
+def run_script(words, output, environment, first):
+    """What a forked process does: the real script, after these lines of Python; it prints into a file."""
+    import torch
+    os.setsid()
+    os.environ.update(environment)
+    with open(output, 'ab') as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    exec(first, {'__name__': 'first'})
+    sys.argv = [str(ROOT / 'train_unet.py'), *words]
+    runpy.run_path(sys.argv[0], run_name='__main__')
+
+
+def start_script(settings, output, environment=None, first=''):
+    """The real script in a process of its own (wants the fixture forks); the process."""
+    words = [f'{key}={value}'.replace(' ', '') for key, value in settings.items()]
+    process = FORKS.Process(target=run_script, args=(words, output, {**os.environ, **(environment or {})}, first))
+    process.start()
+    return process
 
 
 def pytest_configure(config):
@@ -65,6 +88,13 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     """Runs and caches of a test go into its temporary folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+@pytest.fixture(autouse=True)
+def without_curves(request, monkeypatch):
+    """To draw them takes a quarter of a tiny training; the tests of what comes out of a run look at them."""
+    if not request.path.stem.startswith('test_using'):
+        monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda figure, file, **_: file.write(b''))
 
 
 @pytest.fixture(scope='session')

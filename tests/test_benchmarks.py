@@ -33,16 +33,16 @@ def split_set(tmp_path):
 @pytest.mark.parametrize('variant', ['equal', 'default', 'auto'])
 @pytest.mark.parametrize('loaded', [True, False], ids=['from files', 'in memory'])
 def test_images_per_second_of_ours(split_set, variant, loaded):
-    job = peers.Job('ours', variant, 'resnet18', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
+    job = peers.Job('ours', variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
     found = images_per_second.time_steps(job, peers)               # which counts the steps
-    assert found['images_per_second'] > 0 and found['parameters'] > 10**7
+    assert found['images_per_second'] > 0 and found['parameters'] > 10**5
 
 
 @pytest.mark.parametrize('variant', ['documented', 'tuned'])
 @pytest.mark.parametrize('loaded', [True, False], ids=['from files', 'in memory'])
 def test_images_per_second_of_a_plain_loop(split_set, variant, loaded):
-    job = peers.Job('plain', variant, 'resnet18', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
-    assert images_per_second.time_steps(job, peers)['parameters'] > 10**7
+    job = peers.Job('plain', variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
+    assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
 
 
 @pytest.mark.parametrize('preset', [None, 'low_memory'])

@@ -23,7 +23,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, draw_set
+from conftest import TINY, draw_set, start_script
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -116,33 +116,28 @@ class Start:
     """The real script in a process of its own."""
 
     def __init__(self, **settings):
-        self.output = open('output.txt', 'ab')
-        words = [f'{key}={str(value).replace(" ", "")}' for key, value in settings.items()]
-        self.process = subprocess.Popen(
-            [sys.executable, ROOT / 'train_unet.py', *words],
-            stdout=self.output, stderr=self.output,
-            env={**os.environ, 'OMP_NUM_THREADS': '1'})
+        self.process = start_script(settings, 'output.txt')
 
     def until_saved(self, times, folder='run'):
         """Wait until last.pt has been replaced so often; True if it is still running."""
         seen, path, begun = set(), f'{folder}/last.pt', time.monotonic()
-        while len(seen) < times and self.process.poll() is None and time.monotonic() - begun < 120:
+        while len(seen) < times and self.process.is_alive() and time.monotonic() - begun < 120:
             try:
                 seen.add(os.stat(path).st_mtime_ns)
             except FileNotFoundError:
                 pass
             time.sleep(0.002)
-        return self.process.poll() is None
+        return self.process.is_alive()
 
     def end(self, number=None):
         """Send a signal, if one is given, and wait -> exit code."""
         if number is not None:
-            self.process.send_signal(number)
+            os.kill(self.process.pid, number)
         try:
-            return self.process.wait(120)
+            self.process.join(120)
+            return self.process.exitcode
         finally:
             self.process.kill()
-            self.output.close()
 
 
 # --- the same seed gives the same weights ---
@@ -184,7 +179,7 @@ def undisturbed(data):
     return final('undisturbed')
 
 
-def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(undisturbed):
+def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(forks, undisturbed):
     settings = LONG
     for number in (signal.SIGTERM, signal.SIGINT):
         run = Start(**settings)
@@ -670,7 +665,7 @@ def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores,
 
 # --- one run per folder ---
 
-def test_a_folder_in_use_is_refused_until_its_process_is_gone(data):
+def test_a_folder_in_use_is_refused_until_its_process_is_gone(forks, data):
     run = Start(**LONG | {'num_epochs': 1000, 'num_workers': 2})
     try:
         assert run.until_saved(3), open('output.txt').read()[-3000:]

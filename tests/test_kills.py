@@ -7,20 +7,20 @@ import csv
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, draw_set
+from conftest import draw_set, start_script
 from test_checkpoints import assert_same, final
 
 import train_unet as tu
 
-# Python imports this before the script. It writes down what the run does: the weights after every
+pytestmark = pytest.mark.usefixtures('forks')
+
+# A process runs this before the script. It writes down what the run does: the weights after every
 # step, what it is at, what it saved. Told so, it stands still at one moment, to be killed there.
 # Each step advances its clock by a minute, so that an interval of minutes is one of steps.
 WITNESS = '''
@@ -145,40 +145,38 @@ class Life:
         self.notes = Path(f'notes-{number}.txt')
         self.notes.touch()
         self.mid_epoch = False                                         # if it did some of its steps
-        self.output = open(f'output-{number}.txt', 'wb')
-        self.process = subprocess.Popen(
-            [sys.executable, ROOT / 'train_unet.py', *(f'{k}={v}' for k, v in settings.items())],
-            stdout=self.output, stderr=self.output, start_new_session=True,
-            env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.path.abspath('witness'),
-                 'WITNESS': str(self.notes.resolve()), 'STAND_STILL': stand_still})
+        self.output = Path(f'output-{number}.txt').resolve()
+        environment = {'WITNESS': str(self.notes.resolve()), 'STAND_STILL': stand_still}
+        self.process = start_script(settings, self.output, environment, first=WITNESS)
 
     def until(self, word):
         """Wait until it tells so, and be sure that it lives."""
         begun = time.monotonic()
         while not any(line.startswith(word) for line in self.told()):
-            assert self.process.poll() is None, f'it ended by itself: {self.printed()}'
+            assert self.process.exitcode is None, f'it ended by itself: {self.printed()}'
             assert time.monotonic() - begun < 300, f'it never {word}: {self.printed()}'
             time.sleep(0.01)
 
     def kill(self):
         self.process.kill()
-        assert self.process.wait(60) == -signal.SIGKILL, self.printed()
+        self.process.join(60)
+        assert self.process.exitcode == -signal.SIGKILL, self.printed()
 
     def end(self):
-        assert self.process.wait(300) == 0, self.printed()
+        self.process.join(300)
+        assert self.process.exitcode == 0, self.printed()
 
     def bury(self):
         """No process stays behind, whatever happened; not even workers without their parent."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.output.close()
+        self.process.join()
 
     def told(self):
         return self.notes.read_text().splitlines()
 
     def printed(self):
-        return Path(self.output.name).read_text()[-3000:]
+        return self.output.read_text()[-3000:]
 
     def steps(self):
         """The weights after each step but that of the smoke test."""
@@ -200,8 +198,6 @@ def kill_and_resume(places, seed, num_epochs):
     The moment in a place is drawn; 'clock' is any up to half a second after the training began.
     """
     draw_set('set', count=26)
-    os.mkdir('witness')
-    Path('witness/sitecustomize.py').write_text(WITNESS)
     settings, draw, lives = SETTINGS | {'num_epochs': num_epochs}, random.Random(seed), []
     undisturbed = Life('undisturbed', run_dir='undisturbed', **settings)
     try:

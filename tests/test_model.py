@@ -137,13 +137,13 @@ def test_keep_float32_changes_no_key_and_no_number_in_float32():
 
 
 NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'tu-resnet10t'},
-            {'encoder': 'resnet18', 'architecture': 'UnetPlusPlus', 'decoder_channels': [16, 12, 8, 8, 8]},
-            {'encoder': 'resnet18', 'architecture': 'FPN'},
-            {'encoder': 'resnet18', 'architecture': 'DeepLabV3Plus'},
+            {'encoder': 'tu-resnet10t', 'architecture': 'UnetPlusPlus', 'decoder_channels': [16, 12, 8, 8, 8]},
+            {'encoder': 'tu-resnet10t', 'architecture': 'FPN'},
+            {'encoder': 'tu-resnet10t', 'architecture': 'DeepLabV3Plus'},
             {'encoder': 'mit_b0', 'architecture': 'Segformer'}, {'encoder': 'mobilenet_v2'},
             {'encoder': 'efficientnet-b0'}, {'encoder': 'tu-test_resnet'},
             {'encoder': 'tu-test_efficientnet'}]
-BOTH = {'encoder': 'resnet18', 'keep_float32': 'segmentation_head'}
+BOTH = {'encoder': 'tu-resnet10t', 'keep_float32': 'segmentation_head'}
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -151,7 +151,7 @@ BOTH = {'encoder': 'resnet18', 'keep_float32': 'segmentation_head'}
 def test_activation_checkpointing_changes_no_gradient_and_no_statistic(changes, dtype):
     plain, saving = build(**changes), build(activation_checkpointing=True, **changes)
     saving.load_state_dict(plain.state_dict())
-    images = pictures(2, 3, 64, 64)
+    images = pictures(2, 3, 32, 32)
     for model in (plain, saving):
         torch.manual_seed(1)                                           # of dropout
         tu.UnderAutocast(model.train(), dtype)(images).square().mean().backward()
