@@ -46,6 +46,7 @@ import dataclasses
 import datetime
 import difflib
 import functools
+import gc
 import glob
 import hashlib
 import html
@@ -355,6 +356,8 @@ def load_preset(name):
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
     path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
     try:
+        if path.exists() and not path.is_file():
+            raise OSError('no regular file')                           # a pipe has no end, nor has /dev/zero
         statements = ast.parse(path.read_text(encoding='utf-8-sig')).body
     except SyntaxError as error:
         raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
@@ -3293,14 +3296,14 @@ def tile_offsets(length, side, overlap, stride=32):
 
 
 def tile_weights(size, overlap):
-    """(h, w) weights: 1 in the middle, next to nothing in the outer third of the overlap, linear between.
+    """(h, w) weights: 1 in the middle, next to nothing in the outer half of the overlap, half between them.
 
-    Near its rim a tile has not seen what surrounds a pixel; so a network that looks no further than a third of the
-    overlap gives the same in tiles as on the whole image.
+    Near its rim a tile has not seen what surrounds a pixel; so a network whose receptive field is smaller than the
+    overlap gives the same in tiles as on the whole image. For others the border lies where both tiles know most.
     """
     def ramp(length):
         wide = int(overlap * length)
-        rim = wide // 3
+        rim = (wide - 1) // 2
         distance = torch.minimum(torch.arange(1, length + 1), torch.arange(length, 0, -1))
         return ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1)
 
@@ -3982,9 +3985,9 @@ def find_nonfinite(state, window, loss_fn, dtype):
         after.enter_context(torch.compiler.set_stance('force_eager'))  # compiled code would not call the hooks
         for name, module in state.model.named_modules():
             after.enter_context(module.register_forward_hook(functools.partial(watch, name or 'the model')))
-        forward = functools.partial(run_loss, loss_fn, UnderAutocast(state.model, dtype))
+        forward = lambda batch: run_loss(loss_fn, UnderAutocast(state.model, dtype), to_device(batch, state.device))
         for batch in window:
-            for losses, _ in in_halves(forward, to_device(batch, state.device)):
+            for losses, _ in in_halves(forward, batch):
                 is_lost |= not is_finite(losses)
     return next(iter(found), 'all layers are finite forward, so it is the loss' * is_lost)
 
@@ -4038,14 +4041,14 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     for buffer in model.buffers() if world()[1] > 1 else ():
         dist.broadcast(buffer, 0)
     model.eval()
-    forward = functools.partial(run_loss, loss_fn, UnderAutocast(model, dtype))
     device, before = next(model.parameters()).device, random_states()
+    forward = lambda batch: run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
     totals, broken = {'loss': torch.zeros((), device=device), 'images': 0}, []
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            for losses, counts in in_halves(forward, to_device(batch, device), 'out of memory in validation'):
+            for losses, counts in in_halves(forward, batch, 'out of memory in validation'):
                 totals['loss'] += losses.sum()
                 totals['images'] += len(losses)
                 if counts is not None:
@@ -4513,15 +4516,21 @@ def find_resume(config):
     named = config['run_dir'] != 'auto'                                # then a finished one is simply done
     folders = [Path(config['run_dir'])] if named else sorted(
         (p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
-    folder = next((folder for folder in folders if named or data_of(folder) == config['data']), None)
+    folder = next((p for p in folders if named or absolute(data_of(p)) == absolute(config['data'])), None)
     if folder is None or not any((folder / name).exists() for name in CHECKPOINTS):
         return None
     saved, settings = load_last(folder)[0], settings_of(folder)
-    epoch, best, last = saved.get('epoch'), saved.get('best_epoch'), settings.get('num_epochs')
+    epoch, best = saved.get('epoch'), saved.get('best_epoch')
+    last = settings.get('num_epochs') if config['num_epochs'] == 'auto' else config['num_epochs']
     is_done = not named and all(isinstance(number, int) for number in (epoch, best, last)) and (  # others: told later
         epoch >= last or best >= 0 and epochs_in_vain(epoch, best, settings)
         >= (settings.get('early_stopping_patience') or math.inf))
     return None if is_done else folder
+
+
+def absolute(data):
+    """Where data lies, to be found from any folder; 'demo', and what is no path, stay as they are."""
+    return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
 def data_of(folder):
@@ -4552,6 +4561,8 @@ def resume_config(folder, preset, overrides):
     saved = settings_of(folder)
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
     config, sources, notes = resolve_config(preset, overrides, base=base)
+    if absolute(config['data']) == absolute(saved.get('data')):        # typed in another way
+        config['data'] = base['data']
     for key, value in config.items():                                  # as settling has them
         if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
             config[key] = saved.get(key, value)
@@ -4761,7 +4772,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     finally:
-        torch.cuda.empty_cache()
+        if torch.cuda.is_initialized():
+            gc.collect()                                               # an import in mid-run leaves frames in a cycle
+            torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
             if folder and not was_there and {p.name for p in folder.iterdir()} in ({'log.txt'}, {'log.txt', '.lock'}):
                 shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
@@ -4779,7 +4792,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not resuming and settings.exists() and not settings.read_bytes().startswith(HEADING.encode()):
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
-    config['run_dir'], config['resume'] = str(run.folder), None
+    config |= {'data': absolute(config['data']), 'run_dir': str(run.folder), 'resume': None}
     if config['tensorboard']:
         run.open_board()
     if device.type == 'cpu':
@@ -5030,7 +5043,7 @@ HEADING = '"""The settings of one run.'
 def config_text(config):
     """The resolved config in the form of a preset."""
     settings = {key: value for key, value in config.items() if key not in ('run_dir', 'resume')}
-    settings['data'] = 'demo' if settings['data'] == str(DEMO_FOLDER) else settings['data']
+    settings['data'] = 'demo' if settings['data'] == absolute(str(DEMO_FOLDER)) else settings['data']
     return f'{HEADING} Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
            f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
@@ -5315,20 +5328,27 @@ def load_with(run, overrides):
 
 def as_image(image, config):
     """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network wants it."""
-    name = 'the image'
+    name, shape = 'the image', f'height x width x {config["in_channels"]}'
     if isinstance(image, (str, os.PathLike)):
         name = os.fspath(image)
         image = read_array(name, config)
     elif isinstance(image, PIL.Image.Image):
         image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
     elif torch.is_tensor(image):
-        image = to_float32(image.detach().cpu()).numpy()
-        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+        shape, image = f'{config["in_channels"]} x height x width', to_float32(image.detach().cpu())
+        is_unit = image.is_floating_point() and image.numel() and 0 <= image.min() and image.max() <= 1
+        if is_unit and config['image_dtype'] == 'uint8':               # as torchvision's ToTensor gives 8 bits
+            image = (255 * image).round().to(torch.uint8)
+        image = np.moveaxis(image.numpy(), 0, -1) if image.ndim == 3 else image.numpy()
     image = np.asarray(image)
     if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
-        raise DataError(f'an image of shape {image.shape} and type {image.dtype}: '
-                        f'expected height x width x {config["in_channels"]} numbers')
-    return convert_pixels(image, name, config)
+        raise DataError(f'an image of shape {image.shape} and type {image.dtype}: expected {shape} numbers')
+    image = convert_pixels(image, name, config)
+    distance = np.abs(image - np.float32(config['mean'])).max() if config['image_dtype'] == 'float32' else 0
+    if distance > 1000 * max(config['std']):
+        raise DataError(f'{name}: values up to {np.abs(image).max():g} are far from all that the network was trained '
+                        'on; 16-bit pixels are scaled if they come as uint16, else divide them by 65535')
+    return image
 
 
 def as_tensor(image):
@@ -5619,13 +5639,14 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     metrics, tuned = compute_metrics(counts[level if other_data else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
     what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
+    two = len(names) == 2
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
-          f'mean IoU of all classes {metrics["mean_iou"]:.4f}')
+          f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
     print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
     for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
         print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
-    if len(names) == 2:
+    if two:
         how = 'the one stored in the run, for all figures here' if other_data else \
             'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
         print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
@@ -5634,7 +5655,8 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     values = [row['iou'] for row in images if not math.isnan(row['iou'])]
     if values:
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-        print(f'IoU per image: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
+        print(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
+              f'{len(images)} images are not counted')
     print(f'Empty masks: {EMPTY_RULE}')
     content = {'data': os.path.abspath(model.config['data']), 'split': split,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,

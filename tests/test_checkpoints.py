@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_checkpoints.py
 import builtins
 import errno
 import fcntl
+import gc
 import io
 import math
 import multiprocessing
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import zipfile
 
 import numpy as np
@@ -260,10 +262,11 @@ def test_a_second_signal_leaves_at_once_and_cleans_up():
 
 
 # The calls 3, 4, 5 are windows, 6 is validation, 7, 8, 9 are windows again.
-@pytest.mark.parametrize('call, step', [(4, 2), (5, 3), (6, 3), (9, 6)])
-def test_random_numbers_go_on_where_they_were(call, step):
-    train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed')
-    result = train_own(network(dropout=0.5), stop_at(call))
+@pytest.mark.parametrize('call, step, workers', [(4, 2, 0), (5, 3, 0), (6, 3, 0), (9, 6, 0), (5, 3, 1)])
+def test_random_numbers_go_on_where_they_were(call, step, workers):
+    """Without workers Python's are drawn anew for each sample; with one they are nobody else's."""
+    train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed', num_workers=workers)
+    result = train_own(network(dropout=0.5), stop_at(call), num_workers=workers)
     assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == step
     train_own(network(dropout=0.5), noisy_squares, resume='run', run_dir='auto')
     assert_same(final(), final('undisturbed'))
@@ -499,7 +502,8 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path
     calls = []
 
     def fsync(real, number):
-        calls.append('folder' if stat.S_ISDIR(os.fstat(number).st_mode) else 'file')
+        found = os.fstat(number)
+        calls.append('folder' if stat.S_ISDIR(found.st_mode) else f'file of {found.st_size}')
         real(number)
 
     def replace(real, source, target):
@@ -511,8 +515,35 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path
     patch_call(monkeypatch, 'fsync', fsync)
     patch_call(monkeypatch, 'replace', replace)
     tu.write_file(tmp_path / 'history.csv', b'new')
-    assert calls == ['file', 'rename', 'folder']
+    assert calls == ['file of 3', 'rename', 'folder']                  # nothing is left in a buffer
     assert (tmp_path / 'history.csv').read_text() == 'new'
+
+
+def test_a_checkpoint_has_its_name_on_the_disk_when_it_is_saved(tmp_path, monkeypatch):
+    calls = []
+
+    def fsync(real, number):
+        calls.append('fsync of the folder' if stat.S_ISDIR(os.fstat(number).st_mode) else 'fsync')
+        real(number)
+
+    patch_call(monkeypatch, 'fsync', fsync)
+    patch_call(monkeypatch, 'replace', lambda real, *names: (calls.append(os.path.basename(names[1])), real(*names)))
+    tu.save_checkpoint(tmp_path / 'last.pt', OLD)
+    assert calls == ['fsync', 'last.new', 'fsync of the folder', 'last.pt', 'fsync of the folder']
+
+
+def test_every_file_of_a_run_that_matters_takes_the_place_of_a_whole_one(monkeypatch):
+    replaced, opened = set(), set()
+
+    def opening(real, path, *rest, **named):
+        opened.add(os.path.basename(str(path)))
+        return real(path, *rest, **named)
+
+    patch_call(monkeypatch, 'replace', lambda real, *names: (replaced.add(os.path.basename(names[1])), real(*names)))
+    patch_call(monkeypatch, 'open', opening)
+    train_own()
+    whole = {'config.py', 'history.csv', 'last.pt', 'previous.pt', 'best.pt'}
+    assert whole <= replaced and not whole & opened
 
 
 @pytest.mark.parametrize('spoil', [
@@ -1300,6 +1331,65 @@ def test_auto_goes_on_though_the_config_is_torn(data):
     (first / 'config.py').write_text((first / 'config.py').read_text()[:200])
     patch_last(lambda saved: saved.update(epoch=1, window=0), first)
     assert tu.train(**words).run_dir == first and saved['epoch'] == 2
+
+
+@pytest.mark.parametrize('way', ['./set', 'set/', 'elsewhere/../set'])
+def test_auto_goes_on_however_the_data_is_typed(data, way, tmp_path):
+    os.mkdir('elsewhere')
+    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto'}
+    first = tu.train(**words | {'num_epochs': 1}).run_dir
+    again = tu.train(**words | {'num_epochs': 2, 'data': way})         # more epochs than it has
+    assert again.run_dir == first and len(again.history) == 2
+    assert 'changes the result' not in (first / 'log.txt').read_text().replace('num_epochs: 1 -> 2 changes', '')
+
+
+def test_a_run_goes_on_from_any_folder(data, tmp_path, monkeypatch):
+    tu.train(**SMALL | {'num_epochs': 1})
+    monkeypatch.chdir('/')
+    assert len(tu.train(resume=str(tmp_path / 'run'), num_epochs=2).history) == 2
+    assert tu.main(['evaluate', str(tmp_path / 'run')]) == 0
+
+
+def test_pipes_in_run_folders_are_not_waited_for(data):
+    tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'runs/set-1'})
+    os.remove('runs/set-1/config.py')
+    os.mkfifo('runs/set-1/config.py')
+    assert len(tu.train(resume='runs/set-1', num_epochs=2).history) == 2
+    assert tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'auto', 'resume': 'auto'}).run_dir.name == 'set-2'
+
+
+def test_a_batch_that_does_not_fit_on_its_way_to_the_device_is_halved_in_validation(monkeypatch):
+    real, sizes = torch.Tensor.to, []
+
+    def to(tensor, *where, **how):
+        if 'non_blocking' in how and tensor.ndim and not torch.is_grad_enabled():
+            sizes.append(len(tensor))
+            if sizes[-1] > 2:
+                raise torch.OutOfMemoryError('CUDA out of memory')
+        return real(tensor, *where, **how)
+
+    monkeypatch.setattr(torch.Tensor, 'to', to)
+    assert train_own(num_epochs=1).history[0]['val_loss'] > 0 and {4, 2} <= set(sizes)
+
+
+def test_what_a_run_leaves_in_a_cycle_is_gone_before_the_gpu_is_freed(monkeypatch):
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    def loss_fn(model, batch):
+        left.append(weakref.ref(Cycle()))
+        return squares(model, batch)
+
+    left, alive = [], []
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: alive.append(sum(ref() is not None for ref in left)))
+    gc.disable()
+    try:
+        train_own(loss_fn=loss_fn, num_epochs=1)
+    finally:
+        gc.enable()
+    assert left and alive == [0]
 
 
 @pytest.mark.parametrize('words', [{'mean': 127.5, 'std': 58}, {'num_classes': 'auto', 'ema_decay': 'auto'}], ids=str)

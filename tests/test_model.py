@@ -421,10 +421,10 @@ def test_tiles_of_a_pointwise_network_join_to_the_whole(size, tile):
     assert len(sizes) > 1 and all(h <= tile[0] and w <= tile[1] for h, w in sizes)
 
 
-@pytest.mark.parametrize('size', [(150, 130), (64, 200), (129, 64), (97, 101)])
-def test_tiles_of_a_shallow_network_equal_the_whole(size):
-    """It sees 5 pixels far, a third of the overlap of 16; at the image's own rim both pad with zeros."""
-    network = nn.Sequential(nn.Conv2d(2, 8, 5, padding=2), nn.Tanh(), nn.Conv2d(8, 3, 7, padding=3))
+@pytest.mark.parametrize('size, last', [((150, 130), 7), ((64, 200), 9), ((129, 64), 11), ((97, 101), 11)])
+def test_tiles_of_a_shallow_network_equal_the_whole(size, last):
+    """Receptive fields of 11 to 15 pixels, the overlap being 16; at the image's own rim both pad with zeros."""
+    network = nn.Sequential(nn.Conv2d(2, 8, 5, padding=2), nn.Tanh(), nn.Conv2d(8, 3, last, padding=last // 2))
     images = torch.randn(1, 2, *size)
     with torch.no_grad():
         whole, tiled = network(images), tu.tiled_logits(network, images, (64, 64))
@@ -442,8 +442,8 @@ def test_tiles_begin_on_the_grid_of_the_network_and_cover_everything(length, sid
 def test_a_tile_counts_fully_in_its_middle_and_not_at_its_rim():
     weights = tu.tile_weights((64, 32), 0.25)
     assert weights.shape == (64, 32)
-    assert weights[15:49, 7:25].min() == weights.max() == 1
-    assert weights[:5].max() < 1e-7 and weights[5:-5, 16].min() > 0.1
+    assert weights[8:-8, 4:-4].min() == weights.max() == 1
+    assert weights[:7].max() < 1e-7 and weights[7:-7, 3:-3].min() == 0.25
     assert torch.equal(weights, weights.flip(0, 1))
 
 

@@ -1,4 +1,5 @@
 """Several processes that are stopped, continued and disturbed.  python -m pytest tests/test_processes_more.py"""
+import functools
 import multiprocessing
 import os
 import re
@@ -10,6 +11,7 @@ import time
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from test_checkpoints import assert_same, final
 from test_processes import free_port, torchrun
 
@@ -111,6 +113,32 @@ def ask_second(rank):
     """Only process 1 gets SIGTERM."""
     if rank == 1:
         at_step(STOP, ask)
+
+
+def count_exchanges(rank):
+    """DDP tells whenever it has exchanged all gradients."""
+    kind = torch.nn.parallel.DistributedDataParallel
+    begin = kind.__init__
+
+    def exchange(_, bucket):
+        if bucket.is_last():
+            print('exchanged', flush=True)
+        return allreduce_hook(None, bucket)
+
+    @functools.wraps(begin)
+    def begin_and_count(self, *args, **named):
+        begin(self, *args, **named)
+        self.register_comm_hook(None, exchange)
+
+    kind.__init__ = begin_and_count
+
+
+def test_gradients_are_exchanged_once_per_window_and_not_for_each_of_its_batches(undisturbed, tmp_path):
+    """16 images in windows of 8, each process having two batches of two images; the smoke test is one window more."""
+    codes, printed = run_job(tmp_path / 'job', undisturbed[1], count_exchanges, batch_size=2, accumulation_steps=4,
+                             num_epochs=1)
+    assert codes == [0, 0], printed
+    assert [text.count('exchanged') for text in printed] == [1 + 2] * 2
 
 
 def test_a_stopped_run_that_is_continued_ends_as_one_that_was_not(undisturbed, tmp_path):

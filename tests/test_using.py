@@ -56,9 +56,13 @@ def test_load_takes_paths_pictures_arrays_and_tensors(trained):
     model, path = train_unet.load(run), data / 'images' / '003.png'
     picture = PIL.Image.open(path)
     array = np.array(picture)
-    masks = [model.predict(x) for x in (path, str(path), picture, array, torch.tensor(array).permute(2, 0, 1))]
+    tensor = torch.tensor(array).permute(2, 0, 1)
+    masks = [model.predict(x) for x in (path, str(path), picture, array, tensor, tensor / 255, (tensor / 255).half())]
     assert masks[0].shape == (40, 40) and masks[0].dtype == np.uint8 and 0 < masks[0].mean() < 1
     assert all(np.array_equal(mask, masks[0]) for mask in masks)
+    for wrong in (tensor.float(), tensor[None] / 255, array / 255):        # 0 to 255 in floats; a batch; an array
+        with pytest.raises(train_unet.DataError, match='8-bit images|3 x height x width'):
+            model.predict(wrong)
 
 
 def test_predict_keeps_names_and_size_and_survives_a_broken_file(trained, tmp_path, capsys):

@@ -60,7 +60,7 @@ def measure_scans(args, run, photo, folder):
         path = folder / f'scan{side}.tif'
         write_scan(path, side, photo)
         command = [*SCRIPT, 'predict', str(run), str(path), '-o', str(folder / 'masks'),
-                   f'max_image_pixels={2 * side ** 2}', f'device={args.device}']
+                   f'max_image_pixels={max(2 * side ** 2, 512 ** 2)}', f'device={args.device}']
         found = []
         for _ in tqdm(range(args.rounds), desc=f'predicting {side} x {side}'):
             seconds, peak, code = run_watched(command, stdout=subprocess.DEVNULL)
