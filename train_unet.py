@@ -453,7 +453,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
                 config[key], sources[key] = value, origin
                 continue
             hint = did_you_mean(shown(key), ['preset', *CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
-            if re.search(r'token|secret|password|api_?key|webhook', shown(key), re.IGNORECASE):
+            if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
     problems += validate_config(config) + check_names(config)
@@ -2978,6 +2978,7 @@ class SegmentationModel(nn.Module):
         self.is_own = is_own                                           # given by the user, not named by the config
         self.network, self.config, self.stride, self.exporting = network, dict(config), stride, False
         self.threshold = 0.5                                           # of the foreground probability, if K is 1
+        self.pixels = None                                             # as its set is stored: uint8, uint16 or float32
         for name in ('mean', 'std'):
             value = torch.tensor(config[name], dtype=torch.float32)
             self.register_buffer(name, value.expand(config['in_channels']).reshape(1, -1, 1, 1).clone())
@@ -4450,6 +4451,7 @@ def version_of(package):
 def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
+            'pixels': model.pixels if isinstance(model, SegmentationModel) else None,
             'versions': {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__,
                          **{name: version_of(name) for name in ('segmentation_models_pytorch', 'albumentations')}}}
 
@@ -4468,11 +4470,16 @@ class Result:
     is_saved: bool = True          # False: the disk did not take the newest weights
 
     def _repr_html_(self):
-        """In a notebook: the best score, the curves and the samples."""
+        """In a notebook: the best score, the last ten epochs, the curves and the samples."""
+        rows = [row for row in self.history if not row['event']][-10:]
+        keys = [key for key in ('epoch', 'train_loss', 'train_iou', 'val_loss', 'val_iou', 'seconds')
+                if any(key in row for row in rows)]
+        cells = [keys] + [[f'{row.get(key, math.nan):.4g}' for key in keys] for row in rows]
+        table = ''.join(f'<tr><td>{"</td><td>".join(line)}</td></tr>' for line in cells)
         pictures = [self.run_dir / name for name in ('curves.png', 'samples.png')]
         shown = [base64.b64encode(path.read_bytes()).decode() for path in pictures if path.exists()]
         score = ', '.join(f'{k} {self.best[k]:.4f}' for k in ('iou', 'dice', 'loss') if k in self.best)
-        return f'<p>{html.escape(str(self.run_dir))}: {score}</p>' + \
+        return f'<p>{html.escape(str(self.run_dir))}: {score}</p><table>{table}</table>' + \
             ''.join(f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
 
 
@@ -4776,7 +4783,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
-            if folder and not was_there and {p.name for p in folder.iterdir()} in ({'log.txt'}, {'log.txt', '.lock'}):
+            if folder and not was_there and {p.name for p in folder.iterdir()} <= {'log.txt', '.lock', '.holder'}:
                 shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
 
 
@@ -4815,6 +4822,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn(notes)
     seed_everything(config['seed'])
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), own_data)   # last.pt has them
+    if not own_data:
+        model.pixels = find_image_dtype(data)
     if precision.needs_scaler:
         size = sum(p.numel() for p in model.parameters())
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
@@ -5142,6 +5151,7 @@ def finish(state, val_data, config, run):
 PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
     (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)], np.uint8)
+PALETTE = np.concatenate([PALETTE * shade for shade in (1, 0.65, 0.4)]).astype(np.uint8)     # darker from the 13th on
 FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), (60, 60, 110)
 
 
@@ -5298,7 +5308,7 @@ def load(path, device='auto', model=None):
             raise ValueError(f'image_size {config["image_size"]}')
         loaded = build_model(config, model)
         loaded.load_state_dict(saved['weights'])
-        loaded.threshold = float(saved['threshold'])
+        loaded.threshold, loaded.pixels = float(saved['threshold']), saved.get('pixels')
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
     except OSError as error:
@@ -5344,8 +5354,8 @@ def as_image(image, config):
     if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
         raise DataError(f'an image of shape {image.shape} and type {image.dtype}: expected {shape} numbers')
     image = convert_pixels(image, name, config)
-    distance = np.abs(image - np.float32(config['mean'])).max() if config['image_dtype'] == 'float32' else 0
-    if distance > 1000 * max(config['std']):
+    is_scaled = config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std'])
+    if is_scaled and np.abs(image - np.float32(config['mean'])).max() > 1000 * max(config['std']):
         raise DataError(f'{name}: values up to {np.abs(image).max():g} are far from all that the network was trained '
                         'on; 16-bit pixels are scaled if they come as uint16, else divide them by 65535')
     return image
@@ -5439,14 +5449,14 @@ def list_inputs(inputs, output):
     """
     files = {}                                                         # full path: name below output
     for item in inputs:
-        if os.path.isdir(item):
-            found = {os.path.join(item, *entry): os.path.join(*entry) for entry in list_files(Path(item))}
-            inside = os.path.join(os.path.realpath(output), '')        # masks of an earlier time
-            found = {path: name for path, name in found.items()
-                     if not os.path.realpath(path).startswith(inside) or not is_written_by_predict(Path(path))}
-        else:
-            paths = [item] if os.path.exists(item) else glob.glob(item, recursive=True)
-            found = {path: os.path.basename(path) for path in sorted(paths) if os.path.isfile(path)}
+        found, inside = {}, os.path.join(os.path.realpath(output), '')
+        for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
+            if os.path.isdir(place):                                   # without masks of an earlier time
+                entries = {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
+                found |= {path: name for path, name in entries.items()
+                          if not os.path.realpath(path).startswith(inside) or not is_written_by_predict(Path(path))}
+            elif os.path.isfile(place):
+                found[place] = os.path.basename(place)
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
             found = {path: name for path, name in found.items() if may_be_read(os.path.basename(path))}
         if not found:
@@ -5728,7 +5738,7 @@ def export(run, form='onnx', output=None, half=False):
         raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
                         'onnx takes them', 'cannot export')
     real = example_images(model.config)
-    if form != 'smp' and real and real[0].dtype == torch.uint16:
+    if form != 'smp' and (real[0].dtype == torch.uint16 if real else model.pixels == 'uint16'):
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

@@ -247,7 +247,7 @@ def test_unknown_choices_and_presets_get_a_suggestion():
     assert "did you mean 'fast'?" in problems_of('fats')[0]
 
 
-@pytest.mark.parametrize('key', ['hf_token', 'WANDB_API_KEY', 'password', 'slack_webhook'])
+@pytest.mark.parametrize('key', ['hf_token', 'WANDB_API_KEY', 'password', 'passwd', 'access_key', 'slack_webhook'])
 def test_secrets_are_refused_and_not_repeated(key):
     told = str(problems_of(**{key: 'hunter2'}))
     assert 'secrets do not belong' in told and 'hunter2' not in told

@@ -80,7 +80,7 @@ def namesakes(two, tmp_path):
     return tmp_path / 'mine'
 
 
-@pytest.mark.parametrize('inputs', [['mine/a', 'mine/b'], ['mine/**/*.png'],
+@pytest.mark.parametrize('inputs', [['mine/a', 'mine/b'], ['mine/**/*.png'], ['mine/[ab]'],
                                     ['mine/a/x.png', 'mine/b/x.png']], ids=str)
 def test_images_of_one_name_in_two_folders_give_two_masks(two, namesakes, tmp_path, inputs):
     assert train_unet.predict(two[0], inputs, tmp_path / 'out') == 0
@@ -258,7 +258,7 @@ def test_onnx_of_three_classes_agrees_and_says_what_it_needs(three, onnx_of_thre
     assert_facts(facts, ['ground', 'disc', 'corner'])
 
 
-def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the_network_pools(tmp_path):
+def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the_network_pools(tmp_path, monkeypatch):
     data, run = draw_set(tmp_path / 'set'), tmp_path / 'run'
     for path in sorted((data / 'images').iterdir()):
         grey = np.asarray(PIL.Image.open(path).convert('L'))
@@ -280,6 +280,12 @@ def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the
         torch.testing.assert_close(torch.as_tensor(written), wanted, rtol=0, atol=1e-4)
     image = stored[0, 0].numpy()
     assert model.predict(image).tolist() == model.predict(path).tolist()
+    data.rename(tmp_path / 'gone')
+    seen = []
+    monkeypatch.setattr(train_unet, 'export_onnx', lambda model, *_: seen.append(model.config['image_dtype']) or model)
+    with pytest.raises((train_unet.UserError, RuntimeError, OSError)):
+        train_unet.export(run, 'onnx')                                 # which writes nothing now
+    assert seen == ['uint16']                                          # as the run has it, whatever is left to look at
     for other in (image.astype(np.int32), torch.tensor(image.astype(np.int64)), image.astype(np.float32)):
         with pytest.raises(train_unet.DataError, match='come as uint16'):
             model.predict(other)
