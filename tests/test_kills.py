@@ -1,7 +1,7 @@
 """Runs that are killed again and again end as if they had not been, to the bit.
 
 A few kills: python -m pytest tests/test_kills.py
-Twenty in one training, about five minutes: python -m pytest tests -m kills
+Twenty in one training, about two minutes: python -m pytest tests -m kills
 """
 import csv
 import os
