@@ -1967,12 +1967,24 @@ class TiffRows:
 WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows where their layout allows it
 
 
+def refuse_other_scale(image, name, config):
+    """Raise DataError for a deep image (H, W, C) of which most is a hundred standard deviations from what the network
+    was trained on: its pixels are of another scale. A rim of no data is none."""
+    if config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std']):
+        some = image[::max(1, image.shape[0] // 256), ::max(1, image.shape[1] // 256)]
+        if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
+            raise DataError(f'{name}: values around {np.median(some):g} are far from all that the network was trained '
+                            'on; 16-bit pixels are scaled if they are stored as uint16, else divide them by 65535')
+
+
 def open_image(path, config):
     """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
     if os.path.splitext(path)[1].lower() in ('.tif', '.tiff') and os.path.isfile(path):
         with contextlib.suppress(*UNREADABLE):
             return TiffRows(path, config)
-    return read_image(path, config)
+    image = read_image(path, config)
+    refuse_other_scale(image, path, config)
+    return image
 
 
 def read_mask(path, config):
@@ -4796,7 +4808,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir '
                         'starts afresh')
     settings = run.folder / 'config.py'
-    if not resuming and settings.exists() and not settings.read_bytes().startswith(HEADING.encode()):
+    is_other = settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode()))
+    if not resuming and is_other:
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config |= {'data': absolute(config['data']), 'run_dir': str(run.folder), 'resume': None}
@@ -4821,9 +4834,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     tell_precision(precision, hardware, config)
     warn(notes)
     seed_everything(config['seed'])
-    model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), own_data)   # last.pt has them
-    if not own_data:
-        model.pixels = find_image_dtype(data)
+    model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
     if precision.needs_scaler:
         size = sum(p.numel() for p in model.parameters())
         warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
@@ -4851,13 +4862,16 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     return finish(state, val_data, config, run)
 
 
-def choose_model(model, config, own_data):
-    """The config's network; or the one given, with our preprocessing unless its data come from elsewhere too."""
-    if model is None or not own_data and not isinstance(model, SegmentationModel):
-        return build_model(config, model)
-    keep_float32(model, config['keep_float32'])
-    if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
-        warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
+def choose_model(model, config, data):
+    """The config's network; or the one given, with our preprocessing unless its data come from elsewhere too (None)."""
+    if model is None or data is not None and not isinstance(model, SegmentationModel):
+        model = build_model(config, model)
+    else:
+        keep_float32(model, config['keep_float32'])
+        if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
+            warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
+    if data is not None:
+        model.pixels = find_image_dtype(data)
     return model
 
 
@@ -5354,10 +5368,7 @@ def as_image(image, config):
     if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
         raise DataError(f'an image of shape {image.shape} and type {image.dtype}: expected {shape} numbers')
     image = convert_pixels(image, name, config)
-    is_scaled = config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std'])
-    if is_scaled and np.abs(image - np.float32(config['mean'])).max() > 1000 * max(config['std']):
-        raise DataError(f'{name}: values up to {np.abs(image).max():g} are far from all that the network was trained '
-                        'on; 16-bit pixels are scaled if they come as uint16, else divide them by 65535')
+    refuse_other_scale(image, name, config)
     return image
 
 

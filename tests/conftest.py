@@ -70,7 +70,7 @@ LONG = ('test_using', 'test_processes', 'test_kills', 'test_checkpoints', 'test_
 
 
 def pytest_collection_modifyitems(config, items):
-    """What takes minutes runs only when its marker is typed."""
+    """Long files come first; what takes minutes runs only when its marker is typed."""
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
     if 'kills' not in config.option.markexpr:
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker('kills')])

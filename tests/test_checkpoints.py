@@ -1356,6 +1356,10 @@ def test_pipes_in_run_folders_are_not_waited_for(data):
     os.mkfifo('runs/set-1/config.py')
     assert len(tu.train(resume='runs/set-1', num_epochs=2).history) == 2
     assert tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'auto', 'resume': 'auto'}).run_dir.name == 'set-2'
+    os.mkdir('mine')
+    os.mkfifo('mine/config.py')
+    with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
+        tu.train(**SMALL | {'run_dir': 'mine'})
 
 
 def test_a_batch_that_does_not_fit_on_its_way_to_the_device_is_halved_in_validation(monkeypatch):

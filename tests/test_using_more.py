@@ -287,8 +287,12 @@ def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the
         train_unet.export(run, 'onnx')                                 # which writes nothing now
     assert seen == ['uint16']                                          # as the run has it, whatever is left to look at
     for other in (image.astype(np.int32), torch.tensor(image.astype(np.int64)), image.astype(np.float32)):
-        with pytest.raises(train_unet.DataError, match='come as uint16'):
+        with pytest.raises(train_unet.DataError, match='stored as uint16'):
             model.predict(other)
+    np.save(tmp_path / 'wide.npy', image.astype(np.int32))
+    assert train_unet.predict(run, [str(tmp_path / 'wide.npy')], tmp_path / 'out') == 1     # as in Python
+    scene = np.where(np.arange(40) < 15, -9999, image / np.float32(65535)).astype(np.float32)
+    assert model.predict(scene).shape == (40, 40)                      # a rim of no data is no other scale
 
 
 def test_half_onnx_is_half_as_large_and_runs(two, tmp_path, capsys):
