@@ -3770,14 +3770,12 @@ def add_up(tensor):
 
 
 class Snapshot:
-    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and torch's random
-    state; those of Python and NumPy would be dear in every step."""
+    """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
 
     def __init__(self, model):
         self.model = model                                             # a forward pass may put others into their places
         self.kept = [flat(buffers) for buffers in self.groups()]
-        self.random, self.device = torch.get_rng_state(), next(model.parameters()).device
-        self.device_random = torch.cuda.get_rng_state(self.device) if self.device.type == 'cuda' else None
+        self.random = random_states()                                  # a tenth of a millisecond
 
     def groups(self):
         """The buffers, those of one dtype together."""
@@ -3785,10 +3783,8 @@ class Snapshot:
 
     def put_back(self):
         """Everything as it was, for a replay."""
-        self.put_back_where(torch.tensor(True, device=self.device))
-        torch.set_rng_state(self.random)
-        if self.device_random is not None:
-            torch.cuda.set_rng_state(self.device_random, self.device)
+        self.put_back_where(torch.tensor(True, device=next(self.model.parameters()).device))
+        set_random_states(self.random)
 
     def put_back_where(self, bad):
         """Buffers as they were if `bad`, decided on the device."""
@@ -3840,7 +3836,7 @@ def guarded_step(state, window, loss_fn, config):
     """One optimizer step that survives running out of memory -> StepResult.
 
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
-    torch's random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
+    random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
     """
     before = Snapshot(state.model)
     while True:
@@ -4047,7 +4043,8 @@ def windows(loader, sampler):
 def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
-    'broken' lists the rows of the files that could not be read and were left out (skip_broken).
+    'broken' lists the rows of the files that could not be read and were left out (skip_broken), 'parts' tells into how
+    many pieces memory made it cut a batch.
     A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
     Every process validates with the statistics (BatchNorm) of the first.
     """
@@ -4056,12 +4053,14 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     model.eval()
     device, before = next(model.parameters()).device, random_states()
     forward = lambda batch: run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
-    totals, broken = {'loss': torch.zeros((), device=device), 'images': 0}, []
+    totals, broken, parts = {'loss': torch.zeros((), device=device), 'images': 0}, [], 1
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            for losses, counts in in_halves(forward, batch, 'out of memory in validation'):
+            answers = in_halves(forward, batch, 'out of memory in validation')
+            parts = max(parts, len(answers))
+            for losses, counts in answers:
                 totals['loss'] += losses.sum()
                 totals['images'] += len(losses)
                 if counts is not None:
@@ -4072,7 +4071,8 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
                 bar.set_postfix(show_numbers(totals), refresh=False)
     finally:
         set_random_states(before)
-    return mean_scores(add_totals(totals)) | {'broken': sum(from_all(broken), [])}
+    broken, parts = zip(*from_all((broken, parts)))
+    return mean_scores(add_totals(totals)) | {'broken': sum(broken, []), 'parts': max(parts)}
 
 
 def validate(state, loader, loss_fn, config, run, hardware):
@@ -4086,6 +4086,8 @@ def validate(state, loader, loss_fn, config, run, hardware):
             record(state, f'validation is not finite in {state.dtype}: precision {state.dtype} -> {dtype}')
             state.dtype, state.scaler = dtype, build_scaler(dtype, config, state.device)
             state.bad, metrics = totals_alone(state.bad), again
+    if (parts := metrics.pop('parts')) > 1:
+        record(state, f'out of memory in validation: batches went through in up to {parts} parts, scores unchanged')
     return metrics
 
 
@@ -4187,7 +4189,7 @@ class Run:
             self.asked = number
             if self.waiting and world()[1] == 1:                       # perhaps for a worker that hangs
                 raise Interrupted
-            if not self.begun and world()[1] == 1:
+            if not self.begun:                                         # torchrun ends the others
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             name = signal.Signals(number).name
             again = ' (Ctrl-C: leave at once)' if world()[1] == 1 else ''

@@ -27,7 +27,7 @@ class Means(torch.utils.data.Dataset):
         return {{'x': x, 'y': x.mean(0, keepdim=True)}}
 
 def loss_fn(model, batch):
-    if {ask} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) == 30:
+    if {ask} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) == {ask}:
         os.kill(os.getpid(), 15)
     if {hang} and os.environ.get('RANK') == '1' and model_calls.append(1) is None and len(model_calls) == 100:
         open('stopped', 'w').close()
@@ -50,7 +50,7 @@ print(f'process {{os.environ["RANK"]}} stopped by {{result.stopped_by}}, best ep
 '''
 
 
-def write_script(count, die=False, ask=False, hang=False, epochs=1):
+def write_script(count, die=False, ask=0, hang=False, epochs=1):
     """The script, in this folder -> its name."""
     script = f'script{count}.py'
     with open(script, 'w') as file:
@@ -194,12 +194,19 @@ def test_a_killed_process_ends_the_job_with_a_checkpoint():
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(forks):
     """Process 1 gets SIGTERM in its 30th pass: all end well, and the checkpoint is of that step."""
-    run_forked(2, write_script(2, ask=True, epochs=50))
+    run_forked(2, write_script(2, ask=30, epochs=50))
     for rank in (0, 1):
         with open(f'printed{rank}.txt') as file:
             assert f'process {rank} stopped by 15' in file.read()
     last, path = train_unet.load_last('run2')
     assert path.name == 'last.pt' and 2 < last['step'] < 50 and last['window'] > 0
+
+
+def test_a_signal_before_the_first_epoch_waits_for_nothing():
+    """Process 1 gets SIGTERM in its first pass, which may be followed by minutes of compiling."""
+    done = run(2, ask=1, epochs=50, timeout=60)
+    assert done.returncode != 0 and 'exitcode  : 143' in done.stderr
+    assert train_unet.load_last('run2')[0]['step'] == 0
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
