@@ -4806,13 +4806,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     own_data, resuming = train_data is not None, config['resume'] is not None
     kept = settings_of(run.folder) if resuming else {}
     typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
-    if not resuming and any((run.folder / name).exists() for name in CHECKPOINTS):
-        raise UserError(f'{run.folder}: holds a run already; resume={run.folder} continues it, another run_dir '
-                        'starts afresh')
-    settings = run.folder / 'config.py'
-    is_other = settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode()))
-    if not resuming and is_other:
-        raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
+    if not resuming:
+        refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config |= {'data': absolute(config['data']), 'run_dir': str(run.folder), 'resume': None}
     if config['tensorboard']:
@@ -4862,6 +4857,15 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
+
+
+def refuse_used(folder):
+    """UserError for a folder in which a new run would write over another one, or over a config.py that is of no run."""
+    if any((folder / name).exists() for name in CHECKPOINTS):
+        raise UserError(f'{folder}: holds a run already; resume={folder} continues it, another run_dir starts afresh')
+    settings = folder / 'config.py'
+    if settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode())):
+        raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
 
 
 def choose_model(model, config, data):
