@@ -400,8 +400,11 @@ FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precis
 OURS = {'use_amp': FOREIGN['amp'], 'amp_dtype': FOREIGN['training.mixed_precision.dtype']}
 
 
-def translate(settings, notes):
-    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions)."""
+def translate(settings, notes, below='auto'):
+    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions).
+
+    `below`: the amp_dtype that these settings are laid over.
+    """
     own = {SHORT_NAMES.get(key, key): value for key, value in settings.items()}
     foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
     if not foreign:
@@ -416,7 +419,8 @@ def translate(settings, notes):
             asked[wish].setdefault(how, f'{key}={value}')
             if key in FOREIGN and wish in OURS and how != 'float32':
                 notes.append(f'{key}={value} is understood as {wish}={how!r}')
-    if not asked.keys() & OURS and not problems and 'use_amp' not in own:     # fp16=False, bf16=False
+    refused = {FOREIGN[word]['true']['amp_dtype'] for word in ('fp16', 'bf16') if word in asked}     # by fp16=False
+    if not asked.keys() & OURS and not problems and 'use_amp' not in own and below in {'auto', *refused}:
         own['use_amp'] = False
         notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
     clashes = [' and '.join(words.values()) for words in asked.values() if len(words) > 1]
@@ -446,7 +450,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     except ConfigError as error:
         problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
-        settings, found = translate(settings, notes)
+        settings, found = translate(settings, notes, config['amp_dtype'])
         problems += found
         for key, value in settings.items():
             if key in TYPES:
@@ -910,6 +914,9 @@ class Precision:
         return self.dtype == 'float16'
 
 
+VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
+
+
 def resolve_precision(config, hardware, typed=(), num_parameters=0):
     """(wish, hardware) -> Precision. Pure: asks nothing of the machine.
 
@@ -942,7 +949,7 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
         dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
         note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
     notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
-    if dtype == 'float16' and num_parameters > 200e6:
+    if dtype == 'float16' and num_parameters > VERY_LARGE:
         notes.append(f'float16 with {num_parameters / 1e6:.0f} million parameters: activations of very large '
                      'networks overflow 65,504 easily; bfloat16 or float32 is safer')
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
@@ -987,7 +994,9 @@ def apply_tf32(setting):
         torch.set_float32_matmul_precision(setting)
         cudnn.allow_tf32 = setting != 'highest'
     if hasattr(cudnn, 'conv') and hasattr(cuda.matmul, 'fp32_precision'):
-        for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
+        if setting == 'highest':                                       # of everything, whatever was set before
+            torch.backends.fp32_precision = 'ieee'
+        for part in (cudnn, cuda.matmul, cudnn.conv, cudnn.rnn):
             part.fp32_precision = 'ieee' if setting == 'highest' else 'tf32'
         torch.backends.mkldnn.matmul.fp32_precision = {'highest': 'ieee', 'high': 'tf32', 'medium': 'bf16'}[setting]
 
@@ -3669,8 +3678,8 @@ class StepResult:
     images: int
     counts: torch.Tensor           # summed second value of loss_fn (for segmentation the confusion matrix), or None
     norm: torch.Tensor             # of the unscaled gradient, before clipping
-    bad_loss: torch.Tensor         # bool
-    bad: torch.Tensor              # bool: loss or gradient norm not finite
+    bad_loss: torch.Tensor         # bool: the forward pass is lost: its loss, or a running statistic, is not finite
+    bad: torch.Tensor              # bool: that, or the gradient norm is not finite
 
 
 class UnderAutocast:
@@ -3758,7 +3767,7 @@ def train_step(state, window, loss_fn, config):
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.model.parameters(), config['grad_clip'] or math.inf)
-    bad_loss = add_up((~torch.isfinite(loss)).float()) > 0
+    bad_loss = ~torch.isfinite(loss)
     return StepResult(loss, images, counts, norm, bad_loss, bad_loss | ~torch.isfinite(norm))
 
 
@@ -3781,6 +3790,12 @@ class Snapshot:
         """The buffers, those of one dtype together."""
         return grouped(self.model.buffers(), lambda buffer: buffer.dtype).values()
 
+    def is_spoilt(self):
+        """bool on the device: what was finite in a buffer no longer is. A huge activation does that to a variance
+        while the loss stays finite."""
+        floats = [(kept, flat(now)) for kept, now in zip(self.kept, self.groups()) if kept.is_floating_point()]
+        return sum((torch.isfinite(kept) > torch.isfinite(now)).any() for kept, now in floats) > 0
+
     def put_back(self):
         """Everything as it was, for a replay."""
         self.put_back_where(torch.tensor(True, device=next(self.model.parameters()).device))
@@ -3801,6 +3816,8 @@ def flat(tensors):
 
 def commit(state, result, before, config):
     """Make a sound step real and undo an unsound one, without asking the device which it is."""
+    result.bad_loss = add_up((result.bad_loss | before.is_spoilt()).float()) > 0       # in any process
+    result.bad = result.bad | result.bad_loss
     begun = bool(state.optimizer.state)                                # a skipped first step would leave NaN in it
     if begun and all(group.get('fused') for group in state.optimizer.param_groups):
         state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
@@ -3936,15 +3953,15 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     fresh = lost if state.dtype == 'float16' else int(state.bad['untold'])
     if fresh:
         state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
-        what = 'loss' if lost == fresh else 'loss or gradient' if lost else 'gradient'
+        what = 'loss or statistics' if lost == fresh else 'loss, statistics or gradient' if lost else 'gradient'
         record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: {what} not finite')
     if in_a_row < config['max_bad_steps'] and not in_vain:
         return
     in_a_row = max(in_a_row, int(state.bad['run']))
-    unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
-               if not is_finite(value) for i in range(len(value))      # -inf may be meant: it masks attention
-               if not is_finite(value[i].nan_to_num(math.nan, math.nan, 0))]
-    if unsound and find_nonfinite(state, window, loss_fn, 'float32'):          # else the loss leaves them out
+    unsound = unsound_samples(window)
+    without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
+    is_lost = lambda window: find_nonfinite(state, window, loss_fn, 'float32')[0]
+    if unsound and is_lost(window) and not is_lost(without):           # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     lower = safer_dtype(state.dtype, hardware)
     layer = first_nonfinite(state, window, loss_fn)
@@ -3966,6 +3983,15 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         'training diverged')
 
 
+def unsound_samples(window):
+    """Samples that hold values which are not finite -> [(number of the micro-batch, position in it), ...], those with
+    nothing but -inf last: it may be meant, to mask attention."""
+    found = [(is_finite(value[i].nan_to_num(math.nan, math.nan, 0)), number, i) for number, batch in enumerate(window)
+             for value in pytree.tree_leaves(batch) if not is_finite(value) for i in range(len(value))
+             if not is_finite(value[i])]
+    return [place for _, *place in sorted(found)]
+
+
 def safer_dtype(dtype, hardware):
     """One rung down: float16 -> bfloat16 where it is native -> float32 -> None."""
     return {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(dtype)
@@ -3978,11 +4004,13 @@ def totals_alone(bad):
 
 def first_nonfinite(state, window, loss_fn):
     """In words: the first layer whose output is not finite on this window, in the precision at work."""
-    return find_nonfinite(state, window, loss_fn, state.dtype) or 'all layers are finite forward, so it is the gradient'
+    words = find_nonfinite(state, window, loss_fn, state.dtype)[1]
+    return words or 'all layers are finite forward, so it is the gradient'
 
 
 def find_nonfinite(state, window, loss_fn, dtype):
-    """Run a window forward -> in words the first layer whose output is not finite, else the loss; '' if all is."""
+    """Run a window forward -> (whether the loss or a running statistic is not finite; in words the first layer whose
+    output is not, else which of these, '' if none)."""
     found, before, is_lost = [], Snapshot(state.model), False
 
     def watch(name, module, inputs, output):
@@ -3998,7 +4026,9 @@ def find_nonfinite(state, window, loss_fn, dtype):
         for batch in window:
             for losses, _ in in_halves(forward, batch):
                 is_lost |= not is_finite(losses)
-    return next(iter(found), 'all layers are finite forward, so it is the loss' * is_lost)
+        is_spoilt = bool(before.is_spoilt())
+    other = 'all layers are finite forward, so it is the loss' if is_lost else 'the statistics of a norm' * is_spoilt
+    return is_lost or is_spoilt, next(iter(found), other)
 
 
 def replay(path, model=None, loss_fn=None):
@@ -4429,21 +4459,23 @@ def say_epoch(row, best, state, config):
     """One line a person reads; `best` says what was done with the best weights so far, if these are."""
     part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
         (f' IoU {row[side + "_iou"]:.3f}' if f'{side}_iou' in row else '')
-    since, patience = epochs_in_vain(state.epoch, state.best_epoch, config), config['early_stopping_patience']
+    since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
     waits = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'], memory,
-             best or (waits if since else 'no better, on small images'))
+             best or ('no sound step' if math.isnan(row['train_loss']) else
+                      waits if since else 'no better, on small images'))
 
 
-def epochs_in_vain(epoch, best_epoch, config):
-    """Epochs since the best one that early stopping counts, of `epoch` done: those of small images promise too little.
-    """
+def epochs_in_vain(history, best_epoch, config):
+    """Epochs since the best one that early stopping counts: those of small images promise too little, and those
+    without a sound step are no try at all."""
     share = config.get('progressive_resizing')
     is_sound = isinstance(share, float) and 0 <= share <= 1            # else of an older run, or a stranger's
     small = math.ceil(share * min(config['num_epochs'], 10**6)) if is_sound else 0
-    return epoch - 1 - max(best_epoch, min(small, epoch) - 1)
+    return sum(row['epoch'] > max(best_epoch + 1, small) and math.isfinite(row['train_loss'])
+               for row in history if not row['event'])
 
 
 def history_csv(history):
@@ -4543,10 +4575,12 @@ def find_resume(config):
     saved, settings = load_last(folder)[0], settings_of(folder)
     epoch, best = saved.get('epoch'), saved.get('best_epoch')
     last = settings.get('num_epochs') if config['num_epochs'] == 'auto' else config['num_epochs']
-    is_done = not named and all(isinstance(number, int) for number in (epoch, best, last)) and (  # others: told later
-        epoch >= last or best >= 0 and epochs_in_vain(epoch, best, settings)
-        >= (settings.get('early_stopping_patience') or math.inf))
-    return None if is_done else folder
+    patience = settings.get('early_stopping_patience') or math.inf
+    with contextlib.suppress(LookupError, TypeError):                  # a stranger's rows: told later
+        if not named and all(isinstance(number, int) for number in (epoch, best, last)) and (
+                epoch >= last or best >= 0 and epochs_in_vain(saved['history'], best, settings) >= patience):
+            return None
+    return folder
 
 
 def absolute(data):
@@ -4832,9 +4866,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn(notes)
     seed_everything(config['seed'])
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
-    if precision.needs_scaler:
-        size = sum(p.numel() for p in model.parameters())
-        warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
+    warn_of_size(model, config, hardware, precision)
     state = build_state(model, config, precision, device)
     rank, count = world()
     if len(train_data) < count:
@@ -4937,7 +4969,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
     patience, deaths, alone = config['early_stopping_patience'] or math.inf, 0, False
     while state.epoch < config['num_epochs'] and (alone or not run.agree(config)[0]):
         alone = False                                                  # in starting again: the others are in the epoch
-        if epochs_in_vain(state.epoch, state.best_epoch, config) >= patience and state.best_epoch >= 0:
+        if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:
@@ -5098,6 +5130,13 @@ def tell_precision(precision, hardware, config):
              ' (no effect: no TF32 here)')
     config |= amp_settings(precision.dtype)
     warn(precision.warnings)
+
+
+def warn_of_size(model, config, hardware, precision):
+    """What only the network can tell of the precision: whether it is too large for float16."""
+    size = sum(p.numel() for p in model.parameters())
+    warn(set(resolve_precision(config, hardware, (), size).warnings)
+         - set(resolve_precision(config, hardware).warnings) if precision.needs_scaler else ())
 
 
 def amp_settings(dtype):
@@ -5942,6 +5981,8 @@ def estimate_memory(config, dtype):
     """
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
+    if config['channels_last']:                                        # as build_state does: copies are kept too
+        model = model.to(memory_format=torch.channels_last)
     with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
         model = copy.deepcopy(model)
     with mode, torch.random.fork_rng():
@@ -6002,6 +6043,7 @@ def check(preset, overrides):
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model)
+    warn_of_size(model, config, hardware, precision)
     build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))
     loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
@@ -6076,6 +6118,7 @@ def tune(preset, overrides, seconds=60.0):
     seed_everything(config['seed'])
     model = build_model({**config, 'encoder_weights': None}).to(device)
     try_size(model)
+    warn_of_size(model, config, hardware, precision)
     apply_tf32('highest')                                              # the others are held against real float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
     asked = config
@@ -6149,13 +6192,38 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             break
 
 
+class Overdue(BaseException):
+    """Internal: what was given some seconds took them all. No Exception, which compilers catch."""
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Raise Overdue after so many seconds, where there are timers and this is the main thread."""
+    if not hasattr(signal, 'setitimer') or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    def stop(*_):
+        raise Overdue
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+COMPILE_SECONDS = 120              # that tune waits for torch.compile
+
+
 def try_compiling(best, config, device, window, loss_fn):
-    """The winner once more, compiled -> Candidate, or None where torch.compile does not work."""
+    """The winner once more, compiled -> Candidate, or None where torch.compile does not work, or not in time."""
     compiled = build_candidate(config, device, best.dtype, best.tf32, best.channels_last, compiled=True)
     print(f'compiling {best.name} ...', flush=True)
     try:
-        compiled.state.model.compile()
-        compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
+        with within(COMPILE_SECONDS):
+            compiled.state.model.compile()
+            compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
         beside = dataclasses.replace(best, seconds=[])                 # later rounds than those of the table
         measure_rounds([beside, compiled], window, loss_fn, config, 15)
         pace = best.median / beside.median                             # as fast as in the rounds of the table
@@ -6163,6 +6231,8 @@ def try_compiling(best, config, device, window, loss_fn):
         return compiled
     except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
         print(f'torch.compile does not work here: {in_words(error)}')
+    except Overdue:
+        print(f'compiling takes more than {COMPILE_SECONDS} s here: given up')
 
 
 def examine_what_fits(model, config, window, loss_fn, dtypes):
@@ -6183,12 +6253,15 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
     """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
     per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
     model.train()
-    peak, names = {}, {module: name for name, module in model.named_modules() if not isinstance(module, Float32)}
+    peak, names, kept = {}, {module: name for name, module in model.named_modules()}, {}
 
     def watch(module, inputs, output):
-        if name := names.get(module):
-            for value in filter(torch.is_tensor, pytree.tree_leaves(output)):
-                peak[name] = max(peak.get(name, 0.0), float(value.detach().abs().max()))
+        tensors = list(filter(torch.is_tensor, pytree.tree_leaves(output)))
+        if isinstance(module, Float32):                                # also where what is around it hands it on
+            kept.update({id(tensor): tensor for tensor in tensors})
+        for value in tensors if names.get(module) else ():
+            if id(value) not in kept:
+                peak[names[module]] = max(peak.get(names[module], 0.0), float(value.detach().abs().max()))
 
     batch = to_device(window[0], next(model.parameters()).device)
 
@@ -6242,7 +6315,7 @@ def print_tuning(candidates, images, wait, workers, numbers):
 
 def pick_winner(best, compiled, config, count, images):
     """The compiled candidate if compiling pays back within the epochs of `count` images, which preset is refuted."""
-    why = 'it does not work here'
+    why = 'it does not work here, or not in time'
     if compiled is not None:
         saved = (compiled.eager - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf

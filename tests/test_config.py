@@ -327,6 +327,15 @@ def test_the_config_of_a_run_is_a_preset_that_repeats_it(small_set):
 
 # --- words of other trainers ---
 
+@pytest.mark.parametrize('refused, dtype, use_amp', [
+    ('bf16', 'float16', True), ('fp16', 'float16', False), ('fp16', 'bfloat16', True), ('bf16', 'bfloat16', False)])
+def test_a_refused_dtype_leaves_a_preset_of_the_other_one_alone(refused, dtype, use_amp):
+    with open('mine.py', 'w') as file:
+        file.write(f"config = {{'use_amp': True, 'amp_dtype': {dtype!r}}}")
+    config, _, _ = train_unet.resolve_config('mine.py', {refused: False})
+    assert config['use_amp'] is use_amp
+
+
 @pytest.mark.parametrize('foreign, use_amp, amp_dtype', [
     ({'precision': 'bf16-mixed'}, True, 'bfloat16'),
     ({'precision': '16-mixed'}, True, 'float16'),

@@ -316,7 +316,7 @@ def test_a_skipped_step_is_counted_and_told(dtype):
     rows = [row for row in result.history if not row['event']]
     assert [row['step'] for row in rows] == [2, 4, 6]
     assert [row['skipped_steps'] for row in rows] == [0, 1, 1]
-    assert events(result.history) == ['skipped a step: loss not finite']
+    assert events(result.history) == ['skipped a step: loss or statistics not finite']
     assert last()['step'] == 6 and all(math.isfinite(row['train_loss']) for row in rows)
 
 
@@ -420,6 +420,40 @@ def test_a_nan_in_an_image_is_named_as_such_and_not_as_overflow(kind, dtype):
     with pytest.raises(tu.DataError, match=r'\b5\b') as error:  # its number in the data set
         train(None, data, kind(Samples(4)), loss_fn, batch_size=8, max_bad_steps=1, **amp(dtype))
     assert 'not finite' in str(error.value) and 'no precision helps' in str(error.value)
+
+
+def test_minus_infinity_in_an_image_is_named_too(caplog):
+    data = Samples(8)
+    data.images[5, 0, 0, 0] = -math.inf
+    with pytest.raises(tu.DataError, match=r'number-5\.png: holds values that are not finite'):
+        train(None, data, Samples(4), batch_size=8, max_bad_steps=1)
+
+
+def test_patience_does_not_end_a_run_before_its_bad_steps_are_counted():
+    """One step in each epoch, none of them sound, and patience for three epochs."""
+    model = network()
+    at_training_call(model[1], lambda call: True, lambda output: output * math.nan)
+    with pytest.raises(tu.TrainingDiverged):
+        train(model, batch_size=8, num_epochs=12, early_stopping_patience=3, max_bad_steps=5)
+
+
+def test_patience_begins_anew_in_a_safer_precision():
+    model = network(norm=False)
+    at_training_call(model[0], lambda call: True, lambda output: output * 1e6)
+    model[4].register_forward_pre_hook(lambda module, inputs: (inputs[0] / 1e6,) if module.training else None)
+    result = train(model, batch_size=8, num_epochs=12, early_stopping_patience=3, max_bad_steps=5, **amp('float16'))
+    assert sum('precision float16 -> ' in event for event in events(result.history)) == 1
+    assert result.history[-1]['precision'] != 'float16' and result.best['epoch'] > 5
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_step_that_spoils_a_running_variance_is_undone(dtype):
+    """The square of 1e25 is more than float32 can hold: the variance becomes infinite, while the loss stays finite."""
+    model = network()
+    at_training_call(model[0], lambda call: call == 4, lambda output: output * 1e25)
+    result = train(model, **amp(dtype))
+    assert events(result.history) == ['skipped a step: loss or statistics not finite']
+    assert all(torch.isfinite(value).all() for value in last()['model'].values())
 
 
 # --- out of memory ---
@@ -1215,7 +1249,8 @@ def test_a_buffer_whose_elements_share_their_memory_trains():
 
 
 @pytest.mark.parametrize('total, lost, words', [
-    (1, 1, 'a step: loss'), (1, 0, 'a step: gradient'), (3, 1, '3 steps: loss or gradient')])
+    (1, 1, 'a step: loss or statistics'), (1, 0, 'a step: gradient'),
+    (3, 1, '3 steps: loss, statistics or gradient')])
 def test_what_was_not_finite_is_told_though_it_is_looked_at_later(total, lost, words):
     """On a GPU the counters are read every 20 steps; the last of them was sound."""
     config = settings()
@@ -1393,7 +1428,8 @@ def test_epochs_of_small_images_do_not_stop_a_run_early(small_set, caplog):
         assert len(result.history) == epochs and result.best['epoch'] == 1
     assert caplog.text.count('no better, on small images') == 3
     for share, epochs in [('auto', 8), (1e999, 8), (0.0, 10**400)]:    # of an older run, of a stranger's
-        assert tu.epochs_in_vain(6, 0, {'progressive_resizing': share, 'num_epochs': epochs}) == 5
+        history = [{'event': '', 'epoch': epoch, 'train_loss': 1.0} for epoch in range(1, 7)]
+        assert tu.epochs_in_vain(history, 0, {'progressive_resizing': share, 'num_epochs': epochs}) == 5
 
 
 def test_data_of_ones_own_are_not_resized(caplog):

@@ -1,5 +1,7 @@
 """check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
 import re
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,7 @@ def settings(**changes):
 
 def really_saved(config, dtype):
     """Bytes that autograd keeps in a real step, counted apart from the code under test."""
-    model = train_unet.build_model(config).train()
+    model = train_unet.build_model(config).train().to(memory_format=torch.channels_last)
     images = torch.randint(0, 255, (config['batch_size'], 3, 64, 64), dtype=torch.uint8)
     target = torch.randint(0, 2, (config['batch_size'], 64, 64))
     known = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
@@ -37,7 +39,8 @@ def really_saved(config, dtype):
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('network', [{}, {'architecture': 'FPN'}, {'encoder': 'mobilenet_v2'}], ids=str)
+@pytest.mark.parametrize('network', [{}, {'architecture': 'FPN'}, {'encoder': 'mobilenet_v2'},
+                                     {'architecture': 'Segformer'}], ids=str)
 def test_estimated_activations_are_those_of_a_real_step(network, dtype):
     config = settings(**network)
     estimate = train_unet.estimate_memory(config, dtype)
@@ -82,6 +85,69 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
     assert preset['use_amp'] is False and preset['compile_model'] is False
     result = train_unet.train('runs/tuned.py', **{**overrides, 'num_epochs': 1})
     assert result.best['iou'] >= 0
+
+
+@pytest.mark.parametrize('epochs', [50, 200])
+def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypatch, epochs):
+    """float16 would be fastest, but overflows; compiling takes 100 s and saves half a second in each of the two steps
+    of an epoch, so it pays back after 100."""
+    build, waits = train_unet.build_model, iter([100.0])
+
+    def overflowing(*args):
+        model = build(*args)
+        model.network.segmentation_head[0].weight.data.mul_(1e6)
+        return model
+
+    def seconds(candidate, *_):
+        took = {'float32': 2.0, 'bfloat16': 1.5, 'float16': 0.5}[candidate.dtype]
+        return next(waits, took - 0.5) if candidate.compiled else took
+
+    monkeypatch.setattr(train_unet, 'build_model', overflowing)
+    monkeypatch.setattr(train_unet, 'timed_step', seconds)
+    monkeypatch.setattr(train_unet, 'cpu_units', lambda: frozenset({'bfloat16', 'float16'}))
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: None)
+    typed = {key: value for key, value in TINY.items() if key != 'use_amp'}
+    assert train_unet.tune(None, {**typed, 'data': str(small_set), 'num_epochs': epochs}, 0.1) == 0
+    printed, preset = capsys.readouterr().out, train_unet.load_preset('runs/tuned.py')
+    assert (preset['use_amp'], preset['amp_dtype'], preset['compile_model']) == (True, 'bfloat16', epochs == 200)
+    assert 'float16 is unsafe here: network.segmentation_head.0 reaches' in printed
+    assert 'refuted here: preset older_gpu asks for float16' in printed
+    assert 'compiling took 100 s and pays back after 100 epochs of 10 images' in printed
+    refuted = 'refuted here: preset fast asks for compile; it does not pay back within your 50 epochs'
+    assert (refuted in printed) == (epochs == 50)
+
+
+def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch):
+    monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
+    monkeypatch.setattr(train_unet, 'COMPILE_SECONDS', 0.5)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: time.sleep(60))
+    begun, alarm = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    assert train_unet.tune(None, {**TINY, 'data': str(small_set)}, 0.1) == 0
+    assert time.monotonic() - begun < 50 and signal.getsignal(signal.SIGALRM) == alarm
+    assert 'compiling takes more than 0.5 s here: given up' in capsys.readouterr().out
+    assert train_unet.load_preset('runs/tuned.py')['compile_model'] is False
+
+
+@pytest.mark.parametrize('kept', [None, 'segmentation_head'])
+def test_what_is_kept_in_float32_cannot_overflow_float16(kept):
+    torch.manual_seed(0)
+    config = settings(encoder='tu-test_resnet', keep_float32=kept)
+    model = train_unet.build_model(config)
+    model.network.segmentation_head[0].weight.data.mul_(1e6)
+    window = [{'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
+               'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}]
+    numbers = train_unet.examine_numbers(model, config, window, train_unet.SegmentationLoss(config), ['float16'])
+    assert bool(train_unet.judge('float16', numbers)) == (kept is None)
+
+
+def test_very_large_networks_are_warned_of_float16_by_every_command(small_set, caplog, monkeypatch):
+    monkeypatch.setattr(train_unet, 'VERY_LARGE', 1000)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
+    typed = {**TINY, 'data': str(small_set), 'use_amp': True, 'amp_dtype': 'float16', 'num_epochs': 1}
+    for command in (train_unet.check, lambda *how: train_unet.tune(*how, 0.1), lambda _, how: train_unet.train(**how)):
+        caplog.clear()
+        command(None, typed)
+        assert caplog.text.count('million parameters: activations of very large networks overflow') == 1
 
 
 def test_check_says_what_training_would_use(small_set, capsys):

@@ -284,12 +284,13 @@ def tf32_settings():
 
 @pytest.fixture
 def tf32_restored():
-    before = [setting.fp32_precision for setting in tf32_settings()]
+    parts = [torch.backends, torch.backends.cudnn, *tf32_settings()]   # the wider ones first
+    before = [part.fp32_precision for part in parts]
     yield
     torch.set_float32_matmul_precision('highest')
     torch.backends.cudnn.allow_tf32 = True
-    for setting, value in zip(tf32_settings(), before):
-        setting.fp32_precision = value
+    for part, value in zip(parts, before):
+        part.fp32_precision = value
 
 
 @pytest.mark.skipif(not NEW_API, reason='fp32_precision came with torch 2.9')
@@ -303,9 +304,22 @@ def test_tf32_reaches_products_and_convolutions(tf32_restored, setting, cuda, cp
     assert [part.fp32_precision for part in tf32_settings()] == [cuda, cuda, cuda, cpu]
 
 
-def test_the_old_flags_can_still_be_read_and_say_the_same():
+@pytest.mark.skipif(not NEW_API, reason='fp32_precision came with torch 2.9')
+@pytest.mark.parametrize('own', ['', '.cudnn', '.mkldnn'])
+def test_highest_switches_off_what_was_set_for_all_parts_at_once(tf32_restored, own):
+    exec(f"torch.backends{own}.fp32_precision = {'tf32' if own == '.cudnn' else 'bf16'!r}")
+    apply_tf32('highest')
+    assert torch.backends.mkldnn.conv.fp32_precision == 'ieee'
+    assert [part.fp32_precision for part in tf32_settings()] == ['ieee'] * 4
+
+
+WIDER = ['', '.cudnn'] if NEW_API else []
+
+
+@pytest.mark.parametrize('own', ['pass', *(f'torch.backends{part}.fp32_precision = "tf32"' for part in WIDER)])
+def test_the_old_flags_can_still_be_read_and_say_the_same(own):
     """torch 2.9 refuses the old flags after a new one was set otherwise; its own compiler reads them on a GPU."""
-    code = '\n'.join(['import sys, torch', f'sys.path.insert(0, {str(ROOT)!r})', 'import train_unet',
+    code = '\n'.join(['import sys, torch', f'sys.path.insert(0, {str(ROOT)!r})', 'import train_unet', own,
                       'cudnn = torch.backends.cudnn', 'for setting in ("highest", "medium", "high", "highest"):',
                       '    train_unet.apply_tf32(setting)',
                       '    with cudnn.flags(enabled=True, allow_tf32=cudnn.allow_tf32):',
