@@ -3754,8 +3754,9 @@ def train_step(state, window, loss_fn, config):
     forward = UnderAutocast(state.engine or state.model, state.dtype)
     pieces = window if world()[1] > 1 else \
         [piece for batch in window for piece in split_batch(batch, state.batch_size)]   # else equally many everywhere
-    images = sum(batch_length(piece) for piece in pieces)
-    everywhere = images if world()[1] == 1 else add_up(torch.tensor(float(images), device=state.device))
+    images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
+    everywhere = max(1, images) if world()[1] == 1 else \
+        add_up(torch.tensor(float(images), device=state.device)).clamp_min(1)
     share = world()[1] / everywhere                                    # DDP averages over the processes
     loss, counts = torch.zeros((), device=state.device), None
     for number, piece in enumerate(pieces, 1):
@@ -4148,6 +4149,8 @@ class Run:
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board, self.is_saved = None, True                         # board: TensorBoard's writer
+        self.locks, self.taken = set(), ''                             # what tells our locks; who took our folder
+        self.settings = ''                                             # the text of config.py
 
     def __enter__(self):
         try:
@@ -4172,7 +4175,8 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
             self.after.enter_context(contextlib.suppress(OSError))     # for the folder may be gone by then
-            self.after.callback((self.folder / '.holder').unlink, missing_ok=True)
+            self.locks.add(self.lock_there())
+            self.after.callback(lambda: self.is_gone() or (self.folder / '.holder').unlink(missing_ok=True))
             (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
             for left_over in self.folder.glob('.*.tmp'):               # of a run that was killed in mid-save
                 left_over.unlink()
@@ -4189,22 +4193,31 @@ class Run:
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
 
+    def lock_there(self):
+        """What tells the lock in the folder from others; None if there is none. OSError where it cannot be seen."""
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(self.folder / '.lock')
+            return found.st_dev, found.st_ino
+
     def is_gone(self):
-        """Whether the folder was deleted. A network drive that fails for a while has not lost it."""
-        try:
-            os.stat(self.folder / '.lock')
-        except OSError as error:
-            return isinstance(error, FileNotFoundError)
+        """Whether the folder was deleted, or is another one by now. A network drive that fails for a while is not."""
+        with contextlib.suppress(OSError):
+            return self.lock_there() not in self.locks                 # a drive may bring back the first one
         return False
 
-    def return_to(self, config):
-        """The folder has vanished: make it anew, if that can be, so that the run can be resumed."""
+    def return_to(self):
+        """The folder has vanished: make it anew, if that can be, so that the run can be resumed; but not over another
+        run that has begun there."""
         try:
+            refuse_used(self.folder)
             self.hold()
+        except UserError as error:
+            self.taken = error.problems[0]
+            return
         except OSError:
             return                                                     # what cannot be saved is told then
         log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
-        self.write('config.py', config_text(config))
+        self.write('config.py', self.settings)
 
     def watch_signals(self):
         """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work, a later SIGINT at once."""
@@ -4243,13 +4256,17 @@ class Run:
         """The batches of a loader. A signal that came before, or comes now, does not wait for the next one."""
         batches = iter(loader)
         while True:
-            self.waiting = True
+            before = random_states()
             try:
+                self.waiting = True
                 if self.asked and world()[1] == 1:
                     raise Interrupted
                 batch = next(batches)
             except StopIteration:
                 return
+            except Interrupted:
+                set_random_states(before)                              # a sample may have seeded them for itself
+                raise
             finally:
                 self.waiting = False
             yield batch
@@ -4257,11 +4274,11 @@ class Run:
     def save(self, state, config):
         """last.pt with everything the run is -> True if it is on the disk."""
         self.last_save = time.monotonic()
-        if not world()[0] and self.begun and self.is_gone():
-            self.return_to(config)
+        if self.unsaved is not None:
+            self.write('best.pt', self.unsaved)
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
-        saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores}
+        saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
@@ -4273,9 +4290,12 @@ class Run:
         said once, training goes on and the next one is tried again."""
         if world()[0]:
             return True
-        if name == 'last.pt' and self.unsaved is not None:
-            self.write('best.pt', self.unsaved)
+        self.settings = content if name == 'config.py' else self.settings
+        if self.begun and not self.taken and self.is_gone():
+            self.return_to()
         try:
+            if self.taken:
+                raise OSError(self.taken)
             if isinstance(content, str):
                 write_file(self.folder / name, content.encode())
                 return True
@@ -4283,7 +4303,7 @@ class Run:
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
             self.complain(name, error)
             if name == 'best.pt':
-                self.unsaved = copy.deepcopy(content)                  # these weights will not come again
+                self.unsaved = copy.deepcopy(to_device(content, 'cpu'))        # these weights will not come again
             return False
         if name == 'best.pt':
             self.unsaved = None
@@ -4615,6 +4635,8 @@ def resume_config(folder, preset, overrides):
     """The config of a run with the settings that make sense -> (config, notes). Raises ConfigError for the others."""
     saved = settings_of(folder)
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
+    edited = edited_settings(folder, saved)                            # as if they had been typed
+    saved = saved | edited
     config, sources, notes = resolve_config(preset, overrides, base=base)
     if absolute(config['data']) == absolute(saved.get('data')):        # typed in another way
         config['data'] = base['data']
@@ -4623,10 +4645,10 @@ def resume_config(folder, preset, overrides):
             config[key] = saved.get(key, value)
     if saved.get('device') == 'auto' and config['device'].startswith(choose_device('auto').type):
         saved = {**saved, 'device': config['device']}                  # the one it would be anyway
-    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
+    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and (sources[k] != 'default' or k in edited)]
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
-    sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base, config)]
+    sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base | edited, config)]
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
@@ -4635,6 +4657,15 @@ def resume_config(folder, preset, overrides):
     notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
     return config, notes
+
+
+def edited_settings(folder, settings):
+    """What somebody has changed in the config.py of a run since its checkpoint -> {key: as the checkpoint has it}."""
+    with contextlib.suppress(UserError):                               # that there is no checkpoint is told later
+        trained, free = load_last(folder)[0]['config'], {'use_amp', 'amp_dtype', 'data', *FREE_ON_RESUME}
+        return {key: trained[key] for key, value in settings.items() if key in trained and key not in free
+                and type(trained[key]) is type(value) and trained[key] != value}
+    return {}
 
 
 def warn(notes):
@@ -4751,10 +4782,14 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     """
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
-    window = [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(sampler.windows()[0])]
+    first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
+    is_lonely = min(from_all(min(map(len, sampler.micro_batches(last))))) == 1         # BatchNorm may refuse that
+    probed = [first, last] if is_lonely and len(last) != len(first) else [first]
+    load = lambda window: [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(window)]
     while True:
         try:
-            guarded_step(state, window, loss_fn, config)
+            for window in map(load, probed):
+                guarded_step(state, window, loss_fn, config)
             batch = [val_data[i] for i in range(min(len(val_data), val_batch_size(config)))]
             evaluate(state.evaluated, [collate_fn(batch)], loss_fn, state.dtype)
             break
@@ -4805,7 +4840,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if own[name] is not None and not (hasattr(own[name], '__getitem__') and hasattr(own[name], '__len__')
                                           and len(own[name])):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty')
-    folder, was_there = None, True
+    folder, was_there, run = None, True, None
     log.setLevel(logging.INFO)
     forget_shown()
     try:
@@ -4831,8 +4866,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
-            if folder and not was_there and {p.name for p in folder.iterdir()} <= {'log.txt', '.lock', '.holder'}:
-                shutil.rmtree(folder)                                  # nothing was begun: leave no empty folder
+            is_empty = folder and {p.name for p in folder.iterdir()} <= {'log.txt', '.lock', '.holder'}
+            if is_empty and not was_there and not (run and run.begun):         # nothing was begun: leave no trace
+                shutil.rmtree(folder)
 
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
@@ -4994,13 +5030,19 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except TrainingDiverged:
             run.write('history.csv', history_csv(state.history))
             raise
-        except (DataError, OneTooLarge) as error:                      # a file broke, or memory, between two steps
+        except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             if isinstance(error, OneTooLarge):
                 state.batch_size = config['batch_size']                # with the settings of a resume it may fit
             if world()[1] == 1:
                 run.save(state, config)
+            if isinstance(error, MemoryError):
+                raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
+                                 'cache_images=False and fewer num_workers need less'], 'out of memory') from None
             raise
         except (RuntimeError, EOFError) as error:
+            if is_out_of_memory(error) and world()[1] == 1:            # where no smaller batch would help
+                run.save(state, config)
+                raise UserError(TOO_LARGE, 'out of memory') from None
             deaths += 1
             alone = world()[1] > 1
             died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
@@ -5051,7 +5093,9 @@ def resume_state(state, run, config, precision, hardware, typed, classes):
         raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
     if 'num_epochs' in typed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
-    if state.best_epoch >= 0 and not from_first((run.folder / 'best.pt').exists):
+    unsaved = saved.get('unsaved')                                     # best.pt, which the disk did not take
+    run.unsaved = unsaved if isinstance(unsaved, dict) and {'config', 'weights', 'metrics'} <= unsaved.keys() else None
+    if state.best_epoch >= 0 and run.unsaved is None and not from_first((run.folder / 'best.pt').exists):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
@@ -5149,7 +5193,7 @@ def best_saved(run):
     """The contents of best.pt, None if there is none."""
     path = run.folder / 'best.pt'
     try:
-        return run.unsaved or (load_checkpoint(path) if path.exists() else None)
+        return run.unsaved or (load_checkpoint(path) if path.exists() and not run.taken else None)
     except OSError as error:
         log.warning('%s; the last weights are returned instead', error)
 
@@ -5183,6 +5227,8 @@ def finish(state, val_data, config, run):
         return Result(state.history, best, model, run.folder, run.asked)
     run.write('history.csv', history_csv(state.history))
     try:
+        if run.taken:
+            raise OSError(run.taken)
         draw_curves(state.history, run.folder / 'curves.png')
         if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)

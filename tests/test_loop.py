@@ -4,15 +4,18 @@ Run: python -m pytest tests/test_loop.py
 """
 import copy
 import dataclasses
+import fcntl
 import math
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1482,3 +1485,128 @@ def test_a_loss_of_ones_own_may_ask_the_model_for_its_parameters():
 
     train(network(), loss_fn=loss_fn, num_epochs=1)
     assert seen == {True, False}
+
+
+# --- what a second look at lost runs found ---
+
+def stop_at(model, call):
+    """SIGTERM in this training pass of the model; the smoke test's is the first."""
+    at_training_call(model[0], lambda number: number == call, lambda output: os.kill(os.getpid(), signal.SIGTERM))
+    return model
+
+
+def test_a_best_epoch_that_the_disk_did_not_take_is_not_lost_by_a_resume(monkeypatch):
+    """Epoch 2 is the best, and the disk takes last.pt but not best.pt; the run is stopped in epoch 3."""
+    replace, scores = os.replace, iter([9.0, 3.0, 1.0, 9.0, 2.0])      # smoke test, epoch 1, 2; smoke test, epoch 3
+
+    def full(source, target):
+        if str(target).endswith('best.pt') and Path('run/history.csv').exists():
+            raise OSError(28, 'No space left on device')
+        replace(source, target)
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    monkeypatch.setattr(os, 'replace', full)
+    stopped = train(stop_at(network(), 1 + 2 + 2 + 1), val_data=Samples(4), loss_fn=scripted)
+    assert stopped.stopped_by == signal.SIGTERM and not stopped.is_saved
+    assert torch.load('run/best.pt', weights_only=True)['epoch'] == 1
+    monkeypatch.setattr(os, 'replace', replace)
+    resumed = train(val_data=Samples(4), loss_fn=scripted, resume='run', run_dir='auto')
+    best = torch.load('run/best.pt', weights_only=True)
+    assert (best['epoch'], best['metrics']['loss'], resumed.best['epoch']) == (2, 1.0, 2)
+    assert last()['unsaved'] is None
+
+
+@pytest.mark.parametrize('is_running', [True, False])
+def test_a_folder_that_another_run_has_taken_is_left_to_it(is_running, caplog):
+    """Somebody deletes the folder, and another run begins there, or has ended there."""
+    model, locks = network(), []
+
+    def take(output):
+        shutil.rmtree('run')
+        os.mkdir('run')
+        locks.append(open('run/.lock', 'w'))
+        fcntl.flock(locks[0], fcntl.LOCK_EX)
+        Path('run/.holder').write_text('process 7 on another')
+        Path('run/last.pt').write_text('of another run')
+        if is_running:
+            os.remove('run/last.pt')
+        else:
+            locks[0].close()
+
+    at_training_call(model[0], lambda call: call == 1 + 2 + 1, take)
+    result = train(model)
+    found = {path.name for path in Path('run').iterdir()} - {'.lock', '.holder'}
+    assert not result.is_saved and found == (set() if is_running else {'last.pt'})
+    assert ('is in use by process 7 on another' if is_running else 'holds a run already') in caplog.text
+    assert is_running or Path('run/last.pt').read_text() == 'of another run'
+    assert Path('run/.holder').exists()
+
+
+@pytest.mark.parametrize('call', [30, 45])
+def test_a_signal_while_a_sample_is_seeded_leaves_the_random_numbers_alone(call, monkeypatch):
+    """Dropout draws from the generator that a sample of one's own is given a seed for."""
+    calm, seeded, seed = train(network(dropout=0.5), run_dir='calm'), [], torch.manual_seed
+
+    def interrupted(number):
+        seeded.append(number)
+        generator = seed(number)
+        if len(seeded) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return generator
+
+    monkeypatch.setattr(torch, 'manual_seed', interrupted)
+    assert train(network(dropout=0.5)).stopped_by == signal.SIGTERM
+    resumed = train(network(dropout=0.5), resume='run', run_dir='auto')
+    assert_same(resumed.model.state_dict(), calm.model.state_dict())
+
+
+def test_a_config_that_was_edited_is_told_of_or_refused_at_a_resume(caplog):
+    train(stop_at(network(), 1 + 2 + 1))
+    settings, text = Path('run/config.py'), Path('run/config.py').read_text()
+    settings.write_text(text.replace("'seed': 0", "'seed': 5").replace("'batch_size': 4", "'batch_size': 2"))
+    with pytest.raises(tu.ConfigError, match='seed=5: cannot change(.|\n)*must stay 4 on resume'):
+        train(resume='run', run_dir='auto', batch_size=2)
+    settings.write_text(text.replace("'max_bad_steps': 5", "'max_bad_steps': 7"))
+    train(resume='run', run_dir='auto')
+    assert 'max_bad_steps: 5 -> 7 changes the result of the run' in caplog.text
+
+
+@pytest.mark.parametrize('error', [MemoryError('too much'), torch.OutOfMemoryError('CUDA out of memory (a test)')])
+def test_memory_that_ends_where_nothing_can_be_halved_costs_no_step(error):
+    class Greedy(Samples):
+        seen = 0
+
+        def __getitem__(self, index):
+            self.seen += 1
+            if self.seen == 4 + 8 + 4 + 1:                             # smoke test, epoch 1, a step of epoch 2
+                raise error
+            return super().__getitem__(index)
+
+    with pytest.raises(tu.UserError) as caught:
+        train(train_data=Greedy())
+    assert caught.value.title == 'out of memory' and last()['step'] == 3
+
+
+def test_an_image_that_was_left_out_takes_no_weight_from_the_others():
+    def known(model, batch):
+        return squares(model, batch) * ~batch['_left_out'] if '_left_out' in batch else squares(model, batch)
+
+    gradients = []
+    for window in [batch_of(0, 1, 2)], [batch_of(0, 1, 2, 3) | {'_left_out': torch.tensor([False] * 3 + [True])}]:
+        state = fresh(settings(), network(norm=False))
+        result = tu.train_step(state, window, known, settings())
+        gradients.append(tu.flat(p.grad for p in state.model.parameters()))
+        assert result.images == 3
+    torch.testing.assert_close(*gradients)
+
+
+def test_what_was_trained_is_saved_before_a_long_validation(monkeypatch):
+    """Each training pass takes 100 s here, by a clock that jumps; nothing is saved for ten minutes otherwise."""
+    model, clock, found = network(), time.monotonic, []
+    passed = at_training_call(model[0], lambda call: False, None)
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + 100 * len(passed))
+    model[0].register_forward_hook(lambda module, *_: None if module.training else found.append(last()))
+    train(model, val_data=Samples(4), num_epochs=2)
+    assert [(saved['epoch'], saved['window']) for saved in found[1:]] == [(0, 2), (1, 2)]

@@ -185,6 +185,20 @@ def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
         assert [train_unet.main(typed) for typed in words] == [code] * 4
 
 
+def test_a_last_window_of_one_image_each_is_refused_before_the_first_step():
+    """18 images in windows of 4 leave two for two processes, and a BatchNorm at 1x1 refuses one."""
+    script = write_script(2, epochs=50)
+    with open(script) as file:
+        text = file.read()
+    text = text.replace('return 43', 'return 18').replace('accumulation_steps=4', 'accumulation_steps=2').replace(
+        'nn.ReLU(),', 'nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8),')
+    with open(script, 'w') as file:
+        file.write(text)
+    done = subprocess.run(**torchrun('--standalone', '--nproc_per_node=2', script), capture_output=True, timeout=60)
+    assert done.returncode != 0 and 'BatchNorm cannot train on one image' in done.stdout
+    assert train_unet.load_last('run2')[0]['step'] == 0
+
+
 def test_a_killed_process_ends_the_job_with_a_checkpoint():
     """Process 1 kills itself in the second epoch: nobody hangs, the first epoch can be resumed."""
     done = run(2, die=True, epochs=50, timeout=60)
