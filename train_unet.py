@@ -297,8 +297,9 @@ def shown(value):
 
 
 def in_words(error):
-    """The type and the message of an exception, short and on one line."""
-    return f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+    """The type and the message of an exception, short, on one line and without the colours of a terminal."""
+    plain = re.sub(r'\x1b\[[\d;]*m', '', str(error))
+    return f'{type(error).__name__}: {" ".join(plain.split())[:300]}'
 
 
 def parse_value(text, kinds=()):
@@ -1138,14 +1139,14 @@ def collect(config, root, files):
         sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
-    shared = shared_folder(files) if '' in sources else ''
+    shared, plain = shared_folder(files) if '' in sources else '', folders_of_images(files)
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
     found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
     for source, (path, place, name) in ((source, file) for source, base in sources.items()
                                         for file in files_of(base, root, files)):
         stem, suffix = os.path.splitext(name)
-        split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
+        split, role, kind, rest = read_place(plain.get(place, place)[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name].append(name)
             continue
@@ -1183,6 +1184,19 @@ def shared_folder(files):
     folders = [folder for folder, name in files if may_be_read(name)]
     shared = os.path.commonpath(folders) if folders else ''
     return os.path.dirname(shared) if shared in folders else shared
+
+
+def folders_of_images(files):
+    """Folders that are one for each image, whatever their names sound like: img_0_json/ and img_1_json/ with an img.png
+    and a label.png in each -> {folder: the same with a last name that says nothing}."""
+    held, found = grouped((file for file in files if may_be_read(file[1])), lambda file: file[0]), {}
+    for folders in grouped(held, lambda folder: re.sub(r'\d+', '0', folder)).values():
+        names = {frozenset(name for _, name in held[folder]) for folder in folders}
+        kinds = {re.sub(r'\d', '', os.path.splitext(name)[0]) for name in next(iter(names))}
+        if len(folders) > 1 == len(names) and len(kinds) > 1:
+            found |= {folder: re.sub(r'[^\d/]+', '_', folder[len(os.path.dirname(folder)):]).join(
+                      (os.path.dirname(folder), '')) for folder in folders}
+    return found
 
 
 def set_aside(files, unwanted, ignored, reason):
@@ -1411,7 +1425,8 @@ def pair_files(config, root, files):
     if not images or not masks:
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
-                         *shorten(notes, 5), 'expected folders such as images/ and masks/'])
+                         *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
+                         'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
     refuse_kinds(images, masks)
     pairs, rule, *left = unite_folders(images, masks) or match_pairs(images, masks)
     notes += refuse_unpaired(pairs, *left, config, rule, notes)
@@ -1667,6 +1682,8 @@ def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if as_mask:
+            if pillow_mode(picture).endswith('48'):
+                return narrowed(cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[..., 2::-1])
             PIL.ImageOps.exif_transpose(picture, in_place=True)        # scan_pair sees that its image is turned alike
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
                 pixels = np.array(picture.convert('RGBA'))
@@ -1684,6 +1701,13 @@ def read_pillow(path, config, as_mask):
             colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+
+
+def narrowed(colours):
+    """Colours of 16 bits (H, W, 3) as those of 8 bits that they stand for. ValueError where they are others."""
+    if not (colours == (colours >> 8) * np.uint16(257)).all():
+        raise ValueError('holds colours of 16 bits; save the channel that holds the classes as a mask of its own')
+    return (colours >> 8).astype(np.uint8)
 
 
 def means_its_colours(picture):
@@ -1937,7 +1961,8 @@ class TiffRows:
         except DataError as error:                                     # perhaps Pillow sees it in another way
             raise ValueError(str(error)) from None
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
-        if not plain or page.imagedepth > 1 or len(page.parent.pages) > 1 or page.tags.valueof(274, 1) != 1:
+        others = [other for other in page.parent.pages[1:] if not other.subfiletype & 1]       # 1: a smaller copy of it
+        if not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
             raise ValueError('not one plain page')
         if self.shape[0] * self.shape[1] <= WINDOWED_ABOVE:
             raise ValueError('small enough to be read as a whole')
@@ -2010,7 +2035,8 @@ def read_mask(path, config):
     array = read_array(path, config, as_mask=True)
     if array.ndim == 3:
         if array.shape[2] not in (3, 4):
-            raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours)')
+            raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
+                            'of a stack of pages each wants a file of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
@@ -2234,7 +2260,7 @@ def explain_values(values, raw, plain, special, total, lossy):
     channels = [(code >> 16 & 255, code >> 8 & 255, code & 255) for code in plain if code >= COLOUR]
     near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
     soft = len(plain) > MOST_CLASSES or near_grey and len(plain) > 2
-    if not colours and 127 < max(values) <= 255 or colours and soft:
+    if not colours and plain[0] <= 127 < max(values) <= 255 or colours and soft:
         lines.append("if bright is foreground type mask_values='>127'")
     if len(plain) <= MOST_CLASSES and not (special and len(plain) == 1):         # else nothing would be background
         last = 255 if 255 in values else plain[-1]
@@ -2662,8 +2688,10 @@ def resize(array, height, width, is_mask=False):
     """(H, W[, C]) -> (height, width[, C]); masks take the nearest value, images an area mean when they shrink."""
     if array.shape[:2] == (height, width):
         return array
-    shrinks = array.shape[0] * array.shape[1] > height * width
-    mode = cv2.INTER_NEAREST_EXACT if is_mask else cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    less = min(array.shape[0], height), min(array.shape[1], width)
+    if not is_mask and less not in (array.shape[:2], (height, width)):     # one side shrinks, the other grows
+        return resize(resize(array, *less), height, width)
+    mode = cv2.INTER_NEAREST_EXACT if is_mask else cv2.INTER_AREA if less == (height, width) else cv2.INTER_LINEAR
     if array.ndim == 2 or array.shape[2] <= 4:
         return cv2.resize(array, (width, height), interpolation=mode).reshape(height, width, *array.shape[2:])
     return np.stack([cv2.resize(array[..., c], (width, height), interpolation=mode) for c in range(array.shape[2])], -1)
@@ -3093,6 +3121,13 @@ def try_size(model):
     try_one_size(model, *model.config['image_size'])
     if model.config['progressive_resizing'] not in ('auto', 0):
         try_one_size(model, *(side // 2 for side in model.config['image_size']), '; or progressive_resizing=0')
+
+
+def try_smallest(model, sizes):
+    """The same for the smallest of these sizes {(H, W): count}: where nothing is resized, validation sees it so."""
+    if model.config['size_policy'] != 'resize':
+        tiles = [tuple(map(min, size, model.config['image_size'])) for size in sizes]
+        try_one_size(model, *min(tiles, key=math.prod), '; or size_policy=resize')
 
 
 def try_one_size(model, height, width, other=''):
@@ -4904,6 +4939,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
     warn_of_size(model, config, hardware, precision)
     state = build_state(model, config, precision, device)
+    if data is not None:
+        try_smallest(model, data.sizes)
     rank, count = world()
     if len(train_data) < count:
         raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
@@ -5707,9 +5744,9 @@ def evaluate_run(folder, overrides):
         iou = lambda level: compute_metrics(counts[level])['iou']
         model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
     per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
-    report(folder, model, dataset, split, counts, per_image, other, is_tuned)
     if is_tuned:
         store_threshold(folder, model.threshold)
+    report(folder, model, dataset, split, counts, per_image, other, is_tuned)
     return 0
 
 
@@ -5744,7 +5781,7 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 
 
 def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
-    """Print and write what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
+    """Write and print what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
     """
     run, level = best_file(run).parent, model.threshold
     folder = evaluation_folder(run, model.config['data']) if other_data else run
@@ -5752,24 +5789,26 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     names = class_names(model.config, model.config['num_classes'])
     what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
     two = len(names) == 2
-    print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
-          f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
-    print(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
+    lines = []
+    tell = lines.append
+    tell(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
+         f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
+    tell(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
     for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
-        print(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
+        tell(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if two:
         how = 'the one stored in the run, for all figures here' if other_data else \
             'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
-        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
+        tell(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
     values = [row['iou'] for row in images if not math.isnan(row['iou'])]
     if values:
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-        print(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
-              f'{len(images)} images are not counted')
-    print(f'Empty masks: {EMPTY_RULE}')
+        tell(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
+             f'{len(images)} images are not counted')
+    tell(f'Empty masks: {EMPTY_RULE}')
     content = {'data': os.path.abspath(model.config['data']), 'split': split,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE, 'images': images}
@@ -5782,8 +5821,9 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     draw_confusion(counts[level], names, folder / 'confusion.png')
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
-    print(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png, curves.png')
-    print('Next: ', command_line('predict', shlex.quote(str(run)), 'YOUR_IMAGES -o masks'))
+    tell(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png, curves.png')
+    tell(f'Next:  {command_line("predict", shlex.quote(str(run)), "YOUR_IMAGES -o masks")}')
+    print('\n'.join(lines))                                            # last, for whoever reads them may have left
 
 
 def evaluation_folder(run, data):
@@ -5844,15 +5884,16 @@ def export(run, form='onnx', output=None, half=False):
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        fresh = Path(scratch) / path.name
-        try:
-            again = write(copy.deepcopy(model), fresh, half)
-            worst, agree, limit = compare_exported(model, again, real, 3e-3 if half else 1e-5)
-        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-            is_old = form == 'onnx' and torch.__version__ < (2, 9)
-            advice = ['torch 2.6 cannot write ONNX of free sizes, torch 2.9 can'] * is_old
-            raise UserError([f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}',
-                             *advice], 'cannot export') from None
+        fresh, faults = Path(scratch) / path.name, []
+        for is_free in (True, False) if form != 'smp' else (True,):    # some networks take one size only
+            try:
+                again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
+                worst, agree, limit = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
+                break
+            except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+                faults.append(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}')
+        else:
+            raise UserError(faults, 'cannot export')
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
                             'cannot export')
@@ -5860,9 +5901,12 @@ def export(run, form='onnx', output=None, half=False):
             path.mkdir(exist_ok=True)
         for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
             os.replace(file, path / file.name if fresh.is_dir() else path)
-    print(f'{clean(path)}: on {len(real)} validation images and 4 drawn ones the largest difference of a logit is '
-          f'{worst:.2e}, and {agree:.4%} of the labels are equal')
-    if form == 'pt2':
+    print(f'{clean(path)}: on {len(real)} validation images and {len(drawn)} drawn ones the largest difference of a '
+          f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
+    if not is_free:
+        height, width = model.config['image_size']
+        print(f'it takes images of {width} x {height} only: {architecture_of(model)} cannot be written for other sizes')
+    elif form == 'pt2':
         print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
     return 0
 
@@ -5882,23 +5926,36 @@ def example_images(config):
     return [*map(as_tensor, images)]
 
 
-def drawn_images(config):
-    """Noise of odd, small and large sizes and a batch of 3, as tensors."""
-    kind, draw = getattr(torch, config['image_dtype']), torch.Generator().manual_seed(0)
-    for count, height, width in [(1, 97, 131), (1, 64, 64), (1, 320, 256), (3, 96, 64)]:
-        drawn = torch.randint(0, 256, (count, config['in_channels'], height, width), generator=draw)
-        yield drawn / 255 if kind == torch.float32 else (257 * drawn if kind == torch.uint16 else drawn).to(kind)
+def drawn_images(model, is_free=True):
+    """Noise as tensors: a batch of 3 at image_size and, if sizes are free, what the network takes of odd, small and
+    large ones."""
+    config, draw = model.config, torch.Generator().manual_seed(0)
+    kind, found = getattr(torch, config['image_dtype']), []
+    for count, *size in [(3, *config['image_size']), *[(1, 97, 131), (1, 64, 64), (1, 320, 256)] * is_free]:
+        drawn = torch.randint(0, 256, (count, config['in_channels'], *size), generator=draw)
+        drawn = drawn / 255 if kind == torch.float32 else (257 * drawn if kind == torch.uint16 else drawn).to(kind)
+        found += [drawn] * takes(model, drawn)
+    return found
 
 
 @torch.no_grad()
-def compare_exported(model, again, real, tolerance):
-    """A model against its exported self, on real images and drawn ones -> (largest difference of a logit, share of
-    equal labels, largest difference allowed).
+def takes(model, images):
+    """Whether a network takes images of this size."""
+    try:
+        return model(images) is not None
+    except (RuntimeError, AssertionError, ValueError):
+        return False
+
+
+@torch.no_grad()
+def compare_exported(model, again, examples, tolerance):
+    """A model against its exported self, on images -> (largest difference of a logit, share of equal labels, largest
+    difference allowed).
 
     Allowed is `tolerance` times the largest logit, at least 10: two sums of a float32 network in another order.
     """
     differences, sizes, same = [], [torch.tensor(10.0)], []
-    for images in [*real, *drawn_images(model.config)]:
+    for images in examples:
         wanted, got = model(images), torch.as_tensor(again(images))
         differences.append((wanted - got).abs().max())
         sizes.append(wanted.abs().max())
@@ -5907,12 +5964,19 @@ def compare_exported(model, again, real, tolerance):
     return float(largest), float(torch.cat(same).double().mean()), tolerance * float(max(sizes))
 
 
-def trace_example(model):
-    """An example input and the dimensions of it that stay free."""
+def trace_example(model, is_free):
+    """An example input and the dimensions of it that stay free: the first, and height and width if they can."""
     config = model.config
+    sizes = [(90, 150), (250, 310)] if is_free else [config['image_size']]
+    draw = lambda size: torch.zeros((2, config['in_channels'], *size), dtype=getattr(torch, config['image_dtype']))
+    images = next((draw(size) for size in sizes if takes(model, draw(size))), draw(sizes[0]))
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
-    images = torch.zeros((2, config['in_channels'], 90, 150), dtype=getattr(torch, config['image_dtype']))
-    return images, {'images': {axis: torch.export.Dim.AUTO for axis in (0, 2, 3)}}
+    return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
+
+
+def architecture_of(model):
+    """What a network is, for the user."""
+    return 'a network of your own' if model.is_own else model.config['architecture']
 
 
 def pool_by_product(x, size):
@@ -5926,13 +5990,13 @@ def pool_by_product(x, size):
     return shares(x.shape[2], high or x.shape[2]) @ x @ shares(x.shape[3], wide or x.shape[3]).T
 
 
-def export_onnx(model, path, half):
+def export_onnx(model, path, half, is_free):
     """ONNX with threshold, classes and config as metadata -> a function that runs it."""
     try:
         onnx, runtime, _ = map(importlib.import_module, ('onnx', 'onnxruntime', 'onnxscript'))
     except ModuleNotFoundError as error:
         raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
-    images, free = trace_example(model)
+    images, free = trace_example(model, is_free)
     pooling = unittest.mock.patch.object(F, 'adaptive_avg_pool2d', pool_by_product)         # in PSPNet and UPerNet
     with pooling, warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -5977,15 +6041,17 @@ def export_facts(model):
             'note': 'logits: above log(t / (1 - t)) is foreground if there is one, else the largest'}
 
 
-def export_pt2(model, path, half):
+def export_pt2(model, path, half, is_free):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
-    images, free = trace_example(model)
+    images, free = trace_example(model, is_free)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
-    torch.export.save(program, path, extra_files=export_facts(model) | {'smallest': '33 x 33'})
+    height, width = model.config['image_size']
+    sizes = {'smallest': '33 x 33'} if is_free else {'only': f'{height} x {width}'}
+    torch.export.save(program, path, extra_files=export_facts(model) | sizes)
     return torch.export.load(path).module()
 
 
-def export_smp(model, path, half):
+def export_smp(model, path, half, is_free):
     """smp's own form -> what smp.from_pretrained loads, with the preprocessing that the folder tells of."""
     (model.network.half() if half else model.network).save_pretrained(path)
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
@@ -6089,6 +6155,7 @@ def check(preset, overrides):
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model)
+    try_smallest(model, data.sizes)
     warn_of_size(model, config, hardware, precision)
     build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))

@@ -190,7 +190,8 @@ def test_a_last_window_of_one_image_each_is_refused_before_the_first_step():
     script = write_script(2, epochs=50)
     with open(script) as file:
         text = file.read()
-    text = text.replace('return 43', 'return 18').replace('accumulation_steps=4', 'accumulation_steps=2').replace(
+    text = text.replace('return 43', 'return 18').replace("'SGD',", "'SGD', checkpoint_minutes=0,")
+    text = text.replace('accumulation_steps=4', 'accumulation_steps=2').replace(
         'nn.ReLU(),', 'nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8),')
     with open(script, 'w') as file:
         file.write(text)

@@ -5,6 +5,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -327,6 +329,24 @@ def test_half_smp_is_half_as_large_and_says_what_it_needs(three, tmp_path):
         facts = json.loads((tmp_path / f'{half}' / 'preprocessing.json').read_text())
         assert_facts(facts, ['ground', 'disc', 'corner'])
     assert sizes[1] < 0.65 * sizes[0]
+
+
+@pytest.mark.parametrize('architecture, encoder, size, form', [
+    ('PAN', 'resnet18', 128, 'smp'), ('DPT', 'tu-vit_tiny_patch16_224', 224, 'onnx'),
+    ('DPT', 'tu-vit_tiny_patch16_224', 224, 'smp')])
+def test_networks_that_take_few_sizes_are_exported_and_it_is_said(small_set, tmp_path, capsys, architecture, encoder,
+                                                                  size, form):
+    words = TINY | {'architecture': architecture, 'encoder': encoder, 'image_size': size, 'num_epochs': 1}
+    run = train_unet.train(data=str(small_set), **words).run_dir
+    assert train_unet.export(run, form, tmp_path / f'model.{form}') == 0
+    only = f'it takes images of {size} x {size} only: {architecture} cannot be written for other sizes'
+    assert (only in capsys.readouterr().out) == (form == 'onnx')
+    if form == 'onnx':
+        images = torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8)
+        session = onnxruntime.InferenceSession(tmp_path / 'model.onnx', providers=['CPUExecutionProvider'])
+        got = session.run(None, {'images': images.numpy()})[0]
+        with torch.no_grad():
+            torch.testing.assert_close(torch.as_tensor(got), train_unet.load(run)(images), atol=1e-3, rtol=0)
 
 
 def test_a_network_with_nan_is_not_exported(own, tmp_path):
@@ -915,3 +935,66 @@ def test_a_sheet_takes_an_image_that_is_nearly_a_line(tmp_path):
     """A line-scan camera's 3,000 x 4 pixels would have no height at the size of a sheet."""
     page = train_unet.sheet([('line', [np.full((4, 3000, 3), 90, np.uint8)] * 2)], ['image', 'truth'], tmp_path / 'x.png')
     assert (np.asarray(page) == 90).any()
+
+
+# ---------------------------------------------------------------- what a second look found
+
+
+def test_scores_are_written_for_a_reader_who_has_left(two, tmp_path):
+    """train_unet.py evaluate runs/x | head -1: nobody reads what is printed, but all is written."""
+    shutil.copytree(two[0], tmp_path / 'run')
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, ROOT / 'train_unet.py', 'evaluate', str(tmp_path / 'run')]
+    subprocess.run(command, stdout=writer, timeout=120)
+    os.close(writer)
+    tuned = json.loads((tmp_path / 'run' / 'metrics.json').read_text())['threshold']
+    assert train_unet.load_checkpoint(tmp_path / 'run' / 'best.pt')['threshold'] == tuned != 0.5
+    assert (tmp_path / 'run' / 'confusion.png').exists()
+
+
+def test_a_large_tiff_with_overviews_is_read_by_rows(tmp_path, monkeypatch):
+    """Smaller copies of the image in the same file, as GDAL writes them, are no further pages."""
+    image = np.random.default_rng(0).integers(0, 255, (160, 192, 3), dtype=np.uint8)
+    how = {'photometric': 'rgb', 'tile': (32, 32), 'compression': 'zlib'}
+    with tifffile.TiffWriter(tmp_path / 'pyramid.tif') as file:
+        file.write(image, **how)
+        file.write(image[::2, ::2].copy(), subfiletype=1, **how)
+    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
+    config = {**train_unet.CONFIG, 'in_channels': 3, 'image_dtype': 'uint8'}
+    rows = train_unet.open_image(tmp_path / 'pyramid.tif', config)
+    assert isinstance(rows, train_unet.TiffRows) and rows.shape == (160, 192, 3)
+    assert np.array_equal(rows[30:99], image[30:99])
+
+
+@pytest.mark.parametrize('size, wanted', [((60, 20), (16, 64)), ((20, 60), (64, 16)), ((60, 64), (16, 16)),
+                                          ((20, 20), (64, 64))])
+def test_rows_of_a_large_image_are_resized_as_a_whole_image_is(size, wanted):
+    """Also where one side shrinks and the other grows; halves are rounded either way."""
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    whole, rows = train_unet.resize(image, *wanted), train_unet.shrink_by_rows(image, *wanted, step=7)
+    if wanted[0] <= size[0]:                                           # rows are never made more in bands
+        assert np.abs(whole.astype(int) - rows).max() <= 1
+    assert whole.shape == (*wanted, 3) and abs(whole.mean() - image.mean()) < 3
+
+
+@pytest.mark.parametrize('images, wanted', [(3, True), (4, False)])
+def test_statistics_are_shared_where_a_gpu_has_few_images(monkeypatch, images, wanted):
+    converted, model = [], nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
+    monkeypatch.setattr(train_unet, 'world', lambda: (0, 2))
+    monkeypatch.setattr(nn.Module, 'to', lambda self, *_, **__: self)
+    monkeypatch.setattr(nn.SyncBatchNorm, 'convert_sync_batchnorm', lambda network: converted.append(1) or network)
+    monkeypatch.setattr(nn.parallel, 'DistributedDataParallel', lambda network, devices, **_: network)
+    config = {**train_unet.CONFIG, 'batch_size': 2 * images, 'learning_rate': 0.01, 'ema_decay': None}
+    train_unet.build_state(model, config, train_unet.Precision('float32', 'high', ''), torch.device('cuda'))
+    assert bool(converted) == wanted
+
+
+def test_small_images_under_crop_are_tried_before_training(tmp_path, capsys):
+    """PAN takes 128 x 128, but not the 64 x 64 that validation shows it of images that small."""
+    data = draw_set(tmp_path / 'set')
+    words = {'architecture': 'PAN', 'encoder': 'resnet18', 'image_size': 128, 'size_policy': 'crop', 'batch_size': 4,
+             'use_amp': False, 'device': 'cpu', 'num_epochs': 1}
+    for command in (train_unet.check, lambda _, how: train_unet.train(**how)):
+        with pytest.raises(train_unet.ConfigError, match='cannot take images of .* or size_policy=resize'):
+            command(None, {**words, 'data': str(data)})
