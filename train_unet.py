@@ -1187,15 +1187,16 @@ def shared_folder(files):
 
 
 def folders_of_images(files):
-    """Folders that are one for each image, whatever their names sound like: img_0_json/ and img_1_json/ with an img.png
-    and a label.png in each -> {folder: the same with a last name that says nothing}."""
+    """Folders that are one for each image although their names sound like images, masks or a split: img_0_json/ and
+    img_1_json/ with an img.png and a label.png in each -> {folder: the same with a last name that says nothing}."""
     held, found = grouped((file for file in files if may_be_read(file[1])), lambda file: file[0]), {}
     for folders in grouped(held, lambda folder: re.sub(r'\d+', '0', folder)).values():
-        names = {frozenset(name for _, name in held[folder]) for folder in folders}
-        kinds = {re.sub(r'\d', '', os.path.splitext(name)[0]) for name in next(iter(names))}
-        if len(folders) > 1 == len(names) and len(kinds) > 1:
-            found |= {folder: re.sub(r'[^\d/]+', '_', folder[len(os.path.dirname(folder)):]).join(
-                      (os.path.dirname(folder), '')) for folder in folders}
+        above, name = os.path.split(folders[0])
+        contents = {frozenset(name for _, name in held[folder]) for folder in folders}
+        kinds = {re.sub(r'\d', '', os.path.splitext(inner)[0]) for inner in next(iter(contents))}
+        is_telling = re.search(r'\d', name) and any(read_place(name)[:2])
+        if is_telling and len(folders) > 1 == len(contents) and len(kinds) > 1:
+            found |= {folder: os.path.join(above, re.sub(r'\D+', '_', os.path.basename(folder))) for folder in folders}
     return found
 
 
@@ -1459,8 +1460,10 @@ def lines_that_pair(config, root, files, seconds=10.0):
             choose_splits([image for image, _ in pairs], {**config, **tried})
         except DataError:
             continue
-        looks = sum(suit(*(seen(file.path) for file in pairs[i])) for i in (0, len(pairs) // 2, -1)) / 3
-        if looks > -2 and (not skip or not settings or 10 * len(pairs) >= len(files)):         # else a chance
+        three = [[seen(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
+        looks = sum(suit(*two) for two in three) / 3 - all(mask and mask[3] for _, mask in three)
+        is_absurd = 'masks' in settings and likelihood(settings) + looks <= -2     # masks of one kind as images
+        if looks > -2 and not is_absurd and (not skip or not settings or 10 * len(pairs) >= len(files)):
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = len(pairs), (likelihood(settings) + looks, not skip)
     lines = [line for line in works                                    # no key too many
@@ -1494,7 +1497,7 @@ def suit(image, mask):
     """0 if two appearances are those of an image and its mask, down to -4 where they are not."""
     if image is None or mask is None or not same_shape(image[0], mask[0]):
         return -3
-    return -(image[0] != mask[0]) - 2 * (not mask[2]) - mask[3] - (not image[1])
+    return -(image[0] != mask[0]) - 2 * (not mask[2]) - (not image[1])
 
 
 def likelihood(settings):
@@ -1555,6 +1558,8 @@ def folder_answers(files):
         (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
         twins = {os.path.join(inside, other), os.path.join(beside, name), *(image.replace(*pair) for pair in numbers)}
+        above = [os.path.basename(folder) for folder in (beside, inside)]
+        twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
         if twins & everywhere - {image, mask} or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
         is_apart = os.path.commonpath([image, mask]) not in (image, mask)
@@ -1571,17 +1576,20 @@ def pattern_answers(files):
     images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
                      [name for _, name in files] for other in ('mask', 'image'))
     seen = Counter()
+
+    def is_other(first, second):                                       # frame 1 with the mask of frame 3
+        digits = [re.findall(r'\d+', re.sub(r'\.\w+$', '', side)) for side in (first, second)]
+        return all(digits) and digits[0] != digits[1]
+
     for image in dict.fromkeys([images[0], images[len(images) // 2], images[-1]]) if images else ():
         stem, suffix = os.path.splitext(image)
         for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
             stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
             for first, second in name_patterns(stem, stems)[:8]:
-                if first.count('{stem}') == second.count('{stem}') == 1:
+                if first.count('{stem}') == second.count('{stem}') == 1 and not is_other(first, second):
                     seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:
-        digits = [re.findall(r'\d+', os.path.splitext(side)[0]) for side in (first, second)]
-        is_other = all(digits) and digits[0] != digits[1]              # frame 1 with the mask of frame 3
-        if first != second and not is_other:
+        if first != second and not is_other(first, second):
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
 

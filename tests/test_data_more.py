@@ -280,6 +280,8 @@ OFFERED = [
      ['images="Images" masks="Groundtruths/*/Discs"', 'images="Images" masks="Groundtruths/*/Exudates"']),
     ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
      ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
+    ('NVIDIA Replicator', ['rgb_{n:04}.png', 'semantic_segmentation_{n:04}.png', 'instance_segmentation_{n:04}.png'],
+     ['image_pattern="rgb{stem}.png" mask_pattern="semantic_segmentation{stem}.png"']),
 ]
 
 
@@ -1791,3 +1793,43 @@ def test_masks_of_minus_one_and_one_get_a_line_with_a_background(tmp_path):
     line = offered(ask(folder), 'mask_values=')
     _, data = inspect(folder, **typed(line))
     assert line == 'mask_values="{-1: 0, 1: 1}"' and data.shares.tolist() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize('folder', ['img_{n}_json', 'image_{n}', 'photo {n}', 'target_{n}', 'train_{n}'])
+def test_a_folder_for_each_image_may_sound_like_images_masks_or_a_split(tmp_path, folder):
+    """As labelme names them; the two pictures in each belong together."""
+    pairs = {f'{folder}/img.png'.format(n=n): f'{folder}/label.png'.format(n=n) for n in range(12)}
+    fill(tmp_path / 'set', [*pairs], [*pairs.values()])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == pairs
+
+
+def test_species_are_not_offered_the_masks_of_others(tmp_path):
+    """Every species has pictures of the same names: only its own folder of masks belongs to it."""
+    for kind in ('Trout', 'Shrimp', 'Bream'):
+        fill(tmp_path / 'set', [f'Fish/{kind}/{kind}/{n}.png' for n in range(4)],
+             [f'Fish/{kind}/{kind} GT/{n}.png' for n in range(4)])
+    lines = re.findall('images="(.*?)" masks="(.*?)"', str(ask(tmp_path / 'set')))
+    assert lines and all(mask == f'{image} GT' for image, mask in lines)
+
+
+@pytest.mark.parametrize('colours, words', [([0, 257 * 200], None), ([0, 3], 'holds colours of 16 bits')])
+def test_colour_masks_of_16_bits_are_read_whole_or_refused(tmp_path, colours, words):
+    """Pillow would cut 3 to 0. Those that hold 8 bits twice (51400 is 200 x 257) lose nothing."""
+    mask = np.zeros((8, 8, 3), np.uint16)
+    mask[2:5] = colours[1]
+    cv2.imwrite(str(tmp_path / 'x.png'), mask)
+    if words:
+        with pytest.raises(DataError, match=words):
+            train_unet.read_mask(str(tmp_path / 'x.png'), train_unet.CONFIG)
+        return
+    codes = train_unet.read_mask(str(tmp_path / 'x.png'), train_unet.CONFIG)
+    assert set(np.unique(codes)) == {train_unet.COLOUR, train_unet.COLOUR + 0xc8c8c8}
+
+
+def test_bright_is_not_offered_where_nothing_is_dark(tmp_path):
+    for n in range(4):
+        fill(tmp_path / 'set', [f'images/{n}.png'], [])
+        save(tmp_path / f'set/masks/{n}.png', np.where(np.arange(64).reshape(8, 8) < 20, 128, 255))
+    said = str(ask(tmp_path / 'set'))
+    assert "type mask_values" in said and "'>127'" not in said
