@@ -6469,10 +6469,11 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
 
+    two, four = (sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) for size in (2, 4))
+
     def fits(size):
         if hardware.kind == 'cpu':
-            parts = estimate_memory({**config, 'batch_size': size}, winner.dtype)
-            return sum(parts.values()) < 0.9 * hardware.memory
+            return two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
         batch = {key: torch.cat([window[0][key][:1]] * size) for key in ('image', 'mask')}
         winner.state.batch_size = size
         return len(in_halves(lambda batch: train_step(winner.state, [batch], loss_fn, config), batch)) == 1

@@ -111,8 +111,8 @@ def run_script(folder, script, environment):
     runpy.run_path(script)
 
 
-def run_forked(count, script):
-    """A script in `count` processes that torchrun might have started, to its end."""
+def run_forked(count, script, codes=(0,)):
+    """A script in `count` processes that torchrun might have started, to its end; each exit code is one of these."""
     common = {'WORLD_SIZE': str(count), 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
     ranks = [FORKS.Process(target=run_script, args=(os.getcwd(), script, common | {'RANK': rank, 'LOCAL_RANK': rank}))
              for rank in map(str, range(count))]
@@ -121,7 +121,7 @@ def run_forked(count, script):
             process.start()
         for process in ranks:
             process.join(120)
-            assert process.exitcode == 0
+            assert process.exitcode in codes
     finally:
         for process in ranks:
             process.kill()                                             # pytest would wait for one that hangs
@@ -185,7 +185,7 @@ def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
         assert [train_unet.main(typed) for typed in words] == [code] * 4
 
 
-def test_a_last_window_of_one_image_each_is_refused_before_the_first_step():
+def test_a_last_window_of_one_image_each_is_refused_before_the_first_step(forks):
     """18 images in windows of 4 leave two for two processes, and a BatchNorm at 1x1 refuses one."""
     script = write_script(2, epochs=50)
     with open(script) as file:
@@ -195,8 +195,8 @@ def test_a_last_window_of_one_image_each_is_refused_before_the_first_step():
         'nn.ReLU(),', 'nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8),')
     with open(script, 'w') as file:
         file.write(text)
-    done = subprocess.run(**torchrun('--standalone', '--nproc_per_node=2', script), capture_output=True, timeout=60)
-    assert done.returncode != 0 and 'BatchNorm cannot train on one image' in done.stdout
+    run_forked(2, script, codes=(2,))
+    assert 'BatchNorm cannot train on one image' in open('printed0.txt').read()
     assert train_unet.load_last('run2')[0]['step'] == 0
 
 
@@ -217,10 +217,9 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(forks):
     assert path.name == 'last.pt' and 2 < last['step'] < 50 and last['window'] > 0
 
 
-def test_a_signal_before_the_first_epoch_waits_for_nothing():
+def test_a_signal_before_the_first_epoch_waits_for_nothing(forks):
     """Process 1 gets SIGTERM in its first pass, which may be followed by minutes of compiling."""
-    done = run(2, ask=1, epochs=50, timeout=60)
-    assert done.returncode != 0 and 'exitcode  : 143' in done.stderr
+    run_forked(2, write_script(2, ask=1, epochs=50), codes=(1, 128 + 15))      # the other loses its partner
     assert train_unet.load_last('run2')[0]['step'] == 0
 
 

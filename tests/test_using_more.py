@@ -1,11 +1,11 @@
 """Using a model: odd input, exports, processes, tune's advice.  python -m pytest tests/test_using_more.py"""
+import contextlib
 import json
 import math
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -348,14 +348,14 @@ def test_a_network_that_takes_one_size_is_exported_for_that_size(small_set, tmp_
     build = train_unet.build_network
     monkeypatch.setattr(train_unet, 'build_network', lambda config: OneSize(build(config)))
     run = train_unet.train(**SMALL | {'num_epochs': 1}, data=str(small_set)).run_dir
-    assert train_unet.export(run, 'onnx', tmp_path / 'model.onnx') == 0
+    assert train_unet.export(run, 'pt2', tmp_path / 'model.pt2') == 0
     said = capsys.readouterr().out
     assert 'and 1 drawn ones' in said and 'it takes images of 64 x 64 only: Unet cannot be written' in said
-    images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
-    session = onnxruntime.InferenceSession(tmp_path / 'model.onnx', providers=['CPUExecutionProvider'])
-    got = session.run(None, {'images': images.numpy()})[0]
+    images, facts = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8), {'only': ''}
+    program = torch.export.load(tmp_path / 'model.pt2', extra_files=facts).module()
     with torch.no_grad():
-        torch.testing.assert_close(torch.as_tensor(got), train_unet.load(run)(images), atol=1e-4, rtol=0)
+        torch.testing.assert_close(program(images), train_unet.load(run)(images), atol=1e-4, rtol=0)
+    assert facts['only'] == b'64 x 64' or facts['only'] == '64 x 64'
 
 
 def test_an_export_is_not_asked_for_sizes_that_the_network_does_not_take(small_set, tmp_path):
@@ -955,14 +955,14 @@ def test_a_sheet_takes_an_image_that_is_nearly_a_line(tmp_path):
 # ---------------------------------------------------------------- what a second look found
 
 
-def test_scores_are_written_for_a_reader_who_has_left(two, tmp_path):
+def test_scores_are_written_for_a_reader_who_has_left(two, tmp_path, monkeypatch):
     """train_unet.py evaluate runs/x | head -1: nobody reads what is printed, but all is written."""
     shutil.copytree(two[0], tmp_path / 'run')
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, ROOT / 'train_unet.py', 'evaluate', str(tmp_path / 'run')]
-    subprocess.run(command, stdout=writer, timeout=120)
-    os.close(writer)
+    with monkeypatch.context() as patch, contextlib.suppress(BrokenPipeError), open(writer, 'w', buffering=1) as screen:
+        patch.setattr(sys, 'stdout', screen)
+        train_unet.main(['evaluate', str(tmp_path / 'run')])
     tuned = json.loads((tmp_path / 'run' / 'metrics.json').read_text())['threshold']
     assert train_unet.load_checkpoint(tmp_path / 'run' / 'best.pt')['threshold'] == tuned != 0.5
     assert (tmp_path / 'run' / 'confusion.png').exists()
