@@ -5901,7 +5901,8 @@ def export(run, form='onnx', output=None, half=False):
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 faults.append(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}')
         else:
-            raise UserError(faults, 'cannot export')
+            advice = ['torch 2.6 cannot write this as ONNX, torch 2.9 can']
+            raise UserError(faults + advice * (form == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
                             'cannot export')

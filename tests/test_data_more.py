@@ -280,8 +280,6 @@ OFFERED = [
      ['images="Images" masks="Groundtruths/*/Discs"', 'images="Images" masks="Groundtruths/*/Exudates"']),
     ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
      ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
-    ('NVIDIA Replicator', ['rgb_{n:04}.png', 'semantic_segmentation_{n:04}.png', 'instance_segmentation_{n:04}.png'],
-     ['image_pattern="rgb{stem}.png" mask_pattern="semantic_segmentation{stem}.png"']),
 ]
 
 
@@ -1833,3 +1831,12 @@ def test_bright_is_not_offered_where_nothing_is_dark(tmp_path):
         save(tmp_path / f'set/masks/{n}.png', np.where(np.arange(64).reshape(8, 8) < 20, 128, 255))
     said = str(ask(tmp_path / 'set'))
     assert "type mask_values" in said and "'>127'" not in said
+
+
+def test_masks_of_other_frames_do_not_crowd_out_those_that_are_meant(tmp_path):
+    """NVIDIA's Replicator writes all kinds into one folder, a depth map as .npy among them."""
+    for n in range(10):
+        fill(tmp_path / 'set', [f'rgb_{n:04}.png'], [f'{kind}_segmentation_{n:04}.png'
+                                                     for kind in ('semantic', 'instance')])
+        np.save(tmp_path / f'set/distance_to_camera_{n:04}.npy', np.random.default_rng(n).random((8, 8)))
+    assert 'mask_pattern="semantic_segmentation{stem}.png"' in str(ask(tmp_path / 'set'))
