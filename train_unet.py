@@ -5139,8 +5139,9 @@ def resume_state(state, run, config, precision, hardware, typed, classes):
     if 'num_epochs' in typed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
     unsaved = saved.get('unsaved')                                     # best.pt, which the disk did not take
-    run.unsaved = unsaved if isinstance(unsaved, dict) and {'config', 'weights', 'metrics'} <= unsaved.keys() else None
-    if state.best_epoch >= 0 and run.unsaved is None and not from_first((run.folder / 'best.pt').exists):
+    is_whole = isinstance(unsaved, dict) and {'config', 'weights', 'metrics'} <= unsaved.keys()
+    run.unsaved = unsaved if is_whole and not world()[0] else None     # the first process writes it
+    if state.best_epoch >= 0 and not is_whole and not from_first((run.folder / 'best.pt').exists):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
