@@ -5224,9 +5224,9 @@ def tell_precision(precision, hardware, config):
 
 def warn_of_size(model, config, hardware, precision):
     """What only the network can tell of the precision: whether it is too large for float16."""
-    size = sum(p.numel() for p in model.parameters())
-    warn(set(resolve_precision(config, hardware, (), size).warnings)
-         - set(resolve_precision(config, hardware).warnings) if precision.needs_scaler else ())
+    if precision.needs_scaler:
+        size = sum(p.numel() for p in model.parameters())
+        warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
 
 
 def amp_settings(dtype):
