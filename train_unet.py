@@ -3045,12 +3045,12 @@ class SegmentationModel(nn.Module):
             images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as convert_pixels has them
         images = (images.to(torch.float32) - self.mean) / self.std
         height, width = images.shape[-2:]
-        down, right = -height % self.stride, -width % self.stride
+        high, wide = ((side + self.stride - 1) // self.stride * self.stride for side in (height, width))
         if self.exporting:                                             # a graph that pads whatever comes
-            logits = self.network(pad_by_index(pad_by_index(images, 2, down), 3, right))
+            logits = self.network(pad_by_index(pad_by_index(images, 2, high), 3, wide))
             return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
-        if down or right:
-            images = F.pad(images, (0, right, 0, down))
+        if (high, wide) != (height, width):
+            images = F.pad(images, (0, wide - width, 0, high - height))
         return self.network(images)[..., :height, :width]
 
     def predict(self, image, flips=False):
@@ -3063,10 +3063,9 @@ class SegmentationModel(nn.Module):
         return next(decide_stream(self.eval(), [('', image)], flips=flips))[2]
 
 
-def pad_by_index(images, axis, amount):
-    """F.pad with zeros at the end of an axis, in operations that torch.export does not tie to 'some' or 'none'."""
-    length = images.shape[axis]
-    index = torch.arange(length + amount)
+def pad_by_index(images, axis, padded):
+    """F.pad with zeros to the end of an axis, in operations that torch.export does not tie to 'some' or 'none'."""
+    length, index = images.shape[axis], torch.arange(padded)
     shape = [-1 if dim == axis else 1 for dim in range(4)]
     return images.index_select(axis, index.clamp(max=length - 1)) * (index < length).view(shape)
 
@@ -3484,17 +3483,20 @@ def update_average(average, model, decay, step, good):
     decay = min(decay, (1 + step) / (10 + step))
     statistics = 'running_mean', 'running_var'                         # other buffers are copied: a mask may hold -inf
     moves = lambda name, t: t.is_floating_point() and (isinstance(t, nn.Parameter) or name.endswith(statistics))
-    tensors = lambda module, wanted: [t.data for name, t in itertools.chain(
-        module.named_parameters(), module.named_buffers()) if moves(name, t) == wanted]
-    averaged, current, weight = tensors(average, True), tensors(model, True), good * (1 - decay)
+
+    def tensors(module):                                               # those that move, and the others
+        kinds = grouped([*module.named_parameters(), *module.named_buffers()], lambda item: moves(*item))
+        return [[t.data for _, t in kinds[kind]] for kind in (True, False)]
+
+    (averaged, others), (current, as_they_are), weight = tensors(average), tensors(model), good * (1 - decay)
     if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
         steps = torch._foreach_sub(current, averaged)
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_(averaged, steps)
-    if others := tensors(average, False):
-        torch._foreach_copy_(others, tensors(model, False))
+    if others:
+        torch._foreach_copy_(others, as_they_are)
 
 
 # ===== checkpoints ====================================================================
@@ -3826,29 +3828,37 @@ class Snapshot:
     """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
 
     def __init__(self, model):
-        self.model = model                                             # a forward pass may put others into their places
-        self.kept = [flat(buffers) for buffers in self.groups()]
+        self.places = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+        self.kept = self.now()
         self.random = random_states()                                  # a tenth of a millisecond
 
     def groups(self):
-        """The buffers, those of one dtype together."""
-        return grouped(self.model.buffers(), lambda buffer: buffer.dtype).values()
+        """The buffers, those of one dtype together. A forward pass may have put others into their places."""
+        return grouped((getattr(*place) for place in self.places), lambda buffer: buffer.dtype).values()
 
-    def is_spoilt(self):
+    def now(self):
+        """The values of each group as they are."""
+        return [flat(buffers) for buffers in self.groups()]
+
+    def is_spoilt(self, now):
         """bool on the device: what was finite in a buffer no longer is. A huge activation does that to a variance
         while the loss stays finite."""
-        floats = [(kept, flat(now)) for kept, now in zip(self.kept, self.groups()) if kept.is_floating_point()]
-        return sum((torch.isfinite(kept) > torch.isfinite(now)).any() for kept, now in floats) > 0
+        floats = [(kept, value) for kept, value in zip(self.kept, now) if kept.is_floating_point()]
+        return sum((torch.isfinite(kept) > torch.isfinite(value)).any() for kept, value in floats) > 0
 
     def put_back(self):
         """Everything as it was, for a replay."""
-        self.put_back_where(torch.tensor(True, device=next(self.model.parameters()).device))
+        self.write(self.kept)
         set_random_states(self.random)
 
-    def put_back_where(self, bad):
-        """Buffers as they were if `bad`, decided on the device."""
-        for buffers, kept in zip(self.groups(), self.kept):
-            parts = torch.where(bad, kept, flat(buffers)).split([buffer.numel() for buffer in buffers])
+    def put_back_where(self, bad, now):
+        """Buffers as they were if `bad`, decided on the device, else as they are."""
+        self.write([torch.where(bad, kept, value) for kept, value in zip(self.kept, now)])
+
+    def write(self, values):
+        """Into the buffers: a tensor (N,) for each group."""
+        for buffers, value in zip(self.groups(), values):
+            parts = value.split([buffer.numel() for buffer in buffers])
             torch._foreach_copy_([buffer.data for buffer in buffers],
                                  [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
 
@@ -3860,7 +3870,8 @@ def flat(tensors):
 
 def commit(state, result, before, config):
     """Make a sound step real and undo an unsound one, without asking the device which it is."""
-    result.bad_loss = add_up((result.bad_loss | before.is_spoilt()).float()) > 0       # in any process
+    now = before.now()
+    result.bad_loss = add_up((result.bad_loss | before.is_spoilt(now)).float()) > 0    # in any process
     result.bad = result.bad | result.bad_loss
     begun = bool(state.optimizer.state)                                # a skipped first step would leave NaN in it
     if begun and all(group.get('fused') for group in state.optimizer.param_groups):
@@ -3869,7 +3880,7 @@ def commit(state, result, before, config):
         del state.optimizer.grad_scale, state.optimizer.found_inf
     elif not result.bad.item():                                        # other optimizers cost this one sync
         state.optimizer.step()
-    before.put_back_where(result.bad)
+    before.put_back_where(result.bad, now)
     if state.scaler.is_enabled():
         one = torch.ones((), device=state.device)
         scale = state.scaler.scale(one)
@@ -4070,7 +4081,7 @@ def find_nonfinite(state, window, loss_fn, dtype):
         for batch in window:
             for losses, _ in in_halves(forward, batch):
                 is_lost |= not is_finite(losses)
-        is_spoilt = bool(before.is_spoilt())
+        is_spoilt = bool(before.is_spoilt(before.now()))
     other = 'all layers are finite forward, so it is the loss' if is_lost else 'the statistics of a norm' * is_spoilt
     return is_lost or is_spoilt, next(iter(found), other)
 
@@ -6020,11 +6031,11 @@ def export_onnx(model, path, half, is_free):
     write_file(path, written.SerializeToString())
     faults = tuple(kind for kind in vars(runtime.capi.onnxruntime_pybind11_state).values()
                    if isinstance(kind, type) and issubclass(kind, Exception))
+    session = functools.cache(lambda: runtime.InferenceSession(str(path), providers=['CPUExecutionProvider']))
 
     def run(images):
         try:
-            session = runtime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-            return session.run(None, {'images': images.numpy()})[0]
+            return session().run(None, {'images': images.numpy()})[0]
         except faults as error:                                        # of no common kind
             raise RuntimeError(str(error)) from None
     return run
