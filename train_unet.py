@@ -4197,7 +4197,7 @@ class Run:
     """A run folder: its lock, its log, when it last saved, and whether someone asked it to stop."""
 
     def __init__(self, folder):
-        self.folder, self.last_save = Path(folder), time.monotonic()
+        self.folder, self.last_save, self.save_seconds = Path(folder), time.monotonic(), 0.0
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
@@ -4215,7 +4215,9 @@ class Run:
         self.watch_signals()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if self.unsaved is not None and kind is not KeyboardInterrupt:
+            self.write('best.pt', self.unsaved)
         self.after.close()
 
     def hold(self):
@@ -4325,9 +4327,14 @@ class Run:
                 self.waiting = False
             yield batch
 
+    def is_due(self):
+        """Whether it is time to save after an epoch: unless that takes more than a second, and would so more than a
+        tenth of the time."""
+        return from_first(lambda: self.save_seconds < 1 or time.monotonic() - self.last_save > 9 * self.save_seconds)
+
     def save(self, state, config):
-        """last.pt with everything the run is -> True if it is on the disk."""
-        self.last_save = time.monotonic()
+        """last.pt with everything the run is, before it best.pt if that waits -> True if last.pt is on the disk."""
+        self.last_save = begun = time.monotonic()
         if self.unsaved is not None:
             self.write('best.pt', self.unsaved)
         totals = add_totals(state.totals)                              # of all processes: all of them come here
@@ -4337,6 +4344,7 @@ class Run:
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
+        self.save_seconds = time.monotonic() - begun
         return saved
 
     def write(self, name, content):
@@ -4357,13 +4365,17 @@ class Run:
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
             self.complain(name, error)
             if name == 'best.pt':
-                self.unsaved = copy.deepcopy(to_device(content, 'cpu'))        # these weights will not come again
+                self.keep(content)
             return False
         if name == 'best.pt':
             self.unsaved = None
         if self.unsaved is None:                                       # else why best.pt is missing is told at the end
             self.trouble = ''
         return True
+
+    def keep(self, best):
+        """The contents of a best.pt until it is written: these weights will not come again."""
+        self.unsaved = None if world()[0] else copy.deepcopy(to_device(best, 'cpu'))
 
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
@@ -4501,14 +4513,21 @@ def close_epoch(state, metrics, config, run):
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     state.history.append(row)
     better = score > state.best_score or state.best_score == -math.inf     # a NaN is better than nothing
+    done, is_due = '', run.is_due()
     if better:
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config | amp_settings(state.dtype))
         content |= {'metrics': metrics, 'epoch': state.epoch + 1}
-        saved = run.write('best.pt', content)
+        done = 'best so far'
+        if is_due:
+            done += ', saved best.pt' if run.write('best.pt', content) else ', NOT saved'
+        else:
+            run.keep(content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
-    say_epoch(row, better and ('best so far, saved best.pt' if saved else 'best so far, NOT saved'), state, config)
-    run.save(state, config)
+    say_epoch(row, done, state, config)
+    run.is_saved = False
+    if is_due:
+        run.save(state, config)
     run.write('history.csv', history_csv(state.history))
 
 
@@ -5066,7 +5085,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             break
         try:
             train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
-            if world()[1] > 1 or time.monotonic() - run.last_save > 60:
+            if run.is_due() and (world()[1] > 1 or time.monotonic() - run.last_save > 60):
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
@@ -5132,7 +5151,9 @@ def go_back(state, config, run, **changes):
     """Back to the last checkpoint, with what healing changed; what happened since then stays in the history."""
     history = state.history
     state.scaler = build_scaler(changes.get('dtype', state.dtype), config, state.device)
-    restore(state, from_first(lambda: load_last(run.folder))[0])
+    saved, _ = from_first(lambda: load_last(run.folder))
+    restore(state, saved)
+    run.unsaved = None if world()[0] else saved.get('unsaved')         # what was best since then comes again
     state.history += [row for row in history[len(state.history):] if row['event']]
     for key, value in changes.items():
         setattr(state, key, value)

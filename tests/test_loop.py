@@ -1610,3 +1610,60 @@ def test_what_was_trained_is_saved_before_a_long_validation(monkeypatch):
     model[0].register_forward_hook(lambda module, *_: None if module.training else found.append(last()))
     train(model, val_data=Samples(4), num_epochs=2)
     assert [(saved['epoch'], saved['window']) for saved in found[1:]] == [(0, 2), (1, 2)]
+
+
+# --- saves that take long ---
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """The disk takes more than a second for each last.pt, from the moment that a file is there; the saves, by name."""
+    fsync, replace, saves, since = os.fsync, os.replace, [], ['run']
+
+    def slow(number):
+        if '.last.' in os.readlink(f'/proc/self/fd/{number}') and os.path.exists(since[0]):
+            time.sleep(1.05)
+        fsync(number)
+
+    def told(source, target):
+        replace(source, target)
+        saves.append(Path(target).name)
+
+    monkeypatch.setattr(os, 'fsync', slow)
+    monkeypatch.setattr(os, 'replace', told)
+    return lambda first='run': since.insert(0, first) or saves
+
+
+@pytest.mark.parametrize('first, minutes, count', [('nowhere', 10, 1 + 3), ('run', 10, 1 + 1), ('run', 0, 1 + 3 * 3)])
+def test_saves_that_take_long_wait_until_they_take_a_tenth_of_the_time(slow_disk, first, minutes, count, caplog):
+    """The smoke test saves, then each of three epochs, or the end alone; or all three windows of each epoch."""
+    saves = slow_disk(first)
+    result = train(train_data=Samples(12), num_epochs=3, checkpoint_minutes=minutes)
+    assert saves.count('last.pt') == count + (minutes == 0)            # at the end, which was not saved
+    assert result.is_saved and last()['epoch'] == 3
+    best = torch.load('run/best.pt', weights_only=True)
+    assert best['epoch'] == result.best['epoch'] and last()['unsaved'] is None
+    assert_same(best['weights'], result.model.state_dict())
+    assert ('saved best.pt' in caplog.text) == (first == 'nowhere') and 'best so far' in caplog.text
+
+
+def test_a_best_epoch_that_was_undone_before_it_was_saved_is_none(slow_disk, failing_optimizer):
+    """Epoch 1 is saved; epoch 2 scores best, is not saved yet, and is undone when a step of epoch 3 fails."""
+    slow_disk('run/best.pt')
+    failing_optimizer(lambda step: step == 1 + 2 + 2 + 1)              # smoke test, epoch 1 and 2, epoch 3
+    scores = iter([9.0, 5.0, 1.0, 8.0, 7.0])                           # smoke test, epoch 1, 2, again 2, 3
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    result = train(val_data=Samples(4), loss_fn=scripted)
+    best = torch.load('run/best.pt', weights_only=True)
+    assert (best['epoch'], best['metrics']['loss'], result.best['epoch']) == (1, 5.0, 1)
+
+
+def test_the_best_epoch_is_written_when_a_run_diverges_before_the_next_save(slow_disk):
+    slow_disk()
+    model = network()
+    at_training_call(model[0], lambda call: call > 1 + 2, lambda output: output * math.nan)
+    with pytest.raises(tu.TrainingDiverged):
+        train(model, max_bad_steps=1)
+    assert torch.load('run/best.pt', weights_only=True)['epoch'] == 1
