@@ -132,7 +132,7 @@ CONFIG = {
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, at most 0.01;
-                                  # for SGD 0.02 x (effective batch / 8), at most 0.1
+                                  # for SGD 0.02 x (effective batch / 8), at most 0.1; for others torch's own default
     'weight_decay': 0.01,         # on convolution and linear weights only, not on norms and biases
     'momentum': 0.9,              # of SGD
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
@@ -333,7 +333,7 @@ def parse_overrides(words):
             is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
             after = words[0] if words else '--'
             takes = after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--')
-            if not takes and kinds[:1] == ['str']:                     # a name is missing
+            if not takes and kinds and not is_flag:                    # its value is missing
                 others.append(word)
                 continue
             text = words.pop(0) if takes else 'true'
@@ -353,6 +353,8 @@ def load_preset(name):
 
     Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise ConfigError(f'preset={shown(name)}: must be the name or the path of a preset')
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
     path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
@@ -517,6 +519,8 @@ def check_meanings(config):
     names = config['class_names']
     if isinstance(names, list) and not all(isinstance(name, str) for name in names):
         tell('class_names', 'must be a list of texts')
+    if isinstance(config['class_weights'], list) and not any(config['class_weights']):
+        tell('class_weights', 'one of them must be above 0')
     for key in ('class_names', 'class_weights'):
         values, count = config[key], config['num_classes']
         if isinstance(values, list) and values and isinstance(count, int) and len(values) != count:
@@ -613,9 +617,9 @@ def parse_command(argv):
     idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
-        key = word.lstrip('-')
+        key = word.lstrip('-').replace('-', '_')
         hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
-        if key in {*CONFIG, *SHORT_NAMES}:
+        if key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
         if os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
@@ -3000,10 +3004,15 @@ def settle(config, hardware, data, is_demo):
 
 def usual_rate(config):
     """The learning rate that follows the effective batch -> (rate, reason)."""
-    effective = config['batch_size'] * config['accumulation_steps']
-    adaptive = 'sgd' not in config['optimizer'].lower()                # ASGD too
-    rate, most = (2e-3 * math.sqrt(effective / 8), 0.01) if adaptive else (0.02 * effective / 8, 0.1)
-    words = ('2e-3 x sqrt' if adaptive else '0.02 x ') + f'({effective} / 8), for an effective batch of {effective}'
+    effective, name = config['batch_size'] * config['accumulation_steps'], config['optimizer'].lower()
+    if 'sgd' in name:                                                  # ASGD too
+        rate, most, words = 0.02 * effective / 8, 0.1, '0.02 x '
+    elif 'adam' in name or name == 'rmsprop':
+        rate, most, words = 2e-3 * math.sqrt(effective / 8), 0.01, '2e-3 x sqrt'
+    else:                                                              # Adadelta's is 1
+        maker = getattr(torch.optim, find_optimizers()[name])
+        return float(inspect.signature(maker).parameters['lr'].default), f'the default of torch.optim.{maker.__name__}'
+    words += f'({effective} / 8), for an effective batch of {effective}'
     return float(f'{min(rate, most):.2g}'), words + f'; {most} at most' * (rate > most)
 
 
@@ -3116,7 +3125,7 @@ def build_model(config, own=None):
     model = SegmentationModel(network, config, stride, is_own=own is not None)
     keep_float32(network, config['keep_float32'])
     if config['activation_checkpointing']:
-        for module in checkpointable(network, config['in_channels']):
+        for module in checkpointable(model):
             change_forward(module, Checkpointed)
     return model
 
@@ -3216,13 +3225,14 @@ def frozen_norms(module):
             norm.num_batches_tracked.copy_(count)
 
 
-def checkpointable(network, in_channels):
+def checkpointable(model):
     """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold at most 40 % of
     the layers. (Some encoders slice their stages anew, so that the stages themselves are never called.)"""
-    called = set()
-    with torch.no_grad(), nn.modules.module.register_module_forward_hook(lambda module, *_: called.add(module)):
-        network.eval()(torch.zeros(1, in_channels, 256, 256))
-    network.train()
+    called, network = set(), model.network
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: called.add(module)):
+        if not takes(model.eval(), torch.zeros(1, model.config['in_channels'], 256, 256)):         # of one size
+            try_size(model)
+    model.train()
     layers = lambda module: sum(not list(m.children()) for m in module.modules())
     chosen, covered = [], set()
     for module in network.modules():                                   # parents come before their children
@@ -3963,8 +3973,8 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
              'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
 
 
-ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, '
-             'a larger image_size, give more images, or start fewer processes')
+ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
+             'larger image_size, progressive_resizing=0, give more images, or start fewer processes')
 
 
 @contextlib.contextmanager
@@ -4112,8 +4122,11 @@ def running_shell():
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    shows = sys.stderr.isatty() or running_shell()
-    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True)
+    in_terminal = sys.stderr.isatty()
+    has_width = not in_terminal or os.get_terminal_size(sys.stderr.fileno()).columns       # some containers tell 0
+    width = {'dynamic_ncols': True} if has_width else {'ncols': 100, 'nrows': 20}
+    return tqdm(iterable, total=total, desc=description, leave=False, disable=not (in_terminal or running_shell()),
+                **width)
 
 
 def windows(loader, sampler):
@@ -4877,6 +4890,16 @@ def val_batch_size(config):
     return config['batch_size'] if config['size_policy'] == 'resize' else 1
 
 
+def compiler_faults():
+    """What torch.compile, and Triton below it, may raise where they do not work."""
+    faults = (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError, TypeError,
+              ValueError, LookupError, AttributeError)
+    with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
+        from triton.errors import TritonError
+        faults += (TritonError,)
+    return faults
+
+
 def start_compiled(state, probe):
     """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
     log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
@@ -4885,7 +4908,7 @@ def start_compiled(state, probe):
         state.model.compile()
         probe()
         log.info('Compiled in %.0f s', time.monotonic() - begun)
-    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
+    except compiler_faults() as error:
         if is_out_of_memory(error):
             raise
         log.warning('torch.compile does not work here (%s); training without it', in_words(error))
@@ -6384,7 +6407,7 @@ def try_compiling(best, config, device, window, loss_fn):
         pace = best.median / beside.median                             # as fast as in the rounds of the table
         compiled.seconds, compiled.eager = [pace * took for took in compiled.seconds], best.median
         return compiled
-    except (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError) as error:
+    except compiler_faults() as error:
         print(f'torch.compile does not work here: {in_words(error)}')
     except Overdue:
         print(f'compiling takes more than {COMPILE_SECONDS} s here: given up')

@@ -704,7 +704,9 @@ def test_a_mistake_gets_what_to_type_instead(overrides, told):
 
 
 @pytest.mark.parametrize('word, told', [('epochs', 'type epochs=VALUE'), ('--data', 'type data=VALUE'),
-                                        ('epoch', "did you mean 'epochs'?"), ('zzzz', 'type KEY=VALUE')])
+                                        ('epoch', "did you mean 'epochs'?"), ('zzzz', 'type KEY=VALUE'),
+                                        ('--lr', 'type lr=VALUE'), ('--num-workers', 'type num_workers=VALUE'),
+                                        ('--preset', 'type preset=VALUE'), ('--image-size', 'type image_size=VALUE')])
 def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
     with pytest.raises(ConfigError) as error:
         train_unet.parse_command([word])
@@ -713,10 +715,18 @@ def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
 
 @pytest.mark.parametrize('settings, rate, told', [
     ({'batch_size': 64, 'optimizer': 'SGD'}, 0.1, '; 0.1 at most'), ({'batch_size': 512}, 0.01, '; 0.01 at most'),
-    ({'batch_size': 32}, 0.004, 'effective batch of 32')])
+    ({'batch_size': 32}, 0.004, 'effective batch of 32'),
+    ({'optimizer': 'rmsprop'}, 0.002, 'effective batch of 8'), ({'optimizer': 'ASGD'}, 0.02, 'effective batch of 8'),
+    ({'optimizer': 'adadelta', 'batch_size': 32}, 1.0, 'the default of torch.optim.Adadelta')])
 def test_the_learning_rate_says_its_rule(settings, rate, told):
     found, why = train_unet.usual_rate({**train_unet.CONFIG, **settings})
     assert found == rate and why.endswith(told)
+
+
+def test_weights_of_nothing_and_presets_that_are_no_name_are_refused():
+    assert problems_of(class_weights=[0, 0.0]) == ['class_weights=[0, 0.0]: one of them must be above 0']
+    with pytest.raises(ConfigError, match='must be the name or the path of a preset'):
+        resolve_config(np.zeros(2))
 
 
 def test_a_home_that_is_not_there_is_no_such_folder():

@@ -8,6 +8,7 @@ import fcntl
 import math
 import multiprocessing
 import os
+import pty
 import random
 import re
 import shutil
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -657,6 +659,19 @@ def compile_what_fails_backward(model):
     model._compiled_call_impl = lambda *inputs: Fail.apply(model._call_impl(*inputs))
 
 
+def compile_what_triton_refuses(model):
+    class TritonError(Exception):
+        """Stands for Triton's own, which is no RuntimeError."""
+
+    def compiled(*inputs):
+        raise TritonError('out of resource: shared memory (a test)')
+
+    module = types.ModuleType('triton.errors')
+    module.TritonError = TritonError
+    sys.modules['triton.errors'] = module
+    model._compiled_call_impl = compiled
+
+
 def compile_what_fails_in_validation(model):
     def compiled(*inputs):
         if not model.training:
@@ -668,8 +683,9 @@ def compile_what_fails_in_validation(model):
 
 @pytest.mark.parametrize('broken_compile', [
     refuse_to_compile, compile_in_vain, compile_what_fails_backward,
-    compile_what_fails_in_validation])
+    compile_what_fails_in_validation, compile_what_triton_refuses])
 def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'triton.errors', None)            # put back at the end
     class Net(nn.Module):                                              # torch 2.6 compiles no nn.Sequential
         def __init__(self):
             super().__init__()
@@ -1667,3 +1683,13 @@ def test_the_best_epoch_is_written_when_a_run_diverges_before_the_next_save(slow
     with pytest.raises(tu.TrainingDiverged):
         train(model, max_bad_steps=1)
     assert torch.load('run/best.pt', weights_only=True)['epoch'] == 1
+
+
+def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
+    """As that of docker run -t does where nobody is attached."""
+    reader, writer = pty.openpty()                                     # 0 columns until somebody sets them
+    with open(writer, 'w', closefd=False) as terminal:
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]
+    assert b'Epoch 1 [train]' in os.read(reader, 4096)
+    os.close(reader), os.close(writer)

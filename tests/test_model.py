@@ -178,6 +178,25 @@ def test_activation_checkpointing_of_a_network_that_takes_no_small_images():
     assert model(pictures(2, 3, 128, 128)).requires_grad
 
 
+def test_activation_checkpointing_of_a_network_that_takes_one_size():
+    """As the transformers of timm do that are named after a size."""
+    class OneSize(nn.Module):
+        def __init__(self):
+            super().__init__()
+            block = lambda width: nn.Sequential(nn.Conv2d(width, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+            self.blocks, self.head = nn.Sequential(*(block(width) for width in (3, 4, 4, 4))), nn.Conv2d(4, 1, 1)
+
+        def forward(self, images):
+            assert images.shape[-2:] == (96, 96), 'Input size does not match the model'
+            return self.head(self.blocks(images))
+
+    model = tu.build_model({**BASE, 'image_size': [96, 96], 'activation_checkpointing': True}, OneSize())
+    assert [isinstance(block, tu.Checkpointed) for block in model.network.blocks] == [True] * 4
+    assert model.training and model(pictures(2, 3, 96, 96)).requires_grad
+    with pytest.raises(tu.ConfigError, match='does not match the model'):
+        tu.build_model({**BASE, 'image_size': [64, 64], 'activation_checkpointing': True}, OneSize())
+
+
 def test_activation_checkpointing_computes_once_where_no_gradient_is_wanted():
     model = build(encoder='resnet18', activation_checkpointing=True).train()
     count = dtypes_of_outputs(model.network.encoder, nn.Conv2d)

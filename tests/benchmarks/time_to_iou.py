@@ -3,6 +3,7 @@
     python tests/benchmarks/time_to_iou.py                     all sets, both contenders, 3 seeds
     python tests/benchmarks/time_to_iou.py --resume            continue after an interruption
     python tests/benchmarks/time_to_iou.py --contender ours --resume --redo     ours again
+    python tests/benchmarks/time_to_iou.py --epochs 8          the scores after equally many epochs
 
 plain: smp.Unet resnet34 from scratch, Adam 2e-4 (constant), Dice, batch 16, no augmentation, in a
 plain PyTorch loop, for --budget seconds of nothing but training steps: reading the images (all are
@@ -19,7 +20,9 @@ Both are judged by score() below, in NumPy, outside of either: validation images
 the nearest pixel, one confusion matrix of the whole set. Two classes: IoU of the foreground, on
 isbi_em the mean of both; more: mean over the classes that occur in the masks, 255 left out.
 Seconds to target: when the first epoch ended whose weights reach the target (no interpolation); the
-target is the median over the seeds of the plain recipe's final score.
+target is the median over the seeds of the plain recipe's final score, 'times faster' the budget
+over that. The plain curve is not smooth and may pass its final score on its way: 'plain was first
+there' tells when, and 'against that' is the ratio to it.
 """
 import contextlib
 import json
@@ -54,6 +57,7 @@ def parse_args():
     option('--sets', nargs='+', default=list(SETS), help=f'folders in --data ({", ".join(SETS)})')
     option('--size', default='128', help='pixels, 128 or 96x128 (height x width)')
     option('--budget', type=float, default=420, help='seconds of the plain recipe (420)')
+    option('--epochs', type=int, help='both train for so many epochs, however long that takes')
     option('--limit', type=float, default=1.5, help='ours may take that many budgets (1.5)')
     option('--contender', choices=('plain', 'ours', 'both'), default='both')
     option('--ours', nargs='*', default=[], metavar='KEY=VALUE',
@@ -79,10 +83,10 @@ def main():
     label = ' '.join(['ours', *sorted(args.ours)])
     chosen = {'plain': ['plain'], 'ours': [label], 'both': ['plain', label]}[args.contender]
     jobs = [{'set': name, 'contender': contender, 'seed': seed, 'size': args.size,
-             'budget': args.budget}
+             'budget': args.budget, 'epochs': args.epochs}
             for name in args.sets for contender in chosen for seed in range(args.seeds)]
     for number, job in enumerate(jobs, 1):
-        done = [run for run in runs if all(run[key] == value for key, value in job.items())]
+        done = [run for run in runs if all(run.get(key) == value for key, value in job.items())]
         if done and not args.redo:
             continue
         target = find_target(runs, job)
@@ -94,6 +98,11 @@ def main():
         save_json('time_to_iou', {'settings': vars(args), 'runs': runs}, args.out, n=args.seeds,
                   seed=f'0..{args.seeds - 1}')
     height, width = args.size
+    if args.epochs:
+        print_table(f'After {args.epochs} epochs at {width} x {height}',
+                    [row for name in args.sets for row in rows_of_epochs(runs, name, args)])
+        print(f'\n{describe_machine()}\n{path}')
+        return
     print_table(f'The plain recipe after {args.budget:g} s at {width} x {height}, and when '
                 f'train_unet is as good; medians of the seeds',
                 [row for name in args.sets for row in build_rows(runs, name, args)])
@@ -129,7 +138,7 @@ def measure(job, args, target, bar):
 def find_target(runs, job):
     """Median final score of the plain recipe on the set, size and budget of a job, or None."""
     finals = [run['curve'][-1]['score'] for run in runs if run['contender'] == 'plain'
-              and all(run[key] == job[key] for key in ('set', 'size', 'budget'))]
+              and all(run.get(key) == job[key] for key in ('set', 'size', 'budget', 'epochs'))]
     return median_and_spread(finals)[0] if finals else None
 
 
@@ -199,7 +208,7 @@ class PlainNetwork(nn.Module):
 
 
 def train_plain(train_pairs, num_classes, job, args, device, judge):
-    """The plain recipe for the budget -> curve; the clock counts training steps only."""
+    """The plain recipe for the budget, or for --epochs -> curve; the clock counts steps only."""
     images, masks = train_pairs
     torch.manual_seed(job['seed'])
     model = PlainNetwork(num_classes).to(device)
@@ -208,7 +217,7 @@ def train_plain(train_pairs, num_classes, job, args, device, judge):
     criterion = smp.losses.DiceLoss('binary' if binary else 'multiclass', from_logits=True,
                                     ignore_index=None if binary else 255)
     curve, seconds = [], 0.0
-    while seconds < args.budget:
+    while len(curve) < args.epochs if args.epochs else seconds < args.budget:
         model.train()
         begun = time.perf_counter() - seconds
         for chosen in torch.randperm(len(images)).split(16):
@@ -220,7 +229,7 @@ def train_plain(train_pairs, num_classes, job, args, device, judge):
             optimizer.step()
             loss.item()                                                # waits for a GPU
             seconds = time.perf_counter() - begun
-            if seconds >= args.budget:
+            if seconds >= args.budget and not args.epochs:
                 break
         curve.append(judge(model, seconds, len(curve) + 1))
     return curve
@@ -243,13 +252,13 @@ def train_ours(folder, job, args, target, judge):
         point = judge(state.evaluated, seconds, state.epoch)
         curve.append({**point, 'is_best': state.best_epoch == state.epoch - 1})
         is_there = target is None or any(point['score'] >= target for point in curve)
-        if seconds >= args.budget * (1 if is_there else args.limit):
+        if not args.epochs and seconds >= args.budget * (1 if is_there else args.limit):
             raise Enough
         paused += time.perf_counter() - stopped
 
     overrides, _ = train_unet.parse_overrides(args.ours)
     settings = {'data': str(folder), 'image_size': args.size, 'seed': job['seed'],
-                'device': args.device, **overrides}
+                'device': args.device, 'num_epochs': args.epochs or 'auto', **overrides}
     with tempfile.TemporaryDirectory() as scratch, fresh_cache(scratch):
         train_unet.close_epoch = close_and_judge
         try:
@@ -281,9 +290,10 @@ def fresh_cache(folder):
 
 def build_rows(runs, name, args):
     """One row per contender of a set; a seed that never gets there is later than all others."""
-    runs = [run for run in runs if (run['set'], run['size'], run['budget'])
-            == (name, args.size, args.budget)]
+    runs = runs_of(runs, name, args)
     target = find_target(runs, runs[0]) if runs else None
+    first = statistics.median_high([seconds_to(run['curve'], target) for run in runs
+                                    if run['contender'] == 'plain'] or [NEVER])
     rows = []
     for contender in dict.fromkeys(run['contender'] for run in runs):
         is_plain = contender == 'plain'
@@ -297,8 +307,30 @@ def build_rows(runs, name, args):
                      'best until then': median_and_spread(max(s) for s in within if s)[0],
                      'seeds that reach it': sum(seconds < NEVER for seconds in took),
                      'seconds to target': median if median < NEVER else None,
-                     'times faster': args.budget / median if median < NEVER else None})
+                     'times faster': args.budget / median if median < NEVER else None,
+                     'plain was first there': first if first < NEVER else None,
+                     'against that': first / median if max(first, median) < NEVER else None})
     return rows
+
+
+def rows_of_epochs(runs, name, args):
+    """One row per contender of a set, trained for equally many epochs."""
+    rows, runs = [], runs_of(runs, name, args)
+    for contender in dict.fromkeys(run['contender'] for run in runs):
+        curves = [run['curve'] for run in runs if run['contender'] == contender]
+        final, spread = median_and_spread(curve[-1]['score'] for curve in curves)
+        rows.append({'set': name, 'contender': contender, 'seeds': len(curves), 'final IoU': final,
+                     '+-': spread,
+                     'best until then': median_and_spread(max(point['score'] for point in curve)
+                                                          for curve in curves)[0],
+                     'seconds': median_and_spread(curve[-1]['seconds'] for curve in curves)[0]})
+    return rows
+
+
+def runs_of(runs, name, args):
+    """The runs on a set with the size and the budget, or the epochs, of the options."""
+    return [run for run in runs if (run['set'], run['size'], run['budget'], run.get('epochs'))
+            == (name, args.size, args.budget, args.epochs)]
 
 
 def seconds_to(curve, target):
