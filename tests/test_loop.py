@@ -2,15 +2,18 @@
 
 Run: python -m pytest tests/test_loop.py
 """
+import ast
 import copy
 import dataclasses
 import fcntl
 import math
 import multiprocessing
 import os
+import platform
 import pty
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -23,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY
+from conftest import FORKS, TINY
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -1685,9 +1688,34 @@ def test_the_best_epoch_is_written_when_a_run_diverges_before_the_next_save(slow
     assert torch.load('run/best.pt', weights_only=True)['epoch'] == 1
 
 
+def count_page_faults(output):
+    """In a process of its own: page faults of 20 tensors of 16 MiB, one after the other, before and after a training on
+    a CPU has begun."""
+    counts = []
+    for begin in (lambda: None, lambda: train(num_epochs=1)):
+        begin()
+        torch.ones(2 ** 22)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            torch.ones(2 ** 22)
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    Path(output).write_text(str(counts))
+
+
+def test_a_training_on_a_cpu_keeps_the_memory_that_tensors_free(tmp_path, forks):
+    if platform.libc_ver()[0] != 'glibc':
+        pytest.skip('mallopt is of glibc')
+    process = FORKS.Process(target=count_page_faults, args=(str(tmp_path / 'out'),))
+    process.start()
+    process.join(60)
+    without, kept = ast.literal_eval((tmp_path / 'out').read_text())
+    assert without > 20 * 2 ** 22 * 4 / 4096 / 600 and kept < without / 5      # large pages count as one fault
+
+
 def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
     """As that of docker run -t does where nobody is attached."""
     reader, writer = pty.openpty()                                     # 0 columns until somebody sets them
+    os.set_blocking(reader, False)
     with open(writer, 'w', closefd=False) as terminal:
         monkeypatch.setattr(sys, 'stderr', terminal)
         assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]

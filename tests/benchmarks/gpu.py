@@ -44,10 +44,17 @@ def run_script(script, *words, left):
         path = Path(folder) / 'results.json'
         command = [sys.executable, str(HERE / script), *map(str, words), f'--out={path}']
         try:
-            run_within(command, left)
+            done = run_within(command, left, stderr=subprocess.PIPE)
+            if done.returncode and not path.exists():
+                raise RuntimeError(f'{script}: {last_line(done.stderr)}')
         except subprocess.TimeoutExpired:
             print('stopped: the time is up')
         return json.loads(path.read_text())['results'] if path.exists() else 'nothing in time'
+
+
+def last_line(text):
+    """The end of what a program said before it failed."""
+    return (text or '').strip().rpartition('\n')[2] or 'failed without a word'
 
 
 def common_words(args, data=None):
@@ -66,11 +73,16 @@ def measure_limit(args, left):
 class Timed:
     """A contender of measure_speed that takes steps one by one."""
 
-    def __init__(self, contender):
-        self.contender = contender
+    def __init__(self, contender, ahead):
+        self.contender, self.ahead = contender, ahead
 
     def speed(self, steps):
-        """Images per second of some steps, the device waited for."""
+        """Images per second of some steps, the device waited for, after as many as the workers
+        had time to load while others had their turn."""
+        for _ in range(self.ahead):
+            self.contender.step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         images, begun = 0, time.perf_counter()
         for _ in range(steps):
             images += self.contender.step()
@@ -80,11 +92,12 @@ class Timed:
 
 
 class Lightning:
-    """The plain network, loss and optimizer in Lightning's Trainer."""
+    """The plain network, loss and optimizer in Lightning's Trainer; `ahead` steps warm it up."""
 
-    def __init__(self, plain, batch):
+    def __init__(self, plain, batch, ahead):
         import lightning
         self.plain, self.batch, self.lightning = plain, batch, lightning
+        self.ahead = ahead = max(3, ahead)
         self.precision = {'float32': '32-true'}.get(str(plain.dtype)[6:], 'bf16-mixed')
 
         class Module(lightning.LightningModule):
@@ -102,21 +115,21 @@ class Lightning:
             """The time after each step but the first few."""
 
             def on_train_batch_end(self, trainer, *_):
-                if torch.cuda.is_available() and trainer.global_step in (3, trainer.max_steps):
+                if torch.cuda.is_available() and trainer.global_step in (ahead, trainer.max_steps):
                     torch.cuda.synchronize()
                 self.times.append(time.perf_counter())
 
         self.module, self.clock = Module(), Clock()
 
     def speed(self, steps):
-        """Images per second from the third step on."""
+        """Images per second of some steps after those that warm up."""
         self.clock.times = []
         trainer = self.lightning.Trainer(
-            max_steps=steps + 3, precision=self.precision, devices=1, logger=False,
+            max_steps=steps + self.ahead, precision=self.precision, devices=1, logger=False,
             accelerator={'cuda': 'gpu'}.get(self.plain.device.type, 'cpu'), callbacks=[self.clock],
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
         trainer.fit(self.module, self.plain.batches)
-        return steps * self.batch / (self.clock.times[-1] - self.clock.times[2])
+        return steps * self.batch / (self.clock.times[-1] - self.clock.times[self.ahead - 1])
 
 
 def settings_of(args, **more):
@@ -141,16 +154,18 @@ def build_plain(args, dtype):
 
 
 def measure_speed(args, left):
-    """Interleaved rounds; images/s with data loading."""
+    """Interleaved rounds; images/s with data loading (ours keeps resized images in memory, by
+    default)."""
     dtypes = ['float32'] if args.quick and args.device == 'cpu' else ['float32', 'bfloat16']
     contenders, begun = {}, time.monotonic()
     for dtype in dtypes:
         ours = Ours(**settings_of(args, batch_size=args.batch, **precision_of(dtype)))
-        contenders[f'train_unet, {dtype}'] = Timed(ours)
-        contenders[f'plain smp loop, {dtype}'] = Timed(build_plain(args, dtype))
+        ahead = 4 * ours.config['num_workers']                         # what their queues hold
+        contenders[f'train_unet, {dtype}'] = Timed(ours, ahead)
+        contenders[f'plain smp loop, {dtype}'] = Timed(build_plain(args, dtype), ahead)
         if importlib.util.find_spec('lightning'):
             plain = build_plain(args, dtype)
-            contenders[f'Lightning, {dtype}'] = Lightning(plain, args.batch)
+            contenders[f'Lightning, {dtype}'] = Lightning(plain, args.batch, ahead)
     speeds = {name: [] for name in contenders}
     for number in tqdm(range(args.rounds + 1), desc='rounds'):
         for name, contender in contenders.items():
@@ -190,6 +205,7 @@ def measure_largest(args, left):
         batch = {key: repeat(ours.first[key], size) for key in ('image', 'mask')}
         ours.state.batch_size = size
         train_unet.train_step(ours.state, [batch], ours.loss_fn, ours.config)
+        ours.state.optimizer.step()                                    # its states take memory too
 
     steps = {'plain smp loop, float32': plain_step}
     for preset in (None, 'low_memory'):
@@ -197,26 +213,25 @@ def measure_largest(args, left):
         ours.first = next(ours.windows)[0]
         steps[f'train_unet, {preset or "default"}'] = lambda size, ours=ours: our_step(ours, size)
     for name, step in tqdm(steps.items(), desc='contenders'):
-        largest = 0
+        largest, end = 0, 'nothing larger was tried'
         for size in (2 ** n for n in range(1, 13)):
-            if time.monotonic() - begun > left or not fits(step, size):
+            end = 'the time' if time.monotonic() - begun > left else what_stops(step, size)
+            if end:
                 break
             largest = size
-        found.append({'contender': name, 'largest batch': largest})
+        found.append({'contender': name, 'largest batch': largest, 'the next was ended by': end})
     return found
 
 
-def fits(step, size):
-    """Whether a step with so many images finds enough memory; frees it in either case."""
+def what_stops(step, size):
+    """'' if a step with so many images runs, else why not; frees the memory in either case."""
     try:
         step(size)
-        done = True
-    except RuntimeError as error:
-        if not train_unet.is_out_of_memory(error):
-            raise
-        done = False
+        why = ''
+    except RuntimeError as error:                                      # or an index of 32 bits
+        why = 'memory' if train_unet.is_out_of_memory(error) else str(error).splitlines()[0][:80]
     torch.cuda.empty_cache()
-    return done
+    return why
 
 
 def summary(result):
@@ -233,11 +248,14 @@ def heal_oom(args):
     how = settings_of(args, data='demo', num_epochs=2, batch_size=args.batch, num_workers=0)
     rows = [{'training': 'enough memory', **summary(train_unet.train(**how))}]
     total = torch.cuda.get_device_properties(0).total_memory
-    share = 2 / 3 * torch.cuda.max_memory_reserved() / total
+    share = 2 / 3 * torch.cuda.max_memory_allocated() / total
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(share)
-    return [*rows, {'training': f'{share:.1%} of the memory', **summary(train_unet.train(**how))}]
+    rows.append({'training': f'{share:.1%} of the memory', **summary(train_unet.train(**how))})
+    if not rows[-1]['events']:
+        raise RuntimeError('memory sufficed all the same: nothing was healed')
+    return rows
 
 
 def heal_overflow(args):
@@ -262,13 +280,15 @@ def heal(name, args, left):
 
 def run_tune(args, left):
     """The program's own tune -> its lines, as far as it came."""
-    words = [f'{key}={str(value).replace(" ", "")}' for key, value in settings_of(args).items()]
+    words = [f'{key}={value}' for key, value in settings_of(args).items()]
     command = [sys.executable, '-u', str(ROOT / 'train_unet.py'), 'tune', *words]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'tune.txt'
         with open(path, 'w') as file:
             try:
-                run_within(command, left, stdout=file, cwd=folder)
+                done = run_within(command, left, stdout=file, stderr=subprocess.PIPE, cwd=folder)
+                if done.returncode:
+                    raise RuntimeError(f'tune: {last_line(done.stderr)}')
             except subprocess.TimeoutExpired:
                 file.write('stopped: the time is up')
         print(path.read_text())
@@ -334,8 +354,9 @@ def main():
         states.append({'part': name, 'state': state, 'seconds': time.monotonic() - begun})
         path = save_json('gpu', {**results, 'parts': states}, args.out, n=args.rounds, seed=0)
     for name in args.parts:
-        if isinstance(results.get(name), list) and isinstance(results[name][0], dict):
-            print_table(name, results[name])
+        rows = results.get(name)
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            print_table(name, rows)
     print_table('Parts', states)
     print(f'\n{describe_machine()}\n{path}')
 

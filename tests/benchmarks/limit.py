@@ -72,7 +72,7 @@ def measure_bandwidth(device, rounds, count=2 ** 26):
 
 
 class ByteCounter(TorchDispatchMode):
-    """Adds up the bytes of all tensors that operators take and give; views move nothing."""
+    """Adds up the bytes that operators read and write, in place too; views move nothing."""
 
     def __init__(self):
         super().__init__()
@@ -81,9 +81,25 @@ class ByteCounter(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if not function.is_view and function.overloadpacket._qualified_op_name != 'aten::detach':
-            self.bytes += sum(x.numel() * x.element_size() for x in tree_leaves((args, kwargs, out))
-                              if torch.is_tensor(x))
+            self.bytes += bytes_moved(function, args, kwargs or {}, out)
         return out
+
+
+def bytes_moved(function, args, kwargs, out):
+    """What one operator reads and writes, after its schema."""
+    size = lambda value: sum(x.numel() * x.element_size() for x in tree_leaves(value)
+                             if torch.is_tensor(x))
+    schema, total = function._schema, 0
+    given = {argument.name: value for argument, value in zip(schema.arguments, args)} | kwargs
+    for argument in schema.arguments:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        is_only_written = argument.is_out or re.search(r'copy_|zero_|fill_', schema.name)
+        is_read = not (is_written and is_only_written)
+        is_written &= argument.name != 'grads'                         # which unscaling alone changes
+        total += (is_read + is_written) * size(given.get(argument.name))
+    fresh = [value for value, told in zip(out if len(schema.returns) > 1 else [out], schema.returns)
+             if told.alias_info is None]
+    return total + size(fresh)
 
 
 def count_work(ours):

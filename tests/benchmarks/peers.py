@@ -136,7 +136,7 @@ def micro_iou(stats):
 def ours(job):
     """train_unet.train with files; its epoch function (train_epoch) on tensors in memory."""
     import train_unet
-    variant = {'equal': {'ema_decay': None, 'grad_clip': None, 'use_amp': False},
+    variant = {'equal': {'ema_decay': None, 'grad_clip': None, 'use_amp': False, 'cache_images': False},
                'default': {'use_amp': False}, 'auto': {}}[job.variant]
     settings = {'data': job.folder, 'image_size': job.size, 'batch_size': job.batch,
                 'architecture': 'Unet', 'encoder': job.encoder, 'encoder_weights': None,
@@ -152,6 +152,8 @@ def ours(job):
     dataset = train_unet.SegmentationDataset(data, 'train', config, is_training=True)
     train_unet.settle_statistics(config, dataset)
     train_unet.apply_tf32(config['tf32_matmul_precision'])
+    if device.type == 'cpu':                                           # as train does
+        train_unet.keep_freed_memory()
     loss = train_unet.SegmentationLoss(config)
 
     def without_counts(model, batch):

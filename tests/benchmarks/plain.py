@@ -36,9 +36,10 @@ class PathDataset(torch.utils.data.Dataset):
 
 
 def read_batches(dataset, batch_size, workers=0, pinned=False):
-    """A shuffling DataLoader without end."""
+    """A shuffling DataLoader without end; its workers live on, as far ahead as train_unet's."""
+    ahead = {'persistent_workers': True, 'prefetch_factor': 4} if workers else {}
     loader = torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=workers,
-                                         drop_last=True, pin_memory=pinned)
+                                         drop_last=True, pin_memory=pinned, **ahead)
     return itertools.chain.from_iterable(itertools.repeat(loader))
 
 
@@ -100,6 +101,8 @@ class Ours(OurData):
     def __init__(self, preset=None, **settings):
         super().__init__(preset, **settings)
         config = self.config
+        if self.device.type == 'cpu':
+            train_unet.keep_freed_memory()
         train_unet.seed_everything(config['seed'])
         train_unet.apply_tf32(config['tf32_matmul_precision'])
         weights = train_unet.build_class_weights(config, self.data.shares)

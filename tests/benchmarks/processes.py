@@ -1,4 +1,5 @@
 """Watching processes from outside: seconds and memory. Reads /proc, so Linux only."""
+import ctypes
 import json
 import os
 import re
@@ -47,12 +48,22 @@ def run_watched(command, every=0.02, **how):
     return time.perf_counter() - begun, peak, process.returncode
 
 
+LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent():
+    """In a new process: it is killed when the one that started it ends, however that ends."""
+    LIBC.prctl(1, signal.SIGKILL)                                      # PR_SET_PDEATHSIG
+
+
 def run_within(command, timeout=None, **how):
     """Run a command, and end it with all that it started when the time is up -> CompletedProcess.
 
+    What it runs within a time of its own lives in a session of its own, and ends with it.
     Raises subprocess.TimeoutExpired.
     """
-    with subprocess.Popen(command, text=True, start_new_session=True, **how) as process:
+    with subprocess.Popen(command, text=True, start_new_session=True, preexec_fn=end_with_parent,
+                          **how) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
