@@ -1,4 +1,5 @@
 """Shared by all tests: a small data set on disk, tiny settings, and no network."""
+import gc
 import multiprocessing
 import os
 import runpy
@@ -75,6 +76,8 @@ def pytest_collection_modifyitems(config, items):
     if 'kills' not in config.option.markexpr:
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker('kills')])
         items[:] = [i for i in items if not i.get_closest_marker('kills')]
+    gc.collect()
+    gc.freeze()                    # what is imported by now need not be looked through again and again
 
 
 @pytest.fixture
