@@ -4341,8 +4341,7 @@ class Run:
             yield batch
 
     def is_due(self):
-        """Whether it is time to save after an epoch: unless that takes more than a second, and would so more than a
-        tenth of the time."""
+        """Whether to save after an epoch: not where that takes more than a second, and more than a tenth of the time."""
         return from_first(lambda: self.save_seconds < 1 or time.monotonic() - self.last_save > 9 * self.save_seconds)
 
     def save(self, state, config):

@@ -80,6 +80,11 @@ def pytest_collection_modifyitems(config, items):
     gc.freeze()                    # what is imported by now need not be looked through again and again
 
 
+def pytest_unconfigure():
+    """Libraries count what is left at the end."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def small_set(tmp_path):
     """Twelve images of 40 x 40 with masks of 0 and 255."""

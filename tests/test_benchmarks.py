@@ -125,11 +125,14 @@ def test_what_runs_too_long_ends_with_all_that_it_started(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_part_that_fails_on_a_gpu_is_not_called_done(tmp_path):
-    (tmp_path / 'empty').mkdir()
-    args = types.SimpleNamespace(data=str(tmp_path / 'empty'), device='cpu', encoder='tu-test_resnet', size=32, batch=4,
-                                 rounds=1, quick=True)
-    assert gpu.run_part('limit', args, 100, {}).startswith('failed: limit.py: ')
+def test_a_part_that_fails_on_a_gpu_is_not_called_done(tmp_path, monkeypatch):
+    script, args = tmp_path / 'part.py', types.SimpleNamespace(device='cpu')
+    monkeypatch.setitem(gpu.PARTS, 'limit', lambda args, left: gpu.run_script(script, left=3))
+    for text, state in (('raise SystemExit("no images")', 'failed: part.py: no images'),
+                        ('import time; time.sleep(60)', 'nothing in time'),
+                        ('import sys; open(sys.argv[-1][6:], "w").write(\'{"results": [1]}\')', 'done')):
+        script.write_text(text)
+        assert gpu.run_part('limit', args, 60, {}) == state
 
 
 @pytest.mark.parametrize('script', sorted(p.name for p in (ROOT / 'tests' / 'benchmarks').glob('*.py')

@@ -46,7 +46,7 @@ def run_script(script, *words, left):
         try:
             done = run_within(command, left, stderr=subprocess.PIPE)
             if done.returncode and not path.exists():
-                raise RuntimeError(f'{script}: {last_line(done.stderr)}')
+                raise RuntimeError(f'{Path(script).name}: {last_line(done.stderr)}')
         except subprocess.TimeoutExpired:
             print('stopped: the time is up')
         return json.loads(path.read_text())['results'] if path.exists() else 'nothing in time'
