@@ -2823,7 +2823,11 @@ class SegmentationDataset(torch.utils.data.Dataset):
             seed = int(np.random.SeedSequence((self.config['seed'], epoch, index)).generate_state(1)[0])
             # set_random_seed would give every transform the same draws
             self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
-            augmented = self.augmentation(image=image, mask=mask)
+            try:
+                augmented = self.augmentation(image=image, mask=mask)
+            except (cv2.error, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+                raise DataError(f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch '
+                                f'{epoch + 1}: {in_words(error)}') from None
             image, mask = augmented['image'], augmented['mask']
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
@@ -4341,7 +4345,7 @@ class Run:
             yield batch
 
     def is_due(self):
-        """Whether to save after an epoch: not where that takes more than a second, and more than a tenth of the time."""
+        """Whether to save after an epoch: not where that takes more than a second and a tenth of the time."""
         return from_first(lambda: self.save_seconds < 1 or time.monotonic() - self.last_save > 9 * self.save_seconds)
 
     def save(self, state, config):
@@ -6525,10 +6529,12 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
 
-    two, four = (sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) for size in (2, 4))
+    estimated = [sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values())
+                 for size in ((2, 4) if hardware.kind == 'cpu' else ())]
 
     def fits(size):
         if hardware.kind == 'cpu':
+            two, four = estimated
             return two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
         batch = {key: torch.cat([window[0][key][:1]] * size) for key in ('image', 'mask')}
         winner.state.batch_size = size

@@ -1724,3 +1724,22 @@ def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
         assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]
     assert b'Epoch 1 [train]' in os.read(reader, 4096)
     os.close(reader), os.close(writer)
+
+
+def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set, monkeypatch, capsys):
+    """OpenCV's errors are of no common kind; here a transform raises one in the second epoch."""
+    import albumentations
+    mirror, calls = albumentations.HorizontalFlip.__call__, []
+
+    def fail(self, *args, **named):
+        calls.append(1)
+        if len(calls) > 4 + 10 + 3:                                    # smoke test, epoch 1
+            raise tu.cv2.error('not of this kind (a test)')
+        return mirror(self, *args, **named)
+
+    monkeypatch.setattr(albumentations.HorizontalFlip, '__call__', fail)
+    words = [f'{key}={value}'.replace(' ', '') for key, value in TINY.items()]
+    assert tu.main([f'data={small_set}', 'run_dir=run', *words]) == 2
+    told = capsys.readouterr().err
+    assert re.search(r'images/\d+\.png: augment=default fails on it in epoch 2: error: .*not of this kind', told)
+    assert last()['epoch'] == 1
