@@ -4126,11 +4126,11 @@ def running_shell():
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    in_terminal = sys.stderr.isatty()
-    has_width = not in_terminal or os.get_terminal_size(sys.stderr.fileno()).columns       # some containers tell 0
-    width = {'dynamic_ncols': True} if has_width else {'ncols': 100, 'nrows': 20}
-    return tqdm(iterable, total=total, desc=description, leave=False, disable=not (in_terminal or running_shell()),
-                **width)
+    shows, width = sys.stderr.isatty() or running_shell(), {'dynamic_ncols': True}
+    with contextlib.suppress(OSError, ValueError, AttributeError):     # what is no terminal
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers tell 0
+            width = {'ncols': 100, 'nrows': 20}
+    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, **width)
 
 
 def windows(loader, sampler):

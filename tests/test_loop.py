@@ -6,6 +6,7 @@ import ast
 import copy
 import dataclasses
 import fcntl
+import io
 import math
 import multiprocessing
 import os
@@ -1724,6 +1725,14 @@ def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
         assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]
     assert b'Epoch 1 [train]' in os.read(reader, 4096)
     os.close(reader), os.close(writer)
+
+
+def test_a_console_that_is_no_file_shows_bars(monkeypatch):
+    """As those of some editors, which call themselves a terminal."""
+    console = io.StringIO()
+    console.isatty = lambda: True
+    monkeypatch.setattr(sys, 'stderr', console)
+    assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2] and 'Epoch 1 [train]' in console.getvalue()
 
 
 def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set, monkeypatch, capsys):
