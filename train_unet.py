@@ -483,7 +483,7 @@ def validate_config(config):
         value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
         if isinstance(value, str):                                     # unet is Unet
             words = {word.lower(): word for word in (*CHOICES.get(key, ()), *['auto'] * ('auto' in kinds))}
-            value = value.lower() if key == 'device' else words.get(value.lower(), value)
+            value = value.lower() if key in ('device', 'encoder') else words.get(value.lower(), value)
         if type(value) is int and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
         config[key], fault = value, find_fault(key, value)
@@ -4214,7 +4214,8 @@ class Run:
     """A run folder: its lock, its log, when it last saved, and whether someone asked it to stop."""
 
     def __init__(self, folder):
-        self.folder, self.last_save, self.save_seconds = Path(folder), time.monotonic(), 0.0
+        self.folder, self.last_save = Path(folder), time.monotonic()
+        self.save_seconds = 0.0                                        # of the quickest save so far: disks have hiccups
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
@@ -4345,8 +4346,10 @@ class Run:
             yield batch
 
     def is_due(self):
-        """Whether to save after an epoch: not where that takes more than a second and a tenth of the time."""
-        return from_first(lambda: self.save_seconds < 1 or time.monotonic() - self.last_save > 9 * self.save_seconds)
+        """Whether to save after an epoch: not where that takes more than a quarter of a second and a tenth of the time.
+        """
+        cost = self.save_seconds
+        return from_first(lambda: cost < 0.25 or time.monotonic() - self.last_save > 9 * cost)
 
     def save(self, state, config):
         """last.pt with everything the run is, before it best.pt if that waits -> True if last.pt is on the disk."""
@@ -4360,7 +4363,7 @@ class Run:
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
-        self.save_seconds = time.monotonic() - begun
+        self.save_seconds = min(self.save_seconds or math.inf, time.monotonic() - begun)
         return saved
 
     def write(self, name, content):

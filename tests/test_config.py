@@ -587,8 +587,8 @@ def test_auto_may_be_spelled_auto(key):
     assert resolved(**{key: 'Auto'})[key] == 'auto'
 
 
-def test_cases_do_not_matter_for_devices_nor_in_contradictions():
-    assert resolved(device='CPU')['device'] == 'cpu'
+def test_cases_do_not_matter_for_devices_and_encoders_nor_in_contradictions():
+    assert resolved(device='CPU')['device'] == 'cpu' and resolved(encoder='ResNet34')['encoder'] == 'resnet34'
     assert resolved(amp_dtype='BFloat16', bf16=True)['amp_dtype'] == 'bfloat16'
 
 
