@@ -4363,7 +4363,8 @@ class Run:
         if world()[1] > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
-        self.save_seconds = min(self.save_seconds or math.inf, time.monotonic() - begun)
+        if self.begun:                                                 # before, the optimizer has no states
+            self.save_seconds = min(self.save_seconds or math.inf, time.monotonic() - begun)
         return saved
 
     def write(self, name, content):
