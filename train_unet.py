@@ -4346,8 +4346,7 @@ class Run:
             yield batch
 
     def is_due(self):
-        """Whether to save after an epoch: not where that takes more than a quarter of a second and a tenth of the time.
-        """
+        """Whether to save after an epoch: where that takes a quarter of a second, or a tenth of the time, at most."""
         cost = self.save_seconds
         return from_first(lambda: cost < 0.25 or time.monotonic() - self.last_save > 9 * cost)
 
@@ -4516,8 +4515,9 @@ def live_numbers(state, speed):
     return numbers
 
 
-def close_epoch(state, metrics, config, run):
-    """The epoch's row and line; best.pt if it is the best so far; last.pt. Moves state to the next epoch."""
+def close_epoch(state, metrics, config, run, is_due):
+    """The epoch's row and line; if a save is due best.pt, where it is the best so far, and last.pt. Moves state to the
+    next epoch."""
     totals = add_totals(state.totals)
     scores = mean_scores(totals)
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr']}
@@ -4533,7 +4533,7 @@ def close_epoch(state, metrics, config, run):
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     state.history.append(row)
     better = score > state.best_score or state.best_score == -math.inf     # a NaN is better than nothing
-    done, is_due = '', run.is_due()
+    done = ''
     if better:
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config | amp_settings(state.dtype))
@@ -5115,14 +5115,15 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             break
         try:
             train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
-            if run.is_due() and (world()[1] > 1 or time.monotonic() - run.last_save > 60):
+            is_due = run.is_due()                                      # once: the save before validation counts as one
+            if is_due and (world()[1] > 1 or time.monotonic() - run.last_save > 60):
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
             left_out = [val_loader.dataset.name(row) for row in metrics.pop('broken')]
             state.left_out = dict(Counter(state.left_out) + Counter(left_out))
             with heard_later():
-                close_epoch(state, metrics, config, run)
+                close_epoch(state, metrics, config, run, is_due)
                 show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)

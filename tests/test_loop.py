@@ -1666,6 +1666,17 @@ def test_saves_that_take_long_wait_until_they_take_a_tenth_of_the_time(slow_disk
     assert saves.count('best.pt') == min(count - 1, sum('best so far' in line for line in caplog.messages))
 
 
+def test_an_epoch_that_takes_longer_than_its_saves_is_saved_at_its_end(slow_disk, monkeypatch):
+    """Also where it was saved before its validation, a moment ago: each training pass takes 100 s, by a clock that
+    jumps."""
+    slow_disk()
+    model, clock, found = network(), time.monotonic, []
+    passed = at_training_call(model[0], lambda call: call in (1 + 2 + 1, 1 + 4 + 1), lambda output: found.append(last()))
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + 100 * len(passed))
+    train(model)
+    assert [(saved['epoch'], saved['window'], saved['best_epoch']) for saved in found] == [(1, 0, 0), (2, 0, 1)]
+
+
 def test_a_best_epoch_that_was_undone_before_it_was_saved_is_none(slow_disk, failing_optimizer):
     """Epoch 1 takes long, and is saved; epoch 2 scores best, is not saved yet, and is undone when a step of epoch 3
     fails."""
