@@ -3127,6 +3127,8 @@ def build_model(config, own=None):
     network = build_network(config) if own is None else own.cpu()
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
     model = SegmentationModel(network, config, stride, is_own=own is not None)
+    if own is None:
+        fold_upsampling(network)
     keep_float32(network, config['keep_float32'])
     if config['activation_checkpointing']:
         for module in checkpointable(model):
@@ -3175,6 +3177,52 @@ def change_forward(module, mixin):
     """Give one module a mixin's forward: by class, so that copies and state_dict keys stay as they are."""
     if not isinstance(module, mixin):                                  # a notebook gives the same network again
         module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
+
+
+def fold_upsampling(network):
+    """Let the decoder blocks of smp.Unet, where they run on a CPU, convolve before they enlarge: the same function of
+    the same weights, a tenth of a training step sooner (D, resnet18 and resnet34; a fifth with the default network)."""
+    for module in network.modules():
+        if type(module).__name__ == 'UnetDecoderBlock':
+            change_forward(module, Folded)
+            change_forward(module.conv1[0], ConvolvesDoubled)
+
+
+class Folded:
+    """Mixin: a block that hands its first convolution the map as it is, not doubled and joined with what skips to it.
+    Maps of a few pixels gain nothing."""
+    folds = True                   # False where others shall read the graph
+
+    def forward(self, feature_map, target_height, target_width, skip_connection=None):
+        height, width = feature_map.shape[-2:]
+        is_doubled = (target_height, target_width) == (2 * height, 2 * width)
+        if not (self.folds and feature_map.device.type == 'cpu' and is_doubled and height * width >= 64):
+            return super().forward(feature_map, target_height, target_width, skip_connection)
+        return self.attention2(self.conv2(self.conv1((feature_map, skip_connection))))
+
+
+class ConvolvesDoubled:
+    """Mixin: a 3x3 convolution that takes a pair too: (B, C, h, w), and (B, D, 2h, 2w) or None, joined to its double.
+
+    In a map doubled by its nearest pixels each stands four times. What a 3x3 kernel makes of it is a transposed
+    convolution of the small map, whose 4x4 kernel holds sums of the weights: 16 products in place of 36.
+    """
+
+    def forward(self, maps):
+        if torch.is_tensor(maps):
+            return super().forward(maps)
+        small, beside = maps
+        weight, rest = self.weight.tensor_split([small.shape[1]], 1)
+        kernel = 4 * F.avg_pool2d(F.pad(weight.flip(2, 3), (1, 1, 1, 1)), 2, 1).transpose(0, 1)
+        made = F.conv_transpose2d(small, kernel, self.bias, stride=2, padding=1)
+        return made + F.conv2d(beside, rest, padding=1) if rest.numel() else made
+
+
+def unfold_upsampling(model):
+    """The decoder blocks as smp has them."""
+    for module in model.modules():
+        if isinstance(module, Folded):
+            module.folds = False
 
 
 def keep_float32(network, name):
@@ -6044,6 +6092,7 @@ def trace_example(model, is_free):
     draw = lambda size: torch.zeros((2, config['in_channels'], *size), dtype=getattr(torch, config['image_dtype']))
     images = next((draw(size) for size in sizes if takes(model, draw(size))), draw(sizes[0]))
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
+    unfold_upsampling(model)
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
 
 
@@ -6168,6 +6217,8 @@ def estimate_memory(config, dtype):
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
     if config['channels_last']:                                        # as build_state does: copies are kept too
         model = model.to(memory_format=torch.channels_last)
+    if choose_device(config['device']).type != 'cpu':                  # fake ones are on a CPU
+        unfold_upsampling(model)
     with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
         model = copy.deepcopy(model)
     with mode, torch.random.fork_rng():

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import train_unet as tu
 
@@ -66,6 +67,60 @@ def test_any_architecture_takes_uint8_of_odd_size(architecture, in_channels):
 def test_encoders_of_smp_and_names_in_lower_case(architecture, encoder):
     model = build(architecture=architecture, encoder=encoder).eval()
     assert model(pictures(1, 3, 40, 32)).shape == (1, 1, 40, 32)
+
+
+def step_of(model, images, dtype='float32'):
+    """Logits of a training step, its FLOPs, and all gradients as one tensor."""
+    tu.seed_everything(0)                                              # some encoders drop paths
+    with FlopCounterMode(display=False) as flops:
+        logits = tu.UnderAutocast(model, dtype)(images)
+        logits.square().mean().backward()
+    return logits.detach(), flops.get_total_flops(), tu.flat(p.grad for p in model.parameters())
+
+
+def folded_and_not(**changes):
+    folded = build(image_size=[128, 128], **changes)
+    plain = copy.deepcopy(folded)
+    tu.unfold_upsampling(plain)
+    return folded, plain
+
+
+@pytest.mark.parametrize('changes', [{}, {'in_channels': 1, 'num_classes': 4}, {'encoder': 'mit_b0'},
+                                     {'activation_checkpointing': True}], ids=str)
+def test_folded_upsampling_is_the_same_function_for_fewer_operations(changes):
+    folded, plain = folded_and_not(**changes)
+    assert folded.state_dict().keys() == plain.state_dict().keys() == set(
+        tu.SegmentationModel(tu.build_network(folded.config), folded.config).state_dict())
+    images = pictures(2, folded.config['in_channels'], 122, 100)
+    (logits, fewer, gradient), (wanted, flops, truth) = step_of(folded, images), step_of(plain, images)
+    assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert (gradient - truth).norm() < 1e-3 * truth.norm()             # statistics of norms amplify the rounding
+    assert fewer < flops
+
+
+def test_folded_upsampling_under_autocast_and_out_of_it():
+    folded, plain = folded_and_not()
+    kept = build(keep_float32='decoder.blocks.4.conv1.0', image_size=[128, 128])
+    kept.load_state_dict(folded.state_dict())
+    images = pictures(2, 3, 128, 128)
+    wanted = step_of(plain, images)[0]
+    for model, dtypes in ((folded, {torch.bfloat16}), (kept, {torch.float32})):
+        seen = dtypes_of_outputs(model.network.decoder.blocks[4].conv1, nn.Conv2d)
+        logits, *_ = step_of(model, images, 'bfloat16')
+        assert set(seen) == dtypes
+        assert (logits - wanted).norm() < 0.05 * wanted.norm()
+
+
+def test_an_export_and_an_estimate_for_a_gpu_see_the_plain_network(monkeypatch):
+    folded, _ = folded_and_not()
+    model = copy.deepcopy(folded)
+    tu.trace_example(model, True)
+    folds = lambda model: {part.folds for part in model.modules() if isinstance(part, tu.Folded)}
+    assert (folds(model), folds(folded)) == ({False}, {True})
+    config = {**folded.config, 'batch_size': 2}
+    here = tu.estimate_memory(config, 'float32')['activations']
+    monkeypatch.setattr(tu, 'choose_device', lambda wish: torch.device('cuda'))
+    assert tu.estimate_memory(config, 'float32')['activations'] > 1.01 * here
 
 
 @pytest.mark.parametrize('num_classes, outputs', [(2, 1), (3, 3)])
