@@ -153,6 +153,15 @@ def build_plain(args, dtype):
     return Plain(batches, found.device, classes, dtype, encoder_name=args.encoder)
 
 
+def folded(args, dtype):
+    """Ours with decoder blocks that convolve before they enlarge."""
+    ours = Ours(**settings_of(args, batch_size=args.batch, **precision_of(dtype)))
+    for part in ours.state.model.modules():
+        if isinstance(part, train_unet.Folded):
+            part.folds = ('cpu', 'cuda')
+    return ours
+
+
 def measure_speed(args, left):
     """Interleaved rounds; images/s with data loading (ours keeps resized images in memory, by
     default)."""
@@ -162,6 +171,8 @@ def measure_speed(args, left):
         ours = Ours(**settings_of(args, batch_size=args.batch, **precision_of(dtype)))
         ahead = 4 * ours.config['num_workers']                         # what their queues hold
         contenders[f'train_unet, {dtype}'] = Timed(ours, ahead)
+        if args.device == 'cuda':                                      # unasked on a CPU only
+            contenders[f'train_unet, {dtype}, folded'] = Timed(folded(args, dtype), ahead)
         contenders[f'plain smp loop, {dtype}'] = Timed(build_plain(args, dtype), ahead)
         if importlib.util.find_spec('lightning'):
             plain = build_plain(args, dtype)
