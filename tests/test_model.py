@@ -79,7 +79,7 @@ def step_of(model, images, dtype='float32'):
 
 
 def folded_and_not(**changes):
-    folded = build(image_size=[128, 128], **changes)
+    folded = build(image_size=[64, 64], **changes)
     plain = copy.deepcopy(folded)
     tu.unfold_upsampling(plain)
     return folded, plain
@@ -91,7 +91,7 @@ def test_folded_upsampling_is_the_same_function_for_fewer_operations(changes):
     folded, plain = folded_and_not(**changes)
     assert folded.state_dict().keys() == plain.state_dict().keys() == set(
         tu.SegmentationModel(tu.build_network(folded.config), folded.config).state_dict())
-    images = pictures(2, folded.config['in_channels'], 122, 100)
+    images = pictures(4, folded.config['in_channels'], 60, 50)
     (logits, fewer, gradient), (wanted, flops, truth) = step_of(folded, images), step_of(plain, images)
     assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
     assert (gradient - truth).norm() < 1e-3 * truth.norm()             # statistics of norms amplify the rounding
@@ -100,9 +100,9 @@ def test_folded_upsampling_is_the_same_function_for_fewer_operations(changes):
 
 def test_folded_upsampling_under_autocast_and_out_of_it():
     folded, plain = folded_and_not()
-    kept = build(keep_float32='decoder.blocks.4.conv1.0', image_size=[128, 128])
+    kept = build(keep_float32='decoder.blocks.4.conv1.0', image_size=[64, 64])
     kept.load_state_dict(folded.state_dict())
-    images = pictures(2, 3, 128, 128)
+    images = pictures(4, 3, 64, 64)
     wanted = step_of(plain, images)[0]
     for model, dtypes in ((folded, {torch.bfloat16}), (kept, {torch.float32})):
         seen = dtypes_of_outputs(model.network.decoder.blocks[4].conv1, nn.Conv2d)
@@ -534,6 +534,26 @@ def test_validation_by_sliding_window_never_shows_more_than_a_tile():
     _, counts = loss_of(size_policy='crop')(network, batch)
     assert max(sizes) == (32, 32) and all(max(size) <= 32 for size in sizes)
     assert counts.sum() == 50 * 80
+
+
+@pytest.mark.parametrize('most', [8, 3, 1])
+def test_tiles_of_validation_go_together_as_far_as_memory_allows(most):
+    network, seen = nn.Conv2d(3, 1, 3, padding=1), []
+
+    def full_above(module, inputs):
+        if len(inputs[0]) > most:
+            raise torch.OutOfMemoryError('out of memory')
+        seen.append(len(inputs[0]))
+
+    batch = {'image': torch.randn(1, 3, 40, 200), 'mask': torch.zeros(1, 40, 200, dtype=torch.uint8),
+             'full_mask': [torch.zeros(40, 200, dtype=torch.uint8)]}
+    loss_fn = loss_of(size_policy='crop', batch_size=8)
+    network.register_forward_pre_hook(full_above)
+    losses, counts = loss_fn(network, batch)
+    assert max(seen) == {8: 8, 3: 2, 1: 1}[most] and counts.sum() == 40 * 200
+    network._forward_pre_hooks.clear()
+    alone, _ = loss_of(size_policy='crop', batch_size=1)(network, batch)
+    assert torch.allclose(losses, alone, atol=1e-6)
 
 
 @pytest.mark.parametrize('reachable', [True, False])
