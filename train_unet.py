@@ -3279,8 +3279,8 @@ def frozen_norms(module):
 
 
 def checkpointable(model):
-    """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold at most 40 % of
-    the layers. (Some encoders slice their stages anew, so that the stages themselves are never called.)"""
+    """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold a quarter of the
+    layers at most. (Some encoders slice their stages anew, so that the stages themselves are never called.)"""
     called, network = set(), model.network
     with nn.modules.module.register_module_forward_hook(lambda module, *_: called.add(module)):
         if not takes(model.eval(), torch.zeros(1, model.config['in_channels'], 256, 256)):         # of one size
@@ -3289,7 +3289,7 @@ def checkpointable(model):
     layers = lambda module: sum(not list(m.children()) for m in module.modules())
     chosen, covered = [], set()
     for module in network.modules():                                   # parents come before their children
-        if module in called and module not in covered and 2 < layers(module) <= 0.4 * layers(network):
+        if module in called and module not in covered and 2 < layers(module) <= layers(network) / 4:
             chosen.append(module)
             covered |= set(module.modules())
     return chosen
