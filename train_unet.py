@@ -3308,13 +3308,12 @@ class SegmentationLoss:
     def __init__(self, config, class_weights=None):
         self.kind, self.num_classes = usual_loss(config), config['num_classes']
         self.class_weights = class_weights
-        self.tile = None if config['size_policy'] == 'resize' else config['image_size']
-        self.batch_size = config['batch_size']                         # of tiles in validation
+        self.tiles = None if config['size_policy'] == 'resize' else (config['image_size'], config['batch_size'])
 
     def __call__(self, model, batch):
         images, target = batch['image'], batch['mask'].long()
-        in_tiles = self.tile and 'full_mask' in batch
-        logits = tiled_logits(model, images, self.tile, self.batch_size) if in_tiles else model(images)
+        in_tiles = self.tiles and 'full_mask' in batch
+        logits = tiled_logits(model, images, *self.tiles) if in_tiles else model(images)
         losses = self.losses(logits, target)
         with torch.no_grad():
             if 'full_mask' in batch:

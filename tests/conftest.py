@@ -127,3 +127,9 @@ def one_thread():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """torch waits five seconds for a worker that it has asked to end; who tests one that hangs need not."""
+    monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.5)

@@ -1112,7 +1112,7 @@ class Hanging(Samples):
         return super().__getitem__(index)
 
 
-def test_a_signal_does_not_wait_for_a_worker_that_hangs():
+def test_a_signal_does_not_wait_for_a_worker_that_hangs(hasty):
     data, begun = Hanging(), time.monotonic()
     ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
                                             os.kill(os.getpid(), signal.SIGTERM)))
@@ -1124,7 +1124,7 @@ def test_a_signal_does_not_wait_for_a_worker_that_hangs():
     assert tu.load_last('run')[0]['step'] >= 3
 
 
-def test_a_signal_does_not_wait_for_a_worker_that_hangs_in_validation():
+def test_a_signal_does_not_wait_for_a_worker_that_hangs_in_validation(hasty):
     data, begun = Hanging(), time.monotonic()
     ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
                                             os.kill(os.getpid(), signal.SIGTERM)))

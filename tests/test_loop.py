@@ -864,7 +864,7 @@ def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes):
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
-def test_a_worker_that_hangs_is_replaced(two_minutes, monkeypatch):
+def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, monkeypatch):
     monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 2)
     calm = train(None, Samples(12), run_dir='calm')
     result = train(None, Frozen(12), num_workers=2)

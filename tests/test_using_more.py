@@ -751,7 +751,7 @@ def test_what_half_export_says_is_the_difference_to_the_trained_network(three, t
         for images in train_unet.example_images(model.config):
             real = (model(images) - again((images.float() - model.mean) / model.std)).abs().max()
             worst = max(worst, float(real))
-    assert said >= worst > 1e-5
+    assert 1.01 * said >= worst > 1e-5                                 # three digits are said
 
 
 def test_half_export_of_statistics_that_float16_cannot_hold_is_refused(own, tmp_path):
