@@ -233,6 +233,13 @@ def test_activation_checkpointing_of_a_network_that_takes_no_small_images():
     assert model(pictures(2, 3, 128, 128)).requires_grad
 
 
+def test_a_deep_encoder_does_not_make_the_whole_decoder_one_recomputed_block():
+    """Its second pass, at the size of the images, would be the peak of memory."""
+    decoder = build(encoder='resnet34', activation_checkpointing=True).network.decoder
+    assert not isinstance(decoder, tu.Checkpointed)
+    assert all(isinstance(block, tu.Checkpointed) for block in decoder.blocks)
+
+
 def test_activation_checkpointing_of_a_network_that_takes_one_size():
     """As the transformers of timm do that are named after a size."""
     class OneSize(nn.Module):
