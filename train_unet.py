@@ -6220,7 +6220,7 @@ def estimate_memory(config, dtype):
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
     if config['channels_last']:                                        # as build_state does: copies are kept too
         model = model.to(memory_format=torch.channels_last)
-    if choose_device(config['device']).type != 'cpu':                  # fake ones are on a CPU
+    if choose_device(config['device']).type not in Folded.folds:       # fake ones are on a CPU
         unfold_upsampling(model)
     with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
         model = copy.deepcopy(model)

@@ -5,7 +5,8 @@
 
 Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
     limit       the measured bfloat16 and float32 rates, the share training reaches, the profile
-    speed       images/s: train_unet, the plain smp loop, Lightning if installed; both precisions
+    speed       images/s: train_unet, the same with folded decoder blocks, the plain smp loop,
+                Lightning if installed; both precisions
     memory      peak of each preset against the plain loop
     largest     the largest batch in one pass: plain float32, ours, ours with low_memory
     oom         memory really runs out in a training: the healing, and what it changes
