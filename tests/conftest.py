@@ -61,9 +61,13 @@ def start_script(settings, output, environment=None, first=''):
     return process
 
 
+ASKED_FOR = {'kills': 'twenty kills in one training', 'device': 'the program on a device that is no CPU'}
+
+
 def pytest_configure(config):
-    """python -m pytest tests -m kills"""
-    config.addinivalue_line('markers', 'kills: twenty kills in one training; only when asked for')
+    """python -m pytest tests -m kills, or -m device"""
+    for marker, what in ASKED_FOR.items():
+        config.addinivalue_line('markers', f'{marker}: {what}; only when asked for')
 
 
 # Files whose tests are long: they begin first, so that short ones are left to share at the end.
@@ -73,9 +77,10 @@ LONG = ('test_using', 'test_processes', 'test_kills', 'test_checkpoints', 'test_
 def pytest_collection_modifyitems(config, items):
     """Long files come first; what takes minutes runs only when its marker is typed."""
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
-    if 'kills' not in config.option.markexpr:
-        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker('kills')])
-        items[:] = [i for i in items if not i.get_closest_marker('kills')]
+    unasked = [marker for marker in ASKED_FOR if marker not in config.option.markexpr]
+    apart = {item for item in items for marker in unasked if item.get_closest_marker(marker)}
+    config.hook.pytest_deselected(items=[item for item in items if item in apart])
+    items[:] = [item for item in items if item not in apart]
     gc.collect()
     gc.freeze()                    # what is imported by now need not be looked through again and again
 
