@@ -2076,16 +2076,27 @@ class Coding:
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
-            brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
-            bright = np.where(codes >= COLOUR, brightest, codes) > self.threshold
-            return np.where((codes < 0) | (codes == self.ignored), IGNORE, bright != self.below).astype(np.uint8)
-        keys = np.array(sorted(self.table))
-        place = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
-        unknown = keys[place] != codes
-        if unknown.any():
-            value = name_code(int(codes[unknown][0]))
+            left_out = (codes < 0) | (codes == self.ignored)
+            if (codes >= COLOUR).any():
+                brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
+                codes = np.where(codes >= COLOUR, brightest, codes)
+            return np.where(left_out, IGNORE, (codes > self.threshold) != self.below).astype(np.uint8)
+        ids = looked_up(tuple(self.table.items()))[codes]
+        if not ids.all():
+            value = name_code(int(codes[ids == 0][0]))
             raise DataError(f'{path}: holds the value {value}, which has no meaning in mask_values')
-        return np.array([self.table[k] for k in keys.tolist()], np.uint8)[place]
+        return (ids - 1).astype(np.uint8)
+
+
+@functools.lru_cache(4)
+def looked_up(table):
+    """((code, class id), ...) -> class id + 1 at the place of each code, 0 where there is none. Negative codes are
+    places from the end; what is never written to takes no memory."""
+    places = np.zeros(3 * COLOUR, np.uint16)
+    for code, class_id in table:
+        if -COLOUR < code < 2 * COLOUR:                                # no mask holds others
+            places[code] = class_id + 1
+    return places
 
 
 def name_code(code):
