@@ -1845,16 +1845,16 @@ def test_masks_of_other_frames_do_not_crowd_out_those_that_are_meant(tmp_path):
 @pytest.mark.parametrize('seed', range(5))
 def test_codes_become_the_classes_that_a_plain_loop_gives(seed):
     draw = np.random.default_rng(seed)
-    some = [-3, -1, 0, 1, 7, 255, 40_000, tu.COLOUR - 1, tu.COLOUR, tu.COLOUR + 0x0a0a0a, 2 * tu.COLOUR - 1]
+    some = [-3, -1, 0, 1, 7, 255, 40_000, train_unet.COLOUR - 1, train_unet.COLOUR, train_unet.COLOUR + 0x0a0a0a, 2 * train_unet.COLOUR - 1]
     table = {code: int(draw.integers(0, 256)) for code in some} | {10**12: 1, -10**12: 2}      # no mask holds the last
     codes = draw.choice(some, (9, 11)).astype(np.int32)
-    assert tu.Coding(table).encode(codes).tolist() == [[table[code] for code in row] for row in codes.tolist()]
+    assert train_unet.Coding(table).encode(codes).tolist() == [[table[code] for code in row] for row in codes.tolist()]
     codes[4, 5] = 8
-    with pytest.raises(tu.DataError, match='holds the value 8, which has no meaning'):
-        tu.Coding(table).encode(codes, 'x.png')
+    with pytest.raises(train_unet.DataError, match='holds the value 8, which has no meaning'):
+        train_unet.Coding(table).encode(codes, 'x.png')
 
 
 def test_a_threshold_is_of_the_brightest_channel_and_leaves_out_only_grey():
-    codes = np.array([[-1, 255, 90, 200, tu.COLOUR + 0xffffff, tu.COLOUR + 0x00c800, tu.COLOUR + 0x101010]])
-    above, below = (tu.Coding(None, 127, below=below, ignored=255).encode(codes) for below in (False, True))
+    codes = np.array([[-1, 255, 90, 200, train_unet.COLOUR + 0xffffff, train_unet.COLOUR + 0x00c800, train_unet.COLOUR + 0x101010]])
+    above, below = (train_unet.Coding(None, 127, below=below, ignored=255).encode(codes) for below in (False, True))
     assert above.tolist() == [[255, 255, 0, 1, 1, 1, 0]] and below.tolist() == [[255, 255, 1, 0, 0, 0, 1]]
