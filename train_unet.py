@@ -1021,12 +1021,12 @@ IGNORE = 255                       # the id of ignored pixels once a mask is dec
 SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'trainval': 'train', 'val': 'val', 'valid': 'val',
                'dev': 'val', 'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test', 'te': 'test'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
-                  'inputs rgb scans'.split())
+                  'inputs rgb scans rawimages'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
-DERIVED_WORDS = set('overlay overlays vis viz visual visualization blend preview compare comparison fov roi panoptic '
-                    'instance instances color colour edge edges gray invgray depth dsm'.split())
+DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
+                    'panoptic instance instances color colour edge edges gray invgray depth dsm'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1147,9 +1147,10 @@ def collect(config, root, files):
     shared, plain = shared_folder(files) if '' in sources else '', folders_of_images(files)
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
-    found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
+    found, ignored, seen = {'image': [], 'mask': [], '': []}, defaultdict(list), set()
     for source, (path, place, name) in ((source, file) for source, base in sources.items()
                                         for file in files_of(base, root, files)):
+        seen.add(path)
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(plain.get(place, place)[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
@@ -1163,6 +1164,8 @@ def collect(config, root, files):
             continue
         stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
         found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
+    others = [name for folder, name in files if may_be_read(name) and os.path.join(folder, name) not in seen]
+    ignored |= {'outside of images= and masks=': others} if others else {}
     images, masks, loose = found.values()
     if not images:                                                     # their folders have no telling names
         images, masks = (loose, masks) if masks else tell_apart(loose)
@@ -1388,6 +1391,7 @@ def find_pairs(config):
         files = list_files(existing_folder(root))
         try:
             pairs, rule, notes = pair_files(config, root, files)
+            pairs = split_by_names(pairs, root, files, notes)
         except DataError as error:
             raise DataError([*error.problems, *problems_of_pairs(config, root, files),
                              *lines_that_pair(config, root, files)], error.title) from None
@@ -1405,6 +1409,28 @@ def find_pairs(config):
         torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
         notes += [f'group_pattern: the folders have {len(torn)} of {len(sides)} groups on both sides'] * bool(torn)
     return Pairs(*paths_of(pairs), splits, rule, notes)
+
+
+def split_by_names(pairs, root, files, notes):
+    """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
+    the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
+    if any(image.split for image, _ in pairs):
+        return pairs
+    split_of, stems = lambda name: SPLIT_WORDS.get(folder_words(name)[0]), [Path(image.path).stem for image, _ in pairs]
+    ways = {'the first word of their names': {stem: split_of(stem) for stem in stems}}
+    for folder, name in files:
+        if name.endswith('.txt') and split_of(name) and not name.startswith('trainval'):
+            listed = ways.setdefault(f'the text files in {folder or "the top folder"}', {})
+            with contextlib.suppress(OSError), open(os.path.join(root, folder, name), errors='replace') as file:
+                for stem in (Path(word).stem for line in file.read(10**8).splitlines()
+                             for word in {line.strip(), *line.split()[:1]}):
+                    listed[stem] = split_of(name) if listed.get(stem, split_of(name)) == split_of(name) else None
+    for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
+        splits = [listed.get(stem) for stem in stems]
+        if all(splits) and {'train'} < set(splits):
+            notes.append(f'the images are split by {how}')
+            return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
+    return pairs
 
 
 def paths_of(pairs):
@@ -1558,7 +1584,7 @@ def folder_answers(files):
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:
             del shapes[shape]
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
-    role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
+    is_told = any(read_place(shape[len(shared):].lstrip('/'))[1] == 'mask' for shape in usual)
     for image, mask in itertools.permutations(sorted(usual), 2):
         (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
@@ -1567,8 +1593,9 @@ def folder_answers(files):
         twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
         if twins & everywhere - {image, mask} or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
-        is_apart = os.path.commonpath([image, mask]) not in (image, mask)
-        if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
+        both = os.path.commonpath([image, mask])
+        role_of = lambda shape: read_place(shape[len(shared if is_told else both):].lstrip('/'))[1]
+        if both not in (image, mask) and role_of(image) != 'mask' and role_of(mask) != 'image':
             yield {'images': image, 'masks': mask}
 
 
@@ -2276,8 +2303,10 @@ def explain_values(values, raw, plain, special, total, lossy):
             said.insert(is_scale(values) or not rare,
                         f'if {names} marks what is to be ignored type mask_values={suggest(void)}')
         lines += [*said, '(255 after a colon means ignored; reorder as you like)']
-    if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
-        lines.append('if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero')
+    ids = ['if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero']
+    ids *= plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES
+    lines[1:1] = ids * (likely := falls([images(code) for code in plain if 0 < code < COLOUR]))
+    lines += ids * (not likely)
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
@@ -2475,8 +2504,7 @@ def inspect_data(config, decode=False):
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it, '
                      'another seed or val_fraction draws other images')
-    seen_in = [values[code][1] for code in sorted(values) if 0 < code < 255]
-    falling = all(a >= b for a, b in itertools.pairwise(seen_in)) and len(seen_in) > 4 and seen_in[-1] < seen_in[0] / 2
+    falling = falls([values[code][1] for code in sorted(values) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
     if guessed and (falling or few):
@@ -2491,6 +2519,12 @@ def inspect_data(config, decode=False):
                      f'If so type mask_values={turned}')
     return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+
+
+def falls(counts):
+    """Whether of five or more values each higher one is in no more masks, the last in half of them, as ids of objects
+    are: every mask begins anew with 1."""
+    return len(counts) > 4 and all(a >= b for a, b in itertools.pairwise(counts)) and counts[-1] < counts[0] / 2
 
 
 def refuse_mixture(masks, config):
