@@ -797,6 +797,8 @@ def join_processes(config):
     """
     count, device = int(os.environ.get('WORLD_SIZE', 1)), choose_device(config['device'])
     if count == 1:
+        if device.type == 'cuda' and device.index is not None:         # or pinned memory would be of the first GPU
+            torch.cuda.set_device(device)
         return device
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
@@ -805,7 +807,7 @@ def join_processes(config):
                           f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type a batch_size or '
                           f'accumulation_steps that suits, such as batch_size={count * max(2, -(-8 // count))}')
     if device.type == 'cuda':
-        device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
+        device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", 0)}')
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'        # what is agreed on waits for no GPU
@@ -856,7 +858,8 @@ def detect_hardware(device):
             units = frozenset({'float16', 'bfloat16'} if native else {'float16'})
         return Hardware('cuda', properties.name, capability, units, properties.total_memory)
     if device.type == 'mps':
-        return Hardware('mps', 'Apple GPU', units=frozenset({'float16'}), memory=torch.mps.recommended_max_memory())
+        units = frozenset({'float16'} if torch.__version__ >= (2, 8) else ())          # before, scaling wants float64
+        return Hardware('mps', 'Apple GPU', units=units, memory=torch.mps.recommended_max_memory())
     return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
 
 
@@ -3567,6 +3570,7 @@ def build_optimizer(model, config, device):
               for decay, params in sorted(grouped(trained, decays).items(), reverse=True)]
     fits = all(p.is_floating_point() for p in trained)                 # fused SGD wants a gradient for all of them
     fits &= maker is not torch.optim.SGD or isinstance(model, SegmentationModel)
+    fits &= maker is not torch.optim.Adagrad or device.type == 'cpu'   # torch 2.6 refuses it on a GPU
     wishes = {'fused': device.type in ('cuda', 'cpu') and fits or None}
     if maker is torch.optim.SGD:
         wishes |= {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0}
@@ -3651,6 +3655,8 @@ def random_states():
     states = {'python': random.getstate(), 'torch': torch.get_rng_state(), 'numpy': (kind, keys.tolist(), *rest)}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states['cuda'] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        states['mps'] = torch.mps.get_rng_state()
     return states
 
 
@@ -3661,6 +3667,8 @@ def set_random_states(states):
     np.random.set_state(states['numpy'])
     if 'cuda' in states and torch.cuda.is_available() and len(states['cuda']) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states['cuda'])
+    if 'mps' in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states['mps'])
 
 
 def state_dict(state):
@@ -3700,7 +3708,9 @@ def check_optimizer(optimizer, group):
             size = torch.Size() if key == 'step' else parameter.shape
             if group.get('fused') and not (torch.is_tensor(value) and value.shape == size):
                 raise ValueError(f'{key} of the optimizer does not have the shape {tuple(size)}')
-            if torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
+            if key == 'step' and torch.is_tensor(value):               # fused kernels want it beside the weights
+                kept[key] = value.to(parameter.device if group.get('fused') or group.get('capturable') else 'cpu')
+            elif torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
@@ -3868,7 +3878,8 @@ def to_float32(values):
 
 def to_device(batch, device):
     """Every tensor of a batch (dict, list, tuple or tensor), without waiting."""
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, non_blocking=True), batch)
+    to_cuda = torch.device(device).type == 'cuda'                      # elsewhere nobody waits before it is read
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, non_blocking=to_cuda), batch)
 
 
 def batch_length(batch):
@@ -3961,10 +3972,6 @@ class Snapshot:
         self.write(self.kept)
         set_random_states(self.random)
 
-    def put_back_where(self, bad, now):
-        """Buffers as they were if `bad`, decided on the device, else as they are."""
-        self.write([torch.where(bad, kept, value) for kept, value in zip(self.kept, now)])
-
     def write(self, values):
         """Into the buffers: a tensor (N,) for each group."""
         for buffers, value in zip(self.groups(), values):
@@ -3990,7 +3997,7 @@ def commit(state, result, before, config):
         del state.optimizer.grad_scale, state.optimizer.found_inf
     elif not result.bad.item():                                        # other optimizers cost this one sync
         state.optimizer.step()
-    before.put_back_where(result.bad, now)
+    before.write([torch.where(result.bad, kept, value) for kept, value in zip(before.kept, now)])
     if state.scaler.is_enabled():
         one = torch.ones((), device=state.device)
         scale = state.scaler.scale(one)
@@ -4011,7 +4018,8 @@ def is_out_of_memory(error):
     """CUDA says so by its type, the CPU by a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
-                                          'STATUS_ALLOC_FAILED'))      # cuBLAS and cuDNN
+                                          'STATUS_ALLOC_FAILED',       # cuBLAS and cuDNN
+                                          'less than INT_MAX elements', 'canUse32BitIndexMath'))   # 32 bits to count
 
 
 def guarded_step(state, window, loss_fn, config):
@@ -4039,13 +4047,14 @@ def guarded_step(state, window, loss_fn, config):
         record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
     try:
         commit(state, result, before, config)
+        return result
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        if state.batch_size == 1:                                      # no checkpoint: weights may be half updated
-            raise UserError(TOO_LARGE, 'out of memory') from None
-        raise Rewind('out of memory inside the optimizer step', batch_size=halve(state)) from None
-    return result
+    state.optimizer.zero_grad(set_to_none=True)                        # outside, as above
+    if state.batch_size == 1:                                          # no checkpoint: weights may be half updated
+        raise UserError(TOO_LARGE, 'out of memory')
+    raise Rewind('out of memory inside the optimizer step', batch_size=halve(state))
 
 
 @contextlib.contextmanager
@@ -4126,7 +4135,9 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     unsound = unsound_samples(window)
     without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
     is_lost = lambda window: find_nonfinite(state, window, loss_fn, 'float32')[0]
-    if unsound and is_lost(window) and not is_lost(without):           # else the loss leaves them out
+    if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
+        lost = is_lost(window), is_lost(without)
+    if unsound and lost == (True, False):                              # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     lower = safer_dtype(state.dtype, hardware)
     layer = first_nonfinite(state, window, loss_fn)
@@ -4935,7 +4946,8 @@ def build_state(model, config, precision, device):
     if world()[1] > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world()[1])
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            from timm.layers import convert_sync_batchnorm             # torch's loses the activation in BatchNormAct2d
+            model = convert_sync_batchnorm(model)
         wrap = nn.parallel.DistributedDataParallel
         old, new = 'broadcast_buffers', 'forward_sync_buffers'         # its name in newer versions of torch
         engine = wrap(model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
@@ -5003,10 +5015,10 @@ def compiler_faults():
     return faults
 
 
-def start_compiled(state, probe):
+def start_compiled(state, probe, config, run):
     """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
     log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-    begun, before = time.monotonic(), copy.deepcopy(state_dict(state))
+    begun = time.monotonic()
     try:
         state.model.compile()
         probe()
@@ -5017,7 +5029,8 @@ def start_compiled(state, probe):
         log.warning('torch.compile does not work here (%s); training without it', in_words(error))
         state.model._compiled_call_impl = None
         torch._dynamo.reset()
-        restore(state, before)
+        if (run.folder / 'last.pt').exists():                          # else no step was tried
+            go_back(state, config, run)
         probe()
 
 
@@ -5103,6 +5116,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
     warn_of_size(model, config, hardware, precision)
     state = build_state(model, config, precision, device)
+    if device.type == 'cuda':
+        torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
     if data is not None:
         try_smallest(model, data.sizes)
     rank, count = world()
@@ -5122,7 +5137,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         resume_state(state, run, config, precision, hardware, typed, getattr(loss_fn, 'num_classes', None))
     run.write('config.py', config_text(config))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
-    start_compiled(state, probe) if config['compile_model'] else probe()
+    start_compiled(state, probe, config, run) if config['compile_model'] else probe()
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
@@ -6074,7 +6089,8 @@ def export(run, form='onnx', output=None, half=False):
           f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
     if not is_free:
         height, width = model.config['image_size']
-        print(f'it takes images of {width} x {height} only: {architecture_of(model)} cannot be written for other sizes')
+        name = 'a network of your own' if model.is_own else model.config['architecture']
+        print(f'it takes images of {width} x {height} only: {name} cannot be written for other sizes')
     elif form == 'pt2':
         print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
     return 0
@@ -6142,11 +6158,6 @@ def trace_example(model, is_free):
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
     unfold_upsampling(model)
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
-
-
-def architecture_of(model):
-    """What a network is, for the user."""
-    return 'a network of your own' if model.is_own else model.config['architecture']
 
 
 def pool_by_product(x, size):
@@ -6425,9 +6436,13 @@ def tune(preset, overrides, seconds=60.0):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
     del best, compiled                                                 # the loser's weights too
-    tell_memory(winner, config, hardware, window, loss_fn)
-    base = translate(load_preset(preset), [])[0] if preset is not None else {}
-    write_winner(winner, config, asked, hardware, images, base, overrides)
+    gc.collect()                                                       # what was compiled holds itself
+    torch.cuda.empty_cache()
+    try:
+        tell_memory(winner, config, hardware, window, loss_fn)
+    finally:                                                           # minutes of measuring must not be lost
+        base = translate(load_preset(preset), [])[0] if preset is not None else {}
+        write_winner(winner, config, asked, hardware, images, base, overrides)
     return 0
 
 
@@ -6642,8 +6657,13 @@ def tell_memory(winner, config, hardware, window, loss_fn):
             return two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
         batch = {key: torch.cat([window[0][key][:1]] * size) for key in ('image', 'mask')}
         winner.state.batch_size = size
-        return len(in_halves(lambda batch: train_step(winner.state, [batch], loss_fn, config), batch)) == 1
+        return len(in_halves(attempt, batch)) == 1
 
+    def attempt(batch):                                                # a scaler unscales once per update
+        winner.state.scaler = build_scaler(winner.dtype, config, winner.state.device)
+        return train_step(winner.state, [batch], loss_fn, config)
+
+    winner.state.model._compiled_call_impl = None                      # each size would be compiled anew
     size = 1
     while size < 4096 and fits(2 * size):
         size *= 2

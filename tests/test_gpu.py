@@ -96,3 +96,34 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, 
             forward = tu.UnderAutocast(state.evaluated, dtype)
             losses, counts = tu.run_loss(loss_fn, forward, tu.to_device(batch, GPU))
         assert losses.device == counts.device == GPU and waits == ['item']
+
+
+def test_norms_that_hold_their_activation_keep_it_when_processes_share_their_statistics(monkeypatch):
+    config = {**TINY, 'encoder': 'tu-test_efficientnet', 'batch_size': 4}
+    monkeypatch.setattr(tu, 'world', lambda: (0, 2))
+    monkeypatch.setattr(tu, 'has_idle_parameters', lambda model: False)
+    monkeypatch.setattr(nn.parallel, 'DistributedDataParallel', lambda model, *_, **__: model)
+    monkeypatch.setattr(nn.Module, 'to', lambda model, *_, **__: moved(model))
+    with FakeTensorMode():
+        plain = tu.build_model(config)
+        state = tu.build_state(tu.build_model(config), config, tu.Precision('float32', None, ''), GPU)
+    acts = {name: type(module.act) for name, module in plain.named_modules() if type(module).__name__ == 'BatchNormAct2d'}
+    norms = [module for module in state.model.modules() if isinstance(module, nn.SyncBatchNorm)]
+    assert acts and len(norms) > len(acts)
+    assert acts == {name: type(module.act) for name, module in state.model.named_modules() if name in acts}
+
+
+def test_a_run_of_a_mac_goes_on_with_its_step_beside_the_weights(waits):
+    with FakeTensorMode():
+        model = moved(tu.build_model(TINY))
+        optimizer = tu.build_optimizer(model, TINY, GPU)
+        for parameter in model.parameters():
+            optimizer.state[parameter] = {'step': torch.zeros(()), 'exp_avg': torch.zeros_like(parameter)}
+        for group in optimizer.param_groups:
+            tu.check_optimizer(optimizer, group)
+        assert {kept['step'].device for kept in optimizer.state.values()} == {GPU}
+
+
+def test_adagrad_is_fused_on_a_cpu_alone():
+    build = lambda kind: tu.build_optimizer(nn.Linear(2, 2), {**TINY, 'optimizer': 'Adagrad'}, torch.device(kind))
+    assert build('cpu').defaults['fused'] and not build('cuda').defaults['fused']      # torch 2.6 refuses it there

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import types
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -619,6 +620,27 @@ def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failin
     assert [row['batch_size'] for row in rows] == [4, 2, 2]
     for a, b in zip(result.model.parameters(), calm.model.parameters()):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_going_back_holds_nothing_of_the_update_that_failed(monkeypatch):
+    steps, temporaries, held, real = [], [], [], tu.load_checkpoint
+
+    def hook(optimizer, args, kwargs):
+        steps.append(1)
+        if len(steps) == 5:
+            temporary = torch.zeros(1000)
+            temporaries.append(weakref.ref(temporary))
+            raise torch.OutOfMemoryError('CUDA out of memory (a test)')
+
+    def load_checkpoint(*rest):
+        held.extend(temporary() is not None for temporary in temporaries)
+        return real(*rest)
+
+    monkeypatch.setattr(tu, 'load_checkpoint', load_checkpoint)
+    handle = register_optimizer_step_pre_hook(hook)
+    train(network(norm=False))
+    handle.remove()
+    assert held and not any(held)
 
 
 def test_out_of_memory_inside_the_very_first_update(failing_optimizer):

@@ -215,10 +215,12 @@ def test_amd_is_asked_for_native_bfloat16(monkeypatch, native, units):
     assert detect_hardware(torch.device('cuda')).units == units
 
 
-def test_apple_has_float16(monkeypatch):
+@pytest.mark.parametrize('version, units', [('2.6.0', set()), ('2.8.0', {'float16'})])   # the scaler wanted float64
+def test_apple_has_float16(monkeypatch, version, units):
+    monkeypatch.setattr(torch, '__version__', torch.torch_version.TorchVersion(version))
     monkeypatch.setattr(torch.mps, 'recommended_max_memory', lambda: 7 * 2**30)
     assert detect_hardware(torch.device('mps')) == Hardware(
-        'mps', 'Apple GPU', units=frozenset({'float16'}), memory=7 * 2**30)
+        'mps', 'Apple GPU', units=frozenset(units), memory=7 * 2**30)
 
 
 @pytest.mark.parametrize('capabilities, cpuinfo, units', [

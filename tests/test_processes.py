@@ -178,6 +178,15 @@ def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(monkeyp
         train_unet.join_processes({'device': 'cpu', 'batch_size': 2, 'accumulation_steps': 4})
 
 
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(train_unet.torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(train_unet.torch.cuda, 'device_count', lambda: 1)
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    with pytest.raises(train_unet.ConfigError, match="device='cuda:1': there are 1 CUDA devices"):
+        train_unet.join_processes({'device': 'auto', 'batch_size': 8, 'accumulation_steps': 1})
+
+
 def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
     words = [['evaluate', 'none'], ['predict', 'none', 'x.png'], ['export', 'none'], ['check', 'data=none']]
     for rank, code in [('0', 2), ('1', 0)]:

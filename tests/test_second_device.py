@@ -130,3 +130,29 @@ def test_a_step_waits_once_where_no_optimizer_is_fused(device, tmp_path):
         train(data=f'set{count}', num_epochs=1)
         counts.append(device() - before)
     assert counts[1] - counts[0] == 8 - 2
+
+
+@pytest.mark.parametrize('fault', [torch.OutOfMemoryError('made by the test'),
+                                   RuntimeError('upsample_nearest_nhwc only supports grad_output tensors with less '
+                                                'than INT_MAX elements, but got [256, 32, 512, 512]')], ids=['full', 'index'])
+def test_tune_tries_sizes_and_writes_its_preset_where_float16_wins(monkeypatch, capsys, fault):
+    monkeypatch.setattr(tu, 'detect_hardware',
+                        lambda device: tu.Hardware('cuda', 'T4', (7, 5), frozenset({'float16'}), 16 << 30))
+    monkeypatch.setattr(tu, 'measure_rounds', lambda candidates, *_: [
+        candidate.seconds.append(1 + (candidate.dtype != 'float16')) for candidate in candidates])
+    monkeypatch.setattr(tu, 'try_compiling', lambda *_: None)
+
+    def spoil(passes, images, output):
+        if len(images) >= 16:
+            raise fault
+        return output
+    hooked(monkeypatch, spoil)
+    assert tu.tune(None, {**ON_GPU, 'data': 'set', 'batch_size': 2}, 1) == 0
+    out = capsys.readouterr().out
+    assert 'largest batch_size that fits into 16 GiB: 8 (tried)' in out and 'best here: float16' in out
+    assert tu.load_preset('runs/tuned.py')['amp_dtype'] == 'float16'
+
+
+def test_the_best_weights_are_kept_by_copies_that_are_done(monkeypatch):
+    monkeypatch.setattr(tu.Run, 'is_due', lambda run: False)           # as where saving takes long
+    assert np.isfinite(train().history[-1]['val_loss'])                # a copy on its way would want pinned memory

@@ -299,11 +299,13 @@ def run_tune(args, left):
         with open(path, 'w') as file:
             try:
                 done = run_within(command, left, stdout=file, stderr=subprocess.PIPE, cwd=folder)
-                if done.returncode:
-                    raise RuntimeError(f'tune: {last_line(done.stderr)}')
+                fault = f'tune: {last_line(done.stderr)}' if done.returncode else ''
             except subprocess.TimeoutExpired:
+                fault = ''
                 file.write('stopped: the time is up')
         print(path.read_text())
+        if fault:
+            raise RuntimeError(fault)
         return path.read_text().splitlines()
 
 
@@ -388,6 +390,7 @@ def run_part(name, args, left, results):
         results[name] = f'{type(error).__name__}: {error}'
         return f'failed: {str(error).splitlines()[-1][:60] if str(error) else type(error).__name__}'
     finally:
+        gc.collect()                                                   # contenders hold themselves, and the GPU
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return 'done' if isinstance(results[name], (list, dict)) else results[name]

@@ -27,16 +27,18 @@ SHAPES = [(64, 64, 64), (128, 128, 32), (256, 256, 16), (512, 512, 8),
           (64, 32, 128)]                                # channels in and out, side
 
 
-def seconds_of(function, device, rounds):
-    """Median seconds of a call, the device waited for."""
+def seconds_of(function, device, rounds, is_short=False):
+    """Median seconds of a call, the device waited for; on a GPU short ones are called 50 times between two waits."""
     wait = torch.cuda.synchronize if device.type == 'cuda' else lambda: None
+    calls = 50 if is_short and device.type == 'cuda' else 1
     times = []
     for _ in range(rounds + 1):
         wait()
         begun = time.perf_counter()
-        function()
+        for _ in range(calls):
+            function()
         wait()
-        times.append(time.perf_counter() - begun)
+        times.append((time.perf_counter() - begun) / calls)
     return median_and_spread(times[1:])[0]
 
 
@@ -56,8 +58,13 @@ def measure_convolutions(device, dtypes, batch, rounds):
                 flops = 2 * 9 * width * out * batch * side ** 2
                 gradient = torch.ones_like(conv(x))
                 with torch.no_grad():
-                    row[name] = flops / seconds_of(lambda: conv(x), device, rounds) / 1e9
-                both = seconds_of(lambda: conv(x).backward(gradient), device, rounds)
+                    row[name] = flops / seconds_of(lambda: conv(x), device, rounds, True) / 1e9
+
+                def forward_and_backward():
+                    x.grad = conv.weight.grad = None                   # adding to those of the last call is no part
+                    conv(x).backward(gradient)
+
+                both = seconds_of(forward_and_backward, device, rounds, True)
                 row[f'{name}, with backward'] = 3 * flops / both / 1e9
             rows.append(row)
     return rows
@@ -67,8 +74,8 @@ def measure_bandwidth(device, rounds, count=2 ** 26):
     """Bytes per second of a copy and a triad (a = b + 2 c), on arrays no cache holds -> dict."""
     a, b, c = (torch.ones(count, device=device) for _ in range(3))
     triad = functools.partial(torch.add, b, c, alpha=2, out=a)
-    return {'copy': 8 * count / seconds_of(lambda: a.copy_(b), device, rounds),
-            'triad': 12 * count / seconds_of(triad, device, rounds)}
+    return {'copy': 8 * count / seconds_of(lambda: a.copy_(b), device, rounds, True),
+            'triad': 12 * count / seconds_of(triad, device, rounds, True)}
 
 
 class ByteCounter(TorchDispatchMode):
@@ -107,6 +114,7 @@ def count_work(ours):
     window, config = next(ours.windows), ours.config
     with FlopCounterMode(display=False) as flops:
         train_unet.train_step(ours.state, window, ours.loss_fn, config)
+    ours.state.scaler = train_unet.build_scaler(ours.state.dtype, config, ours.state.device)   # it has unscaled once
     with ByteCounter() as moved:
         train_unet.guarded_step(ours.state, window, ours.loss_fn, config)
     parts = train_unet.estimate_memory(config, ours.state.dtype)
