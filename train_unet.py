@@ -1420,7 +1420,7 @@ def split_by_names(pairs, root, files, notes):
     if any(image.split for image, _ in pairs):
         return pairs
     split_of, stems = lambda name: SPLIT_WORDS.get(folder_words(name)[0]), [Path(image.path).stem for image, _ in pairs]
-    ways = {'the first word of their names': {stem: split_of(stem) for stem in stems}}
+    ways = {'the first word of their names': {stem: split_of(stem) for stem in stems}} if split_of(stems[0]) else {}
     for folder, name in files:
         if name.endswith('.txt') and split_of(name) and not name.startswith('trainval'):
             listed = ways.setdefault(f'the text files in {folder or "the top folder"}', {})
@@ -1587,7 +1587,7 @@ def folder_answers(files):
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:
             del shapes[shape]
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
-    is_told = any(read_place(shape[len(shared):].lstrip('/'))[1] == 'mask' for shape in usual)
+    role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
     for image, mask in itertools.permutations(sorted(usual), 2):
         (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
@@ -1596,9 +1596,8 @@ def folder_answers(files):
         twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
         if twins & everywhere - {image, mask} or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
-        both = os.path.commonpath([image, mask])
-        role_of = lambda shape: read_place(shape[len(shared if is_told else both):].lstrip('/'))[1]
-        if both not in (image, mask) and role_of(image) != 'mask' and role_of(mask) != 'image':
+        is_apart = os.path.commonpath([image, mask]) not in (image, mask)
+        if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
             yield {'images': image, 'masks': mask}
 
 

@@ -1858,3 +1858,64 @@ def test_a_threshold_is_of_the_brightest_channel_and_leaves_out_only_grey():
     codes = np.array([[-1, 255, 90, 200, train_unet.COLOUR + 0xffffff, train_unet.COLOUR + 0x00c800, train_unet.COLOUR + 0x101010]])
     above, below = (train_unet.Coding(None, 127, below=below, ignored=255).encode(codes) for below in (False, True))
     assert above.tolist() == [[255, 255, 0, 1, 1, 1, 0]] and below.tolist() == [[255, 255, 1, 0, 0, 0, 1]]
+
+
+def split_sizes(data):
+    return [len(data.pairs.rows(split)) if np.any(data.pairs.splits == number) else 0
+            for number, split in enumerate(train_unet.SPLITS)]
+
+
+def test_the_first_word_of_all_names_is_their_split(tmp_path):
+    stems = [f'{kind}_{n}' for kind in ('train', 'testA', 'testB') for n in range(5)]
+    fill(tmp_path, [f'{stem}.bmp' for stem in stems], [f'{stem}_anno.bmp' for stem in stems])
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [4, 1, 10] and names_of(data, 'test') == set(stems[5:])
+    assert 'the images are split by the first word of their names' in data.notes
+    fill(tmp_path, ['other_1.bmp'], ['other_1_anno.bmp'])              # not all of them: then it is no split
+    assert split_sizes(inspect(tmp_path)[1]) == [13, 3, 0]
+
+
+@pytest.mark.parametrize('line', ['{}', '{}.png', 'images/{}.png', 'images/{0}.png masks/{0}.png'])
+def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
+    stems = [f'photo {n}' if line == '{}' else f'photo_{n}' for n in range(12)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'masks/{stem}.png' for stem in stems])
+    parts = {'train': stems[:6], 'val': stems[6:9], 'test': stems[9:], 'trainval': stems[:9]}
+    folder = tmp_path / 'ImageSets' / 'Segmentation'
+    folder.mkdir(parents=True)
+    for name, part in parts.items():
+        (folder / f'{name}.txt').write_text('\n'.join(line.format(stem) for stem in part) + '\n\n')
+    other = tmp_path / 'ImageSets' / 'Main'                            # another task, with images of its own
+    other.mkdir()
+    (other / 'train.txt').write_text('\n'.join([*stems[4:], *'abcdefghijklmn']))
+    (other / 'val.txt').write_text('\n'.join(stems[:4]))
+    data = inspect(tmp_path)[1]
+    assert [names_of(data, part) for part in ('train', 'val', 'test')] == [set(parts[p]) for p in ('train', 'val', 'test')]
+    assert 'the images are split by the text files in ImageSets/Segmentation' in data.notes
+    (folder / 'val.txt').write_text('\n'.join(stems[5:9]))             # one of train too
+    (other / 'val.txt').unlink()
+    assert split_sizes(inspect(tmp_path)[1]) == [10, 2, 0]
+
+
+def test_what_lies_outside_the_folders_that_were_typed_is_told(tmp_path):
+    fill(tmp_path, [f'{kind}/images/{n}.png' for kind in ('a', 'b') for n in range(4)],
+         [f'{kind}/masks/{n}.png' for kind in ('a', 'b') for n in range(4)])
+    notes = inspect(tmp_path, images='a/images', masks='a/masks')[1].notes
+    assert 'ignored 8 files, outside of images= and masks=: 0.png, ...' in notes
+    assert not any('outside' in note for note in inspect(tmp_path, images='*/images', masks='*/masks')[1].notes)
+
+
+def test_ids_of_objects_are_offered_as_foreground_first(tmp_path):
+    for number, count in enumerate([9, 6, 4, 3, 2, 2]):                # each mask begins anew with 1
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        save(tmp_path / f'masks/{number}.png', np.arange(16 * 16).reshape(16, 16) % (count + 1))
+    save(tmp_path / 'images/9.png', np.zeros((16, 16, 3)) + 50)
+    save(tmp_path / 'masks/9.png', np.where(np.arange(256).reshape(16, 16) % 13 == 12, 14, 0))
+    assert typed(offered(ask(tmp_path), 'mask_values=')) == {'mask_values': 'nonzero'}
+
+
+def test_pictures_of_the_masks_are_not_offered_as_masks(tmp_path):
+    for folder, prefix in (('rawimages', ''), ('groundtruth', ''), ('visualized_groundtruth', 'Visualized_')):
+        names = [f'dataset/{folder}/{prefix}{n}.png' for n in range(5)]
+        fill(tmp_path, *((names, []) if 'raw' in folder else ([], names)))
+    error = ask(tmp_path)
+    assert '    images="dataset/rawimages" masks="dataset/groundtruth"   (5 pairs)' in error.problems
