@@ -1422,9 +1422,10 @@ def split_by_names(pairs, root, files, notes):
     split_of, stems = lambda name: SPLIT_WORDS.get(folder_words(name)[0]), [Path(image.path).stem for image, _ in pairs]
     ways = {'the first word of their names': {stem: split_of(stem) for stem in stems}} if split_of(stems[0]) else {}
     for folder, name in files:
-        if name.endswith('.txt') and split_of(name) and not name.startswith('trainval'):
+        path = os.path.join(root, folder, name)
+        if name.endswith('.txt') and split_of(name) and not name.startswith('trainval') and os.path.isfile(path):
             listed = ways.setdefault(f'the text files in {folder or "the top folder"}', {})
-            with contextlib.suppress(OSError), open(os.path.join(root, folder, name), errors='replace') as file:
+            with contextlib.suppress(OSError), open(path, errors='replace') as file:
                 for stem in (Path(word).stem for line in file.read(10**8).splitlines()
                              for word in {line.strip(), *line.split()[:1]}):
                     listed[stem] = split_of(name) if listed.get(stem, split_of(name)) == split_of(name) else None
@@ -2305,10 +2306,10 @@ def explain_values(values, raw, plain, special, total, lossy):
             said.insert(is_scale(values) or not rare,
                         f'if {names} marks what is to be ignored type mask_values={suggest(void)}')
         lines += [*said, '(255 after a colon means ignored; reorder as you like)']
-    ids = ['if they are ids of objects, so that all but 0 (black) is foreground, type mask_values=nonzero']
-    ids *= plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES
-    lines[1:1] = ids * (likely := falls([images(code) for code in plain if 0 < code < COLOUR]))
-    lines += ids * (not likely)
+    if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
+        place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
+        lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
+                            'mask_values=nonzero')
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')

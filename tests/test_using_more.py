@@ -995,14 +995,13 @@ def test_rows_of_a_large_image_are_resized_as_a_whole_image_is(size, wanted):
 
 @pytest.mark.parametrize('images, wanted', [(3, True), (4, False)])
 def test_statistics_are_shared_where_a_gpu_has_few_images(monkeypatch, images, wanted):
-    converted, model = [], nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
     monkeypatch.setattr(train_unet, 'world', lambda: (0, 2))
     monkeypatch.setattr(nn.Module, 'to', lambda self, *_, **__: self)
-    monkeypatch.setattr(nn.SyncBatchNorm, 'convert_sync_batchnorm', lambda network: converted.append(1) or network)
     monkeypatch.setattr(nn.parallel, 'DistributedDataParallel', lambda network, devices, **_: network)
     config = {**train_unet.CONFIG, 'batch_size': 2 * images, 'learning_rate': 0.01, 'ema_decay': None}
-    train_unet.build_state(model, config, train_unet.Precision('float32', 'high', ''), torch.device('cuda'))
-    assert bool(converted) == wanted
+    state = train_unet.build_state(model, config, train_unet.Precision('float32', 'high', ''), torch.device('cuda'))
+    assert any(isinstance(module, nn.SyncBatchNorm) for module in state.model.modules()) == wanted
 
 
 def test_small_images_under_crop_are_tried_before_training(tmp_path, capsys):
