@@ -3877,8 +3877,8 @@ def to_float32(values):
 
 
 def to_device(batch, device):
-    """Every tensor of a batch (dict, list, tuple or tensor), without waiting."""
-    to_cuda = torch.device(device).type == 'cuda'                      # elsewhere nobody waits before it is read
+    """Every tensor of a batch (dict, list, tuple or tensor). Copies to CUDA are not waited for: its kernels do that."""
+    to_cuda = torch.device(device).type == 'cuda'                      # a copy to the CPU is read at once
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, non_blocking=to_cuda), batch)
 
 
