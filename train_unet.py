@@ -1157,7 +1157,7 @@ def collect(config, root, files):
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(plain.get(place, place)[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
-            ignored[f'*{suffix.lower()}' if suffix else name].append(name)
+            ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
             continue
         stems = {key: stem_of(name) for key, stem_of in stem_keys.items()}
         if not role and stems:
@@ -1185,9 +1185,13 @@ def collect(config, root, files):
     if splits and 'test' not in splits:                                # a contest keeps its test masks to itself
         images = set_aside(images, lambda file: file.split == 'test', ignored,
                            'images of the test split, which has no masks')
-    return images, masks, [f'ignored {names[0]}' if len(names) == 1 else
-                           f'ignored {len(names)} files, {what}: {names[0]}, ...'
-                           for what, names in sorted(ignored.items())]
+    return images, masks, tell_ignored(ignored)
+
+
+def tell_ignored(ignored):
+    """{reason: [names of files]} -> a line for each."""
+    return [f'ignored {names[0]}' if len(names) == 1 else f'ignored {len(names)} files, {what}: {names[0]}, ...'
+            for what, names in sorted(ignored.items()) if names]
 
 
 def shared_folder(files):
@@ -1414,26 +1418,35 @@ def find_pairs(config):
     return Pairs(*paths_of(pairs), splits, rule, notes)
 
 
+def split_named(name):
+    """The split that the first word of a name tells, as in train_1.png; None if none."""
+    return SPLIT_WORDS.get(folder_words(name)[0])
+
+
+def split_listed(name):
+    """The split that a text file of this name, val.txt, lists the images of; None for others."""
+    return split_named(name) if name.endswith('.txt') and not name.startswith('trainval') else None
+
+
 def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
     the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
-    if any(image.split for image, _ in pairs):
-        return pairs
-    split_of, stems = lambda name: SPLIT_WORDS.get(folder_words(name)[0]), [Path(image.path).stem for image, _ in pairs]
-    ways = {'the first word of their names': {stem: split_of(stem) for stem in stems}} if split_of(stems[0]) else {}
-    for folder, name in files:
-        path = os.path.join(root, folder, name)
-        if name.endswith('.txt') and split_of(name) and not name.startswith('trainval') and os.path.isfile(path):
-            listed = ways.setdefault(f'the text files in {folder or "the top folder"}', {})
-            with contextlib.suppress(OSError), open(path, errors='replace') as file:
-                for stem in (Path(word).stem for line in file.read(10**8).splitlines()
-                             for word in {line.strip(), *line.split()[:1]}):
-                    listed[stem] = split_of(name) if listed.get(stem, split_of(name)) == split_of(name) else None
+    stems, is_split = [Path(image.path).stem for image, _ in pairs], any(image.split for image, _ in pairs)
+    ways = {'the first word of their names': {stem: split_named(stem) for stem in stems}}
+    lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
+    for folder, name in lists if not is_split else ():
+        listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
+        with contextlib.suppress(OSError), open(os.path.join(root, folder, name), errors='replace') as file:
+            for stem in (Path(word).stem for line in file.read(10**8).splitlines()
+                         for word in {line.strip(), *line.split()[:1]}):
+                listed[stem] = split if listed.get(stem, split) == split else None
     for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
         splits = [listed.get(stem) for stem in stems]
-        if all(splits) and {'train'} < set(splits):
+        if not is_split and all(splits) and {'train'} < set(splits):
             notes.append(f'the images are split by {how}')
             return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
+    why = '*.txt, as folders tell the split' if is_split else '*.txt, which do not list every image once'
+    notes += tell_ignored({why: ['/'.join(filter(None, place)) for place in lists]})
     return pairs
 
 

@@ -1890,10 +1890,22 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     (other / 'val.txt').write_text('\n'.join(stems[:4]))
     data = inspect(tmp_path)[1]
     assert [names_of(data, part) for part in ('train', 'val', 'test')] == [set(parts[p]) for p in ('train', 'val', 'test')]
-    assert 'the images are split by the text files in ImageSets/Segmentation' in data.notes
+    told = [note for note in data.notes if 'text files' in note or '.txt' in note]
+    assert told == ['ignored trainval.txt', 'the images are split by the text files in ImageSets/Segmentation']
     (folder / 'val.txt').write_text('\n'.join(stems[5:9]))             # one of train too
     (other / 'val.txt').unlink()
-    assert split_sizes(inspect(tmp_path)[1]) == [10, 2, 0]
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [10, 2, 0]
+    told = 'ignored 4 files, *.txt, which do not list every image once: ImageSets/Main/train.txt, ...'
+    assert [note for note in data.notes if '.txt' in note] == ['ignored trainval.txt', told]
+
+
+def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
+    fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
+         [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
+    for name in ('train.txt', 'val.txt'):
+        (tmp_path / name).write_text('0\n1\n2\n3\n')
+    assert inspect(tmp_path)[1].notes == ['ignored 2 files, *.txt, as folders tell the split: train.txt, ...']
 
 
 def test_what_lies_outside_the_folders_that_were_typed_is_told(tmp_path):
