@@ -12,8 +12,9 @@ its gradient clipping, which the peers do not have, 'default' with both, and 'au
 precision that it picks unasked on this machine, where the peers stay in float32.
 
 The clock hangs on torch's own hook after every optimizer step, so that no loop has to be touched.
-An epoch warms up; measured is the second, from the end of its first step to the end of its last:
-the steady rate, without starting workers, validation and checkpoints (time_to_iou.py has those).
+An epoch warms up; measured is the middle of the second: the steady rate, without starting workers,
+validation and checkpoints (time_to_iou.py has those), and without its first and last steps, beside
+which workers read nothing because the batches of a short epoch are ready or being waited for.
 Each measurement is a process of its own, so that threads, allocator and imports of one contender do
 not leak into the next; contenders take turns, in another order every round, so that a slow minute
 of the machine hits all. 'ours is faster' is the median over the rounds of the ratio within a
@@ -31,6 +32,7 @@ from pathlib import Path
 from common import base_parser, describe_machine, median_and_spread, print_table, save_json
 from tqdm import tqdm
 
+AHEAD = 4       # batches that DataLoader's workers have ready: two for each of two
 NAMES = ('ours', 'plain', 'lightning', 'fastai', 'monai', 'accelerate')
 
 
@@ -42,7 +44,8 @@ def parse_args():
     option('--contenders', nargs='+', default=list(NAMES), choices=NAMES)
     option('--size', type=int, default=128, help='pixels (128)')
     option('--batch', type=int, default=8, help='images per step (8)')
-    option('--steps', type=int, default=10, help='steps of an epoch, of two epochs (10)')
+    option('--steps', type=int, default=20,
+           help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count (20)')
     option('--worker', help='internal: measure this one job and write its figures to --out')
     return parser.parse_args()
 
@@ -140,7 +143,7 @@ def work(job, out):
 
 
 def time_steps(job, peers):
-    """Train, reading the clock after every optimizer step -> images/s of the last epoch."""
+    """Train, reading the clock after every optimizer step -> images/s of the last epoch's middle."""
     import time
 
     import torch
@@ -165,9 +168,10 @@ def time_steps(job, peers):
         raise RuntimeError(f'{len(marks)} steps instead of {expected}: not the same work')
     if on_gpu:
         torch.cuda.synchronize()
-    first, last = marks[-job.steps], marks[-1]
+    ahead = min(AHEAD, job.steps // 2 - 1)
+    first, *others, last = marks[-job.steps:][ahead:job.steps - ahead]
     seconds = first.elapsed_time(last) / 1000 if on_gpu else last - first
-    return {'images_per_second': (job.steps - 1) * job.batch / seconds, 'parameters': sizes[-1]}
+    return {'images_per_second': (len(others) + 1) * job.batch / seconds, 'parameters': sizes[-1]}
 
 
 def build_rows(records, variants):
