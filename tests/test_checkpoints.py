@@ -55,6 +55,27 @@ def data(tmp_path):
     return draw_set(tmp_path / 'set')
 
 
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """{number of epochs: the folder of a run of SMALL that is done}. Not to be changed."""
+    folder = tmp_path_factory.mktemp('trained')
+    data = str(draw_set(folder / 'set'))
+    return {epochs: tu.train(**SMALL | {'num_epochs': epochs, 'data': data, 'run_dir': str(folder / f'run-{epochs}')}
+                             ).run_dir for epochs in (1, 2)}
+
+
+@pytest.fixture
+def run_of_one(trained):
+    """run/: one epoch of SMALL."""
+    return shutil.copytree(trained[1], 'run')
+
+
+@pytest.fixture
+def run_of_two(trained):
+    """run/: two epochs of SMALL."""
+    return shutil.copytree(trained[2], 'run')
+
+
 class Samples(torch.utils.data.Dataset):
     """Small images with a map to learn."""
 
@@ -340,8 +361,7 @@ def test_auto_starts_continues_and_does_not_continue_what_is_done():
     assert [row['epoch'] for row in again.history] == [row['epoch'] for row in final()['history']]
 
 
-def test_a_setting_that_defines_the_run_cannot_change_on_resume(data):
-    tu.train(**SMALL)
+def test_a_setting_that_defines_the_run_cannot_change_on_resume(run_of_two):
     for change in ({'encoder': 'resnet18'}, {'seed': 1}, {'optimizer': 'SGD'}, {'val_fraction': 0.5},
                    {'architecture': 'FPN'}, {'in_channels': 1}, {'num_classes': 3}, {'mean': 9.0},
                    {'decoder_channels': [8] * 5}, {'ema_decay': None}, {'group_pattern': '.'}):
@@ -350,8 +370,7 @@ def test_a_setting_that_defines_the_run_cannot_change_on_resume(data):
     assert len(final()['history']) == 2
 
 
-def test_a_run_can_be_made_longer(data):
-    tu.train(**SMALL)
+def test_a_run_can_be_made_longer(run_of_two):
     result = tu.train(resume='run', num_epochs=4)
     assert [row['epoch'] for row in result.history] == [1, 2, 3, 4]
     log = (result.run_dir / 'log.txt').read_text()
@@ -375,8 +394,7 @@ def test_what_healing_arrived_at_comes_with_a_resume():
     assert [row['batch_size'] for row in result.history] == [4, 2]
 
 
-def test_a_preset_is_not_dropped_on_resume(data):
-    tu.train(**SMALL)
+def test_a_preset_is_not_dropped_on_resume(run_of_two):
     with open('longer.py', 'w') as file:
         file.write("config = {'num_epochs': 3}\n")
     assert len(tu.train('longer.py', resume='run').history) == 3
@@ -568,8 +586,7 @@ def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monk
     assert_same(tu.load_checkpoint(saved / 'last.pt'), OLD)
 
 
-def test_resume_auto_finds_a_run_that_died_between_two_renames(data):
-    tu.train(**SMALL)
+def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):
     os.replace('run/last.pt', 'run/previous.pt')
     path = tu.Path('run/config.py')                                    # as if it had not been done
     path.write_text(path.read_text().replace("'num_epochs': 2", "'num_epochs': 4"))
@@ -640,8 +657,7 @@ def hostile(request):
     assert not os.path.exists('harmed')
 
 
-def test_a_hostile_checkpoint_is_refused_and_not_run(hostile, data):
-    tu.train(**SMALL)
+def test_a_hostile_checkpoint_is_refused_and_not_run(hostile, run_of_two):
     for name in ('last.pt', 'previous.pt'):
         hostile(f'run/{name}')
     with pytest.raises(tu.UserError, match='last.pt'):
@@ -667,8 +683,7 @@ def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, 
 
 
 @pytest.mark.parametrize('foreign', [{'a': 1}, [1, 2], torch.ones(3)], ids=type)
-def test_a_file_of_another_program_is_told_apart(foreign, data):
-    tu.train(**SMALL | {'num_epochs': 1})
+def test_a_file_of_another_program_is_told_apart(foreign, run_of_one):
     for name in ('last.pt', 'previous.pt', 'best.pt'):
         torch.save(foreign, f'run/{name}')
     with pytest.raises(tu.UserError):
@@ -677,8 +692,7 @@ def test_a_file_of_another_program_is_told_apart(foreign, data):
         tu.train(resume='run')
 
 
-def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(data):
-    tu.train(**SMALL)
+def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
     damage(tu.Path('run/best.pt'), 'cut')
     result = tu.train(resume='run')  # nothing better comes: it was done
     assert [row['epoch'] for row in result.history] == [1, 2]
@@ -686,8 +700,7 @@ def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(data):
 
 
 @pytest.mark.parametrize('scores', [{'iou': 'high'}, {'iou': 0.5, 'dice': 0.5, 'iou_per_class': [0.5] * 3}, [0.5]])
-def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores, data, caplog):
-    tu.train(**SMALL)
+def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores, run_of_two, caplog):
     saved = tu.load_checkpoint('run/best.pt')
     tu.save_checkpoint(tu.Path('run/best.pt'), saved | {'metrics': scores})
     assert tu.train(resume='run').best == {}
@@ -963,8 +976,7 @@ def test_other_images_under_the_same_names_are_told(data, caplog):
     assert 'not those this run began with' in caplog.text
 
 
-def test_a_confusion_matrix_of_another_size_is_refused(data):
-    tu.train(**{**SMALL, 'num_epochs': 1})
+def test_a_confusion_matrix_of_another_size_is_refused(run_of_one):
     totals = {'loss': torch.tensor(1.0), 'images': torch.tensor(4.0), 'counts': torch.zeros(3, 3)}
     tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'totals': totals, 'window': 1})
     with pytest.raises(tu.UserError, match='its counters make no sense'):
@@ -1235,16 +1247,13 @@ def of_optimizer(value):
     lambda saved: saved.update(window=10**9, totals={}), lambda saved: saved['history'].append({'event': ''}),
     lambda saved: saved.update(bad={'total': torch.zeros(2)}), lambda saved: saved.update(random=-1),
     lambda saved: saved.update(config=5)], ids=range(8))
-def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, data, capsys):
-    words = [f'{key}={value}'.replace(' ', '') for key, value in SMALL.items() if value is not None]
-    assert tu.main([*words, 'num_epochs=1']) == 0
+def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, run_of_one, capsys):
     patch_last(change)
     assert tu.main(['resume=run', 'num_epochs=3']) == 2
     assert 'cannot resume' in capsys.readouterr().err
 
 
-def test_another_memory_layout_at_a_resume_keeps_the_momentum(data):
-    tu.train(**{**SMALL, 'num_epochs': 1})
+def test_another_memory_layout_at_a_resume_keeps_the_momentum(run_of_one):
     before = torch.load('run/last.pt', weights_only=True)['optimizer']['state']
     calls = []
 
@@ -1345,8 +1354,7 @@ def test_auto_goes_on_however_the_data_is_typed(data, way, tmp_path):
     assert 'changes the result' not in (first / 'log.txt').read_text().replace('num_epochs: 1 -> 2 changes', '')
 
 
-def test_a_run_goes_on_from_any_folder(data, tmp_path, monkeypatch):
-    tu.train(**SMALL | {'num_epochs': 1})
+def test_a_run_goes_on_from_any_folder(run_of_one, tmp_path, monkeypatch):
     monkeypatch.chdir('/')
     assert len(tu.train(resume=str(tmp_path / 'run'), num_epochs=2).history) == 2
     assert tu.main(['evaluate', str(tmp_path / 'run')]) == 0
@@ -1418,8 +1426,7 @@ def test_a_folder_of_the_users_is_not_removed_nor_overwritten(data, tmp_path):
     assert (mine / 'config.py').read_text() == 'SECRET = 1'
 
 
-def test_another_run_dir_at_a_resume_is_refused(data):
-    tu.train(**{**SMALL, 'num_epochs': 1})
+def test_another_run_dir_at_a_resume_is_refused(run_of_one):
     with pytest.raises(tu.UserError, match="run_dir='other': a resumed run stays where it is"):
         tu.train(resume='run', run_dir='other')
 
@@ -1482,8 +1489,7 @@ def test_best_weights_that_no_disk_took_are_told_with_the_reason_once(caplog):
     assert 'Is a directory' in told and 'Is a directory' in end
 
 
-def test_links_in_a_run_folder_are_not_written_through(data, tmp_path):
-    tu.train(**{**SMALL, 'num_epochs': 1})
+def test_links_in_a_run_folder_are_not_written_through(run_of_one, tmp_path):
     (tmp_path / 'profile').write_text('mine')
     (tmp_path / 'run' / 'log.txt').unlink()
     (tmp_path / 'run' / 'log.txt').symlink_to(tmp_path / 'profile')
@@ -1492,8 +1498,7 @@ def test_links_in_a_run_folder_are_not_written_through(data, tmp_path):
     assert (tmp_path / 'profile').read_text() == 'mine'
 
 
-def test_a_resume_without_best_pt_keeps_the_best_from_there_on(data, caplog):
-    tu.train(**SMALL | {'num_epochs': 2})
+def test_a_resume_without_best_pt_keeps_the_best_from_there_on(run_of_two, caplog):
     os.remove('run/best.pt')
     result = tu.train(resume='run', num_epochs=3)
     assert 'best.pt is gone' in caplog.text
@@ -1506,8 +1511,7 @@ def test_a_file_of_a_run_given_to_resume_is_answered_with_its_folder(tmp_path):
         tu.train(resume=str(tmp_path / 'last.pt'))
 
 
-def test_fewer_epochs_than_are_done_are_refused_at_a_resume(data):
-    tu.train(**SMALL | {'num_epochs': 2})
+def test_fewer_epochs_than_are_done_are_refused_at_a_resume(run_of_two):
     with pytest.raises(tu.UserError, match='num_epochs=1: 2 are done already'):
         tu.train(resume='run', num_epochs=1)
     assert tu.train(resume='run', num_epochs=2).history                # the same line once more is fine
@@ -1540,8 +1544,7 @@ def test_a_checkpoint_that_would_never_end_is_refused():
         tu.load_last('run')
 
 
-def test_class_weights_typed_at_a_resume_are_taken(data):
-    tu.train(**{**SMALL, 'num_epochs': 1})
+def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
     config, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
     assert config['class_weights'] == 'auto' and len(notes) == 2
     assert all('changes the result' in note for note in notes)
