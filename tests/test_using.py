@@ -169,7 +169,7 @@ def test_a_large_tiff_is_read_and_written_by_rows(trained, tmp_path, monkeypatch
     image = np.random.default_rng(0).integers(0, 255, (150, 170, 3), dtype=np.uint8)
     tifffile.imwrite(tmp_path / 'big.tif', image, photometric='rgb', **layout)
     settings = {'size_policy': policy, 'image_size': [64, 64]}
-    for save in ('mask', 'palette', 'overlay', 'probability'):
+    for save in ('mask',) if layout else ('mask', 'palette', 'overlay', 'probability'):
         train_unet.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'whole', save=save, **settings)
         asked, original = [], train_unet.TiffRows.__getitem__
         monkeypatch.setattr(train_unet.TiffRows, '__getitem__',
