@@ -1023,6 +1023,8 @@ SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
 SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'trainval': 'train', 'val': 'val', 'valid': 'val',
                'dev': 'val', 'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test', 'te': 'test'}
+LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
+SET_WORDS = {'crop', 'crops', 'set', 'data', 'split'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans rawimages'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
@@ -1061,8 +1063,8 @@ def folder_words(name):
     plain = re.sub('[-_ ]with[-_ ].*', '', name)                       # frames-with-annotations are frames
     apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z]))', ' ', plain)  # imagesTr are for training; BraTS is one word
     for word in re.findall('[a-z]+', apart.lower()) + [name.lower()]:
-        match = re.fullmatch('(train|val|test)(.+)', word)
-        words += match.groups() if match and match[2] in {*IMAGE_WORDS, *MASK_WORDS, 'crop', 'crops', 'set'} else [word]
+        match = re.fullmatch(f'({LONG_SPLIT_WORDS})(.+)', word)
+        words += match.groups() if match and match[2] in {*IMAGE_WORDS, *MASK_WORDS, *SET_WORDS} else [word]
     return words
 
 
@@ -1076,9 +1078,10 @@ def read_place(folder, role=''):
     split, kind, rest = '', [], []
     for part in Path(folder).parts:
         words = folder_words(part)
-        named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS}
-        found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
+        is_alone = said or len(words) == 2                             # imagesTs and ts, but not TCGA-TS-A7P1
+        named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
+        found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         split, role = split or found, role or said
         if said and said == role:
             kind.append(part)
@@ -1099,14 +1102,16 @@ def list_files(root):
     def refuse(error):
         raise DataError(f'{error.filename}: cannot be read: {error.strerror}')
 
-    found, seen = [], {os.path.realpath('runs')} - {os.path.realpath(root)}            # ours are no data
+    ours = os.path.realpath('runs')                                    # no data, unless it is asked for
+    found, seen = [], {ours: ''} if ours != os.path.realpath(root) else {}
     for path, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         real = os.path.realpath(path)
-        if real in seen or {'config.py', 'log.txt'} <= set(names):                     # a run of ours
+        if seen.setdefault(real, path) != path or {'config.py', 'log.txt'} <= set(names):          # a run of ours
+            if seen[real] not in ('', path):
+                log.warning('ignored %s: it is a link to %s', path, seen[real])
             folders.clear()
             continue
-        seen.add(real)
-        folders[:] = [folder for folder in folders if not folder.startswith('.')]
+        folders[:] = sorted(folder for folder in folders if not folder.startswith('.'))
         place = os.path.relpath(path, root).replace(os.sep, '/').removeprefix('.')
         found += [(place, name) for name in names]
     return sorted(found)
@@ -1209,9 +1214,11 @@ def folders_of_images(files):
         above, name = os.path.split(folders[0])
         contents = {frozenset(name for _, name in held[folder]) for folder in folders}
         kinds = {re.sub(r'\d', '', os.path.splitext(inner)[0]) for inner in next(iter(contents))}
-        is_telling = re.search(r'\d', name) and any(read_place(name)[:2])
+        split, role = read_place(name)[:2]
+        is_telling = re.search(r'\d', name) and (split or role)
         if is_telling and len(folders) > 1 == len(contents) and len(kinds) > 1:
-            found |= {folder: os.path.join(above, re.sub(r'\D+', '_', os.path.basename(folder))) for folder in folders}
+            found |= {folder: os.path.join(above, split, re.sub(r'\D+', '_', os.path.basename(folder)))
+                      for folder in folders}
     return found
 
 
@@ -1270,7 +1277,8 @@ def name_patterns(image, masks):
         for step, a, b, c, d in difflib.SequenceMatcher(None, *parts, autojunk=False).get_opcodes():
             patterns[0] += '{stem}' if step == 'equal' else ''.join(parts[0][a:b])
             patterns[1] += '{stem}' if step == 'equal' else ''.join(parts[1][c:d])
-        if '{stem}' in patterns[0]:
+        own = [set(re.findall(r'[^\W\d_]+', pattern.replace('{stem}', ' '))) for pattern in patterns]
+        if '{stem}' in patterns[0] and not own[0] & own[1]:            # x1_y2 is not y1_x2
             found.add(tuple(patterns))
         if image in mask and re.search(r'[^\W\d_]', image):             # cat and catmask, one word
             found.add(('{stem}', mask.replace(image, '{stem}', 1)))
@@ -1408,7 +1416,7 @@ def find_pairs(config):
     mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
     notes += [f'{count} images have one and the same mask: {mask}'] * (count > 1)
     unnamed = [image.path for image, _ in pairs if not image.split]
-    if unnamed and (named := {image.split for image, _ in pairs}) >= {'train'}:
+    if unnamed and (named := {image.split for image, _ in pairs} - {''}):
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
     if config['group_pattern']:
@@ -1428,16 +1436,28 @@ def split_listed(name):
     return split_named(name) if name.endswith('.txt') and not name.startswith('trainval') else None
 
 
+def bare(path):
+    """A path without the suffix of an image or mask; scan.v2 has none."""
+    return os.path.splitext(path)[0] if may_be_read(os.path.basename(path)) else path
+
+
+def name_of(path, parts):
+    """The last parts of a path."""
+    return '/'.join(path.replace(os.sep, '/').split('/')[-parts:])
+
+
 def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
     the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
-    stems, is_split = [Path(image.path).stem for image, _ in pairs], any(image.split for image, _ in pairs)
-    ways = {'the first word of their names': {stem: split_named(stem) for stem in stems}}
+    is_split, paths = any(image.split for image, _ in pairs), [bare(image.path) for image, _ in pairs]
+    parts = next((n for n in range(1, 9) if len({name_of(path, n) for path in paths}) == len(paths)), 1)
+    stems = [name_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
+    ways = {'the first word of their names': {stem: split_named(os.path.basename(stem)) for stem in stems}}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     for folder, name in lists if not is_split else ():
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError), open(os.path.join(root, folder, name), errors='replace') as file:
-            for stem in (Path(word).stem for line in file.read(10**8).splitlines()
+            for stem in (name_of(bare(word), parts) for line in file.read(10**8).splitlines()
                          for word in {line.strip(), *line.split()[:1]}):
                 listed[stem] = split if listed.get(stem, split) == split else None
     for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
@@ -1748,6 +1768,8 @@ def read_pillow(path, config, as_mask):
                     raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
             if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
                 picture = picture.convert('L')                         # index 0 may be the white one
+            elif picture.mode == 'P' and has_moved_black(picture):
+                picture = picture.convert('RGB')
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
                 picture = picture.convert('RGB')
             return np.array(picture)
@@ -1775,6 +1797,11 @@ def means_its_colours(picture):
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
     plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 63       # else the numbers of classes
     return plain and set(used.values()) <= {'#000000', '#ffffff'}
+
+
+def has_moved_black(picture):
+    """Whether a palette image shows black, but not by number 0: what wrote it numbers the colours as they occur."""
+    return '#000000' in palette_colours(picture).values() and picture.getpalette('RGB')[:3] != [0, 0, 0]
 
 
 def palette_colours(picture):
@@ -2089,14 +2116,14 @@ def read_mask(path, config):
             raise DataError(f'{path}: its masks have different sizes')
         return np.any(parts, axis=0).astype(np.int32)
     array = read_array(path, config, as_mask=True)
+    if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
+        raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     if array.ndim == 3:
         if array.shape[2] not in (3, 4):
             raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
                             'of a stack of pages each wants a file of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
-        raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     if array.dtype.itemsize > 2 and (array.max() >= COLOUR or array.min() <= -COLOUR):
         worst = array.max() if array.max() >= COLOUR else array.min()
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
@@ -2440,7 +2467,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 7])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 8])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2508,7 +2535,7 @@ def inspect_data(config, decode=False):
         classes[meaning[code]][0] += pixels
     shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
     shares /= max(shares.sum(), 1)
-    notes = [*pairs.notes, *differing_palettes(records)]
+    notes = [*pairs.notes, *differing_palettes(records, config)]
     if config['in_channels'] == 3 and any(record['mode'] == 'uint8 x 4' for record in records):
         notes.append('the fourth band of the images is taken for alpha and left out; in_channels=4 takes it')
     notes += [f'class {i} is in no training mask: it cannot be learnt, yet it counts in the scores'
@@ -2557,13 +2584,18 @@ def refuse_mixture(masks, config):
                         'the mask values are not clear')
 
 
-def differing_palettes(records):
-    """A note where one index has several colours: it may not mean the same everywhere."""
+def differing_palettes(records, config):
+    """A note where one index has several colours: it may not mean the same everywhere. DataError where these colours
+    have several indices too: then the files number them anew."""
     seen = defaultdict(Counter)
     for record in records:
         for code, colour in zip(record['codes'], record['palette']):
             seen[code][colour] += 1
     numbers = grouped(((code, colour) for code in seen for colour in seen[code]), lambda pair: pair[1])
+    moved = {colour for colour, pairs in numbers.items() if len(pairs) > 1 and colour != '#000000'}
+    if config['mask_values'] is None and any(len(moved & colours.keys()) > 1 for colours in seen.values()):
+        raise DataError(['palette masks number their colours anew in each file: save them as RGB',
+                         'if it is the numbers that count type them in mask_values'], 'the mask values are not clear')
     twice = [f'palette masks differ: {colour} has the numbers {", ".join(str(code) for code, _ in pairs)}, which are '
              'taken for different classes' for colour, pairs in numbers.items() if len(pairs) > 1]
     return twice[:1] + [f'palette masks differ: {code} is ' + ', '.join(f'{colour} in {count}' for colour, count in

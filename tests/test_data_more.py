@@ -1931,3 +1931,100 @@ def test_pictures_of_the_masks_are_not_offered_as_masks(tmp_path):
         fill(tmp_path, *((names, []) if 'raw' in folder else ([], names)))
     error = ask(tmp_path)
     assert '    images="dataset/rawimages" masks="dataset/groundtruth"   (5 pairs)' in error.problems
+
+
+@pytest.mark.parametrize('train, val', [('traindata', 'valdata'), ('trainingset', 'validationset'),
+                                        ('train', 'validset'), ('trainsplit', 'devsplit')])
+def test_words_that_hold_a_split_and_more_tell_the_split(tmp_path, train, val):
+    places = [f'{train}/{{}}/{n}.png' for n in range(8)] + [f'{val}/{{}}/{n}.png' for n in range(8, 12)]
+    fill(tmp_path, *([place.format(kind) for place in places] for kind in ('images', 'masks')))
+    assert split_sizes(inspect(tmp_path)[1]) == [8, 4, 0]
+
+
+def test_splits_and_roles_written_as_one_word_are_told_apart(tmp_path):
+    places = [f'training{{}}/{n}.png' for n in range(8)] + [f'validation{{}}/{n}.png' for n in range(8, 12)]
+    fill(tmp_path, *([place.format(kind) for place in places] for kind in ('images', 'masks')))
+    assert split_sizes(inspect(tmp_path)[1]) == [8, 4, 0]
+
+
+def test_letters_of_a_site_or_patient_are_no_split(tmp_path):
+    """TS is a hospital here; beside patients of two letters VAL may be one, which is told."""
+    places = ('TCGA-CS-4941', 'TCGA-TS-A7P1', 'TCGA-HT-7616')
+    fill(tmp_path / 'sites', *([f'{p}/{p}_{n}{end}.png' for p in places for n in range(4)] for end in ('', '_mask')))
+    assert split_sizes(inspect(tmp_path / 'sites')[1]) == [10, 2, 0]
+    places = ('AB', 'CD', 'TS')
+    fill(tmp_path / 'people', *([f'{p}/{p}_{n}{end}.png' for p in places for n in range(4)] for end in ('', '_mask')))
+    note, = inspect(tmp_path / 'people')[1].notes
+    assert note.startswith('8 images, such as ') and note.endswith('AB_0.png, are in no split by name: they are split '
+                                                                   'by chance')
+
+
+def test_a_folder_for_each_image_may_tell_its_split(tmp_path):
+    folders = [f'{"train" if n < 8 else "val"}_{n:03d}' for n in range(12)]
+    fill(tmp_path, *([f'{folder}/{name}.png' for folder in folders] for name in ('image', 'mask')))
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [8, 4, 0]
+    assert all(os.path.dirname(image) == os.path.dirname(mask) for image, mask in partners(data, tmp_path).items())
+
+
+@pytest.mark.parametrize('names, line', [([f'scan.v2.{n:03d}' for n in range(12)], '{}'),
+                                         ([f'{p}/{n}' for p in 'ABC' for n in range(4)], 'images/{}.png'),
+                                         ([f'{p}/{n}' for p in 'ABC' for n in range(4)], './{}')])
+def test_lists_of_a_split_may_hold_dots_and_folders(tmp_path, names, line):
+    fill(tmp_path, *([f'{kind}/{name}.png' for name in names] for kind in ('images', 'masks')))
+    for split, part in (('train', names[:8]), ('val', names[8:])):
+        (tmp_path / f'{split}.txt').write_text('\n'.join(map(line.format, part)))
+    data = inspect(tmp_path)[1]
+    rows = {os.path.relpath(os.fsdecode(data.pairs.images[row]), tmp_path / 'images') for row in data.pairs.rows('val')}
+    assert rows == {f'{name}.png' for name in names[8:]}
+
+
+def test_parts_of_a_name_that_changed_their_order_pair_nothing(tmp_path):
+    """x0_y1 is not y0_x1."""
+    cells = [(x, y) for x in range(4) for y in range(4)]
+    fill(tmp_path, [f'images/x{x}_y{y}.png' for x, y in cells], [f'masks/y{y}_x{x}.png' for x, y in cells])
+    assert '0 pairs were found' in ask(tmp_path).problems
+
+
+def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
+    fill(tmp_path, *([f'{kind}/{split}/{n}.png' for split in ('train', 'test') for n in range(4)]
+                     for kind in ('images', 'masks')))
+    (tmp_path / 'images' / 'val').symlink_to('test')
+    (tmp_path / 'masks' / 'val').symlink_to('test')
+    inspect(tmp_path)
+    assert f'ignored {tmp_path}/images/val: it is a link to {tmp_path}/images/test' in caplog.text
+
+
+def test_fractions_in_masks_of_three_bands_are_refused(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{n}.npy', np.repeat(np.eye(8)[..., None] / 2, 3, axis=2))
+    assert 'holds fractions' in str(ask(tmp_path))
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.gif'])
+def test_palettes_whose_black_is_not_number_0_are_asked_about_by_colour(tmp_path, suffix):
+    """What quantizes colours numbers them as they come: red is number 0 here, black number 1."""
+    for n in range(6):
+        shown = np.zeros((8, 8), int) if n > 3 else np.eye(8, dtype=int)
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        mask = PIL.Image.fromarray((1 - shown).astype(np.uint8), 'P')
+        mask.putpalette([255, 0, 0, 0, 0, 0] if n < 4 else [0, 0, 0])
+        (mask if n < 4 else PIL.Image.fromarray(shown.astype(np.uint8))).save(
+            (tmp_path / 'masks').mkdir(exist_ok=True) or tmp_path / f'masks/{n}{suffix}')
+    error = ask(tmp_path)
+    assert "if only '#ff0000' is foreground type mask_values=\"{'#ff0000': 1}\"" in error.problems
+    config, data = inspect(tmp_path, mask_values={'#ff0000': 1})
+    for n in range(6):
+        assert (mask_of(data, config, str(n)) == (n < 4) * np.eye(8)).all()
+
+
+def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{n}.png', np.arange(64).reshape(8, 8) % 3, 'P')
+        with PIL.Image.open(tmp_path / f'masks/{n}.png') as mask:
+            mask.putpalette([0, 0, 0, *([255, 0, 0, 0, 255, 0] if n % 2 else [0, 255, 0, 255, 0, 0])])
+            mask.save(tmp_path / f'masks/{n}.png')
+    assert 'palette masks number their colours anew in each file: save them as RGB' in ask(tmp_path).problems
+    assert inspect(tmp_path, mask_values={0: 0, 1: 1, 2: 2})[1].coding.num_classes == 3
