@@ -3402,11 +3402,14 @@ class SegmentationLoss:
         self.kind, self.num_classes = usual_loss(config), config['num_classes']
         self.class_weights = class_weights
         self.tiles = None if config['size_policy'] == 'resize' else (config['image_size'], config['batch_size'])
+        self.reach = None
 
     def __call__(self, model, batch):
         images, target = batch['image'], batch['mask'].long()
         in_tiles = self.tiles and 'full_mask' in batch
-        logits = tiled_logits(model, images, *self.tiles) if in_tiles else model(images)
+        if in_tiles and self.reach is None:
+            self.reach = find_reach(model, images, self.tiles[0])
+        logits = tiled_logits(model, images, *self.tiles, self.reach) if in_tiles else model(images)
         losses = self.losses(logits, target)
         with torch.no_grad():
             if 'full_mask' in batch:
@@ -3462,23 +3465,24 @@ def build_class_weights(config, shares):
     return torch.tensor(wish, dtype=torch.float32)
 
 
-def tiled_logits(model, images, tile, batch_size=1):
+def tiled_logits(model, images, tile, batch_size=1, reach=None):
     """(1, C, H, W) -> (1, K, H, W) logits from overlapping tiles."""
     rows = lambda first, last: images[..., first:last, :]
-    return torch.cat(list(tiled_bands(model, rows, images.shape[-2:], tile, batch_size)), 1)[None]
+    return torch.cat(list(tiled_bands(model, rows, images.shape[-2:], tile, batch_size, reach)), 1)[None]
 
 
-def tiled_bands(model, rows, size, tile, batch_size=1, overlap=0.25):
+def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25):
     """Logits of an image of any size, yielded as bands (K, h, W) from top to bottom: memory follows the width alone.
 
     rows(first, last) gives rows of the image as (1, C, h, W). Tiles overlap and are blended with weights that fall
-    to their edges, so that no seam shows.
+    to their edges, so that no seam shows. `reach`: that of find_reach, for many images measured once.
     """
     tops, lefts = (tile_offsets(length, side, overlap) for length, side in zip(size, tile))
     if len(tops) == len(lefts) == 1:
         yield in_halves(model, rows(0, size[0]))[0][0]
         return
-    total, weight, ramp = 0, 0, tile_weights(tile, overlap)
+    reach = find_reach(model, rows(0, 1), tile) if reach is None else reach
+    total, weight, ramp = 0, 0, tile_weights(tile, overlap, reach)
     for top, following in zip(tops, [*tops[1:], size[0]]):
         strip = rows(top, min(top + tile[0], size[0]))
         logits, ramps = blend_tiles(model, strip, lefts, ramp, batch_size)
@@ -3515,15 +3519,30 @@ def tile_offsets(length, side, overlap, stride=32):
     return [*range(0, rest, step), -(-rest // unit) * unit]
 
 
-def tile_weights(size, overlap):
-    """(h, w) weights: 1 in the middle, next to nothing in the outer half of the overlap, half between them.
+@torch.no_grad()
+def find_reach(model, images, tile):
+    """How many pixels deep the logits of a tile (h, w) depend on what lies around it: half the receptive field.
 
-    Near its rim a tile has not seen what surrounds a pixel; so a network whose receptive field is smaller than the
-    overlap gives the same in tiles as on the whole image. For others the border lies where both tiles know most.
+    Seen on noise like `images` (1, C, ...): where they change when the pixels of the rim do.
+    """
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile)))
+    noise, other = (pixels / 255 if images.is_floating_point() else pixels for pixels in (noise, 255 - noise))
+    other[..., 1:-1, 1:-1] = noise[..., 1:-1, 1:-1]
+    changed = (model(noise.to(images)) != model(other.to(images))).any(1)[0].cpu()
+    depths = [torch.minimum(at, length - 1 - at) for length, at in zip(tile, map(torch.arange, tile))]
+    return int((torch.minimum(depths[0][:, None], depths[1]) * changed).max())
+
+
+def tile_weights(size, overlap, reach):
+    """(h, w) weights: 1 in the middle, next to nothing at the rim, rising evenly within the overlap.
+
+    Pixels `reach` deep have not seen all that surrounds them. They count for nothing where the overlap leaves others:
+    a network whose receptive field is smaller than the overlap gives the same in tiles as on the whole image. Where
+    it is larger none is exact, and the rise takes half of the overlap.
     """
     def ramp(length):
         wide = int(overlap * length)
-        rim = (wide - 1) // 2
+        rim = reach if 2 * reach < wide else wide // 4
         distance = torch.minimum(torch.arange(1, length + 1), torch.arange(length, 0, -1))
         return ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1)
 
@@ -5747,10 +5766,11 @@ def predict_stream(model, images, dtype=None, flips=False):
     network = mirrored if flips else forward
     small = lambda image: image.small if isinstance(image, TiffRows) else resize(image, *config['image_size'])
     if config['size_policy'] != 'resize':
-        tiled = torch.no_grad(tiled_bands)                             # wherever its bands are asked for
+        tiled, reach = torch.no_grad(tiled_bands), None                # wherever its bands are asked for
         for key, image in images:
             rows = lambda first, last, image=image: as_tensor(image[first:last]).to(device)
-            yield key, image, tiled(network, rows, image.shape[:2], config['image_size'], config['batch_size'])
+            reach = find_reach(network, rows(0, 1), config['image_size']) if reach is None else reach
+            yield key, image, tiled(network, rows, image.shape[:2], config['image_size'], config['batch_size'], reach)
         return
     images = iter(images)
     while group := list(itertools.islice(images, config['batch_size'])):

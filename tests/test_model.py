@@ -521,12 +521,40 @@ def test_tiles_begin_on_the_grid_of_the_network_and_cover_everything(length, sid
     assert side < 43 or all(begin % 32 == 0 for begin in begins)
 
 
-def test_a_tile_counts_fully_in_its_middle_and_not_at_its_rim():
-    weights = tu.tile_weights((64, 32), 0.25)
-    assert weights.shape == (64, 32)
-    assert weights[8:-8, 4:-4].min() == weights.max() == 1
-    assert weights[:7].max() < 1e-7 and weights[7:-7, 3:-3].min() == 0.25
-    assert torch.equal(weights, weights.flip(0, 1))
+@pytest.mark.parametrize('reach', [0, 3, 7, 8, 30])
+def test_a_tile_counts_fully_in_its_middle_and_nothing_that_it_cannot_know(reach):
+    weights = tu.tile_weights((64, 64), 0.25, reach)
+    assert weights.shape == (64, 64) and torch.equal(weights, weights.flip(0, 1))
+    assert weights[16:-16, 16:-16].min() == weights.max() == 1
+    line = weights[:33, 32]
+    assert (line.diff() >= 0).all() and (line[:reach] < 1e-7).all() or reach > 7
+
+
+def test_weights_rise_over_half_of_the_overlap_where_no_pixel_of_it_is_exact():
+    """A cut would show: the step from 0 to 1 in one pixel."""
+    line = tu.tile_weights((128, 128), 0.25, 60)[:64, 64]
+    assert line.diff().max() < 0.07 and line[7] < 1e-7 and line[24:].min() == 1
+    both = line[:32] + line[:32].flip(0)                               # this tile's and the next one's
+    assert ((both[8:24] - 1).abs() < 0.07).all()
+
+
+@pytest.mark.parametrize('layers, reach', [
+    ([nn.Conv2d(3, 2, 1)], 0), ([nn.Conv2d(3, 2, 3, padding=1)], 1),
+    ([nn.Conv2d(3, 4, 5, padding=2), nn.Tanh(), nn.Conv2d(4, 1, 11, padding=5)], 7),
+    ([nn.Conv2d(3, 4, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)], 3)])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.uint8])
+def test_the_reach_of_a_network_is_half_its_receptive_field(layers, reach, dtype):
+    network = nn.Sequential(*layers)
+    images = torch.zeros(1, 3, 1, 9, dtype=dtype)
+    assert tu.find_reach(lambda tile: network(tile.float()), images, (32, 48)) == reach
+
+
+def test_a_network_that_looks_at_the_whole_tile_reaches_its_middle():
+    class Whole(nn.Module):
+        def forward(self, images):
+            return images - images.mean((2, 3), keepdim=True)
+
+    assert tu.find_reach(Whole(), torch.zeros(1, 3, 1, 1), (32, 48)) == 15
 
 
 def test_an_image_that_fits_is_not_cut():

@@ -9,6 +9,7 @@ small side shows what the program takes at least. One photograph is predicted in
 whole: how far the probabilities differ, near the borders of tiles and elsewhere. Without --run a
 small network is trained first.
 """
+import itertools
 import math
 import subprocess
 import sys
@@ -83,9 +84,9 @@ def choose_photo(model):
 
 
 def near_borders(length, tile):
-    """Which positions of an axis are near the beginning or the end of a tile inside the image."""
+    """Which positions of an axis are near the middle of an overlap, where one tile hands over to the next."""
     begins = train_unet.tile_offsets(length, tile, 0.25)
-    borders = [b for begin in begins for b in (begin, begin + tile) if 0 < b < length]
+    borders = [(a + tile + b) // 2 for a, b in itertools.pairwise(begins)]
     at = torch.arange(length)
     return sum(((at >= b - NEAR) & (at < b + NEAR) for b in borders), torch.zeros(length) > 0) > 0
 
@@ -121,7 +122,7 @@ def measure_seam(model, photo, tile):
              'changed labels': f'{changed[where].float().mean():.4%}',
              'step to the neighbour, whole': f'{steps(whole)[where].mean():.5f}',
              'tiled': f'{steps(tiled)[where].mean():.5f}'}
-            for name, where in ((f'within {NEAR} pixels of a border of a tile', near),
+            for name, where in ((f'within {NEAR} pixels of where two tiles meet', near),
                                 ('elsewhere', ~near), ('everywhere', near | True)) if where.any()]
 
 
