@@ -5138,7 +5138,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     finally:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized() and world()[1] == 1:            # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
@@ -6069,7 +6069,8 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     draw_confusion(counts[level], names, folder / 'confusion.png')
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
-    tell(f'Written to {clean(folder)}: metrics.json, worst.png, confusion.png, curves.png')
+    there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
+    tell(f'Written to {clean(folder)}: {", ".join(there)}')
     tell(f'Next:  {command_line("predict", shlex.quote(str(run)), "YOUR_IMAGES -o masks")}')
     print('\n'.join(lines))                                            # last, for whoever reads them may have left
 
@@ -6439,7 +6440,6 @@ class Candidate:
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
-    eager: float = 0.0             # of a compiled one: seconds of the same step not compiled, in the same rounds
 
     @property
     def name(self):
@@ -6592,7 +6592,7 @@ def try_compiling(best, config, device, window, loss_fn):
         beside = dataclasses.replace(best, seconds=[])                 # later rounds than those of the table
         measure_rounds([beside, compiled], window, loss_fn, config, 15)
         pace = best.median / beside.median                             # as fast as in the rounds of the table
-        compiled.seconds, compiled.eager = [pace * took for took in compiled.seconds], best.median
+        compiled.seconds = [pace * took for took in compiled.seconds]
         return compiled
     except compiler_faults() as error:
         print(f'torch.compile does not work here: {in_words(error)}')
@@ -6679,10 +6679,11 @@ def print_tuning(candidates, images, wait, workers, numbers):
 
 
 def pick_winner(best, compiled, config, count, images):
-    """The compiled candidate if compiling pays back within the epochs of `count` images, which preset is refuted."""
+    """The compiled candidate if compiling pays back within the epochs of `count` images, against the best of the
+    others; else preset fast is refuted."""
     why = 'it does not work here, or not in time'
     if compiled is not None:
-        saved = (compiled.eager - compiled.median) * max(1, count // images)
+        saved = (best.median - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
         when = f'pays back after {payback} epochs of {count} images' if saved > 0 else 'never pays back'
         print(f'compiling took {compiled.compile_seconds:.0f} s and {when}')
@@ -6767,6 +6768,11 @@ def main(argv=None):
         return error.code
     except BrokenPipeError:                                            # piped into head
         return 1
+    except (Rewind, RuntimeError) as error:
+        if not (isinstance(error, Rewind) or is_out_of_memory(error)):
+            raise
+        print(UserError(TOO_LARGE, 'out of memory'), file=sys.stderr)
+        return 2
     except OSError as error:                                           # no permission, no space, a folder for a file
         if not error.strerror:
             raise

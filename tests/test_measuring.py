@@ -115,9 +115,21 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     assert 'refuted here: preset fast asks for compile; it does not pay back within your 50 epochs' in printed
     state = SimpleNamespace()
     best = train_unet.Candidate('bfloat16', 'high', True, state, seconds=[1.5])
-    compiled = train_unet.Candidate('bfloat16', 'high', True, state, True, [1.0], compile_seconds=100, eager=1.5)
+    compiled = train_unet.Candidate('bfloat16', 'high', True, state, True, [1.0], compile_seconds=100)
     for epochs, winner in (50, best), (200, compiled):
         assert train_unet.pick_winner(best, compiled, {'num_epochs': epochs}, 10, 5) is winner
+    slower = train_unet.Candidate('float32', 'highest', True, state, True, [1.8], compile_seconds=10)
+    assert train_unet.pick_winner(best, slower, {'num_epochs': 1000}, 10, 5) is best    # bfloat16 did not compile
+
+
+def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, monkeypatch):
+    def full(model, *_):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    words = [f'{key}={value}' for key, value in TINY.items() if value is not None]
+    monkeypatch.setattr(train_unet.SegmentationModel, 'to', full)
+    assert train_unet.main(['tune', f'data={small_set}', *words]) == 2
+    assert 'one image at a time does not fit into memory either' in capsys.readouterr().err
 
 
 def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch):
