@@ -6486,7 +6486,9 @@ def tune(preset, overrides, seconds=60.0):
     config, window, numbers = examine_what_fits(model, config, window, loss_fn, units)
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
-    candidates = [build_candidate(config, device, *kind, last) for kind in kinds for last in (False, True)]
+    states = {last: fresh_state(config, device, last) for last in (False, True)}           # one for all precisions
+    candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
+                  for kind in kinds for last in states]
     measure_rounds(candidates, window, loss_fn, config, seconds)
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
     best = min(safe, key=lambda c: c.median)
@@ -6496,7 +6498,7 @@ def tune(preset, overrides, seconds=60.0):
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, wait, config['num_workers'], numbers)
     compiled = min(compiled, key=lambda c: c.median, default=None)
-    del candidates, safe, kinds, fastest, model                        # their weights would count in what follows
+    del candidates, states, safe, kinds, fastest, model                # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
@@ -6520,13 +6522,17 @@ def load_window(dataset, sampler):
     return window, time.monotonic() - begun
 
 
-def build_candidate(config, device, dtype, tf32, channels_last, compiled=False):
-    """A Candidate with a fresh state; all start from the same weights."""
+def fresh_state(config, device, channels_last):
+    """A TrainState to be measured; all start from the same weights."""
     seed_everything(config['seed'])
     config = {**config, 'channels_last': channels_last, 'encoder_weights': None,
               'learning_rate': 1e-6}                                   # measured steps learn nothing wild
-    state = build_state(build_model(config), config, Precision(dtype, tf32, ''), device)
-    return Candidate(dtype, tf32, channels_last, state, compiled)
+    return build_state(build_model(config), config, Precision('float32', None, ''), device)
+
+
+def in_precision(state, dtype, config):
+    """The same weights and optimizer, stepping in another precision."""
+    return dataclasses.replace(state, dtype=dtype, scaler=build_scaler(dtype, config, state.device))
 
 
 def timed_step(candidate, window, loss_fn, config):
@@ -6583,7 +6589,8 @@ COMPILE_SECONDS = 120              # that tune waits for torch.compile
 
 def try_compiling(best, config, device, window, loss_fn):
     """The winner once more, compiled -> Candidate, or None where torch.compile does not work, or not in time."""
-    compiled = build_candidate(config, device, best.dtype, best.tf32, best.channels_last, compiled=True)
+    state = in_precision(fresh_state(config, device, best.channels_last), best.dtype, config)
+    compiled = dataclasses.replace(best, state=state, compiled=True, seconds=[])
     print(f'compiling {best.name} ...', flush=True)
     try:
         with within(COMPILE_SECONDS):

@@ -90,7 +90,7 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
 def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypatch):
     """float16 would be fastest, but overflows; compiling takes 100 s and saves half a second in each of the two steps
     of an epoch, so it pays back after 100."""
-    build, waits = train_unet.build_model, iter([100.0])
+    build, waits, states = train_unet.build_model, iter([100.0]), {}
 
     def overflowing(*args):
         model = build(*args)
@@ -98,6 +98,7 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
         return model
 
     def seconds(candidate, *_):
+        states[candidate.name] = id(candidate.state.model), candidate.state.scaler.is_enabled()
         took = {'float32': 2.0, 'bfloat16': 1.5, 'float16': 0.5}[candidate.dtype]
         return next(waits, took - 0.5) if candidate.compiled else took
 
@@ -109,6 +110,8 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     assert train_unet.tune(None, {**typed, 'data': str(small_set), 'num_epochs': 50}, 0.1) == 0
     printed, preset = capsys.readouterr().out, train_unet.load_preset('runs/tuned.py')
     assert (preset['use_amp'], preset['amp_dtype'], preset['compile_model']) == (True, 'bfloat16', False)
+    assert len(states) == 7 and len({model for model, _ in states.values()}) == 3       # what a card must hold
+    assert {name for name, (_, scales) in states.items() if scales} == {'float16', 'float16, channels_last'}
     assert 'float16 is unsafe here: network.segmentation_head.0 reaches' in printed
     assert 'refuted here: preset older_gpu asks for float16' in printed
     assert 'compiling took 100 s and pays back after 100 epochs of 10 images' in printed
@@ -271,10 +274,8 @@ def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_s
 
 def test_the_compiled_step_is_measured_by_the_clock_of_the_table(monkeypatch):
     """Its rounds come later, when the machine is half as fast: it is held against the same step in the same rounds."""
-    state = SimpleNamespace(model=SimpleNamespace(compile=lambda: None))
-    monkeypatch.setattr(train_unet, 'build_candidate',
-                        lambda *_, **__: train_unet.Candidate('float32', 'high', True, state, True))
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: None)
     monkeypatch.setattr(train_unet, 'timed_step', lambda candidate, *_: 1.5 if candidate.compiled else 2.0)
-    best = train_unet.Candidate('float32', 'high', True, state, seconds=[1.0])
+    best = train_unet.Candidate('float32', 'high', True, None, seconds=[1.0])
     compiled = train_unet.try_compiling(best, settings(), torch.device('cpu'), [], None)
-    assert best.seconds == [1.0] and compiled.eager == 1.0 and compiled.median == 0.75
+    assert best.seconds == [1.0] and not best.compiled and compiled.compiled and compiled.median == 0.75
