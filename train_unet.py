@@ -1419,6 +1419,11 @@ def find_pairs(config):
     if unnamed and (named := {image.split for image, _ in pairs} - {''}):
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
+    files = [os.stat(image.path)[1:3] if os.path.exists(image.path) else image.path for image, _ in pairs]
+    trained = {file for file, split in zip(files, splits) if split == 0}
+    leaks = [image.path for (image, _), file, split in zip(pairs, files, splits) if split and file in trained]
+    notes += [f'{len(leaks)} images of validation or test, such as {path}, are links to images that are trained on: '
+              'their scores flatter' for path in leaks[:1]]
     if config['group_pattern']:
         sides = grouped(zip(pairs, splits), lambda item: group_of(item[0][0], config['group_pattern']))
         torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]

@@ -1995,6 +1995,20 @@ def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
     assert f'ignored {tmp_path}/images/val: it is a link to {tmp_path}/images/test' in caplog.text
 
 
+@pytest.mark.parametrize('inside', [True, False])
+def test_links_that_validate_on_what_is_trained_on_are_told(tmp_path, inside):
+    data, whole = tmp_path / 'set', tmp_path / ('set/all' if inside else 'all')
+    fill(whole, [f'images/{n}.png' for n in range(8)], [f'masks/{n}.png' for n in range(8)])
+    for split, rows in (('train', range(6)), ('val', range(6, 8))):
+        for kind in ('images', 'masks'):
+            (data / split / kind).mkdir(parents=True)
+            for n in rows:
+                (data / split / kind / f'{n}.png').symlink_to(whole / kind / f'{n}.png')
+    told = [note for note in inspect(data)[1].notes if 'are links to' in note]
+    assert told == [f'2 images of validation or test, such as {data}/val/images/6.png, are links to images that are '
+                    'trained on: their scores flatter'] * inside
+
+
 def test_fractions_in_masks_of_three_bands_are_refused(tmp_path):
     for n in range(4):
         save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
