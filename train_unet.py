@@ -1039,7 +1039,7 @@ SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
 
 def may_be_read(name):
     """Whether a file of this name may be an image or a mask: a suffix of ours, and not hidden."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith('.')
+    return name[name.rfind('.'):].lower() in SUFFIXES and not name.startswith('.')
 
 
 @dataclasses.dataclass
@@ -1419,7 +1419,7 @@ def find_pairs(config):
     if unnamed and (named := {image.split for image, _ in pairs} - {''}):
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
-    files = [os.stat(image.path)[1:3] if os.path.exists(image.path) else image.path for image, _ in pairs]
+    files = [what_file(image.path) for image, _ in pairs]
     trained = {file for file, split in zip(files, splits) if split == 0}
     leaks = [image.path for (image, _), file, split in zip(pairs, files, splits) if split and file in trained]
     notes += [f'{len(leaks)} images of validation or test, such as {path}, are links to images that are trained on: '
@@ -1429,6 +1429,13 @@ def find_pairs(config):
         torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
         notes += [f'group_pattern: the folders have {len(torn)} of {len(sides)} groups on both sides'] * bool(torn)
     return Pairs(*paths_of(pairs), splits, rule, notes)
+
+
+def what_file(path):
+    """What tells that two paths are one file; the path itself where it cannot be looked at."""
+    with contextlib.suppress(OSError):
+        return os.stat(path)[1:3]
+    return path
 
 
 def split_named(name):
