@@ -1293,6 +1293,9 @@ def stem_rules(images, masks):
     for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
+    ends = lambda files, at: [int((re.findall(r'\d+', file.stem) or ['-1'])[at]) for file in files]
+    if ends(images, 0) != ends(images, -1) and sorted(ends(images, 0)) == sorted(ends(masks, -1)):
+        return                                                         # frame_0_t3: is its mask 0 or 3?
     number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
     yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
 

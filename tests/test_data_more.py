@@ -1986,6 +1986,13 @@ def test_parts_of_a_name_that_changed_their_order_pair_nothing(tmp_path):
     assert '0 pairs were found' in ask(tmp_path).problems
 
 
+def test_two_numbers_that_both_fit_pair_nothing(tmp_path):
+    times = [3, 1, 4, 0, 2]
+    fill(tmp_path, [f'images/frame_{n}_t{t}.png' for n, t in enumerate(times)],
+         [f'masks/frame{n}_mask.png' for n in range(5)])
+    assert '0 pairs were found' in ask(tmp_path).problems
+
+
 def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
     fill(tmp_path, *([f'{kind}/{split}/{n}.png' for split in ('train', 'test') for n in range(4)]
                      for kind in ('images', 'masks')))
