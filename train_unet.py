@@ -84,6 +84,7 @@ import weakref
 import zipfile
 import zlib
 from collections import Counter, defaultdict, deque, namedtuple
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -134,7 +135,7 @@ CONFIG = {
     'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, at most 0.01;
                                   # for SGD 0.02 x (effective batch / 8), at most 0.1; for others torch's own default
-    'weight_decay': 0.01,         # on convolution and linear weights only, not on norms and biases
+    'weight_decay': 0.01,         # on weights of two dimensions and more, but those of norms and embeddings
     'momentum': 0.9,              # of SGD
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
@@ -1456,7 +1457,7 @@ def bare(path):
     return os.path.splitext(path)[0] if may_be_read(os.path.basename(path)) else path
 
 
-def name_of(path, parts):
+def tail_of(path, parts):
     """The last parts of a path."""
     return '/'.join(path.replace(os.sep, '/').split('/')[-parts:])
 
@@ -1465,14 +1466,14 @@ def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
     the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
     is_split, paths = any(image.split for image, _ in pairs), [bare(image.path) for image, _ in pairs]
-    parts = next((n for n in range(1, 9) if len({name_of(path, n) for path in paths}) == len(paths)), 1)
-    stems = [name_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
+    parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
+    stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
     ways = {'the first word of their names': {stem: split_named(os.path.basename(stem)) for stem in stems}}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     for folder, name in lists if not is_split else ():
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError), open(os.path.join(root, folder, name), errors='replace') as file:
-            for stem in (name_of(bare(word), parts) for line in file.read(10**8).splitlines()
+            for stem in (tail_of(bare(word), parts) for line in file.read(10**8).splitlines()
                          for word in {line.strip(), *line.split()[:1]}):
                 listed[stem] = split if listed.get(stem, split) == split else None
     for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
@@ -3041,8 +3042,9 @@ def build_loader(dataset, config, device, **how):
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
+    joined = collate if is_ours else getattr(dataset.dataset, 'collate_fn', None)
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
-                                       collate_fn=collate if is_ours else None, generator=own, **extra, **how)
+                                       collate_fn=joined, generator=own, **extra, **how)
 
 
 def image_statistics(dataset, config, most=100):
@@ -3642,6 +3644,8 @@ def build_optimizer(model, config, device):
     """Any optimizer of torch.optim; weight decay for weights only, the fused implementation where there is one."""
     maker = getattr(torch.optim, find_optimizers()[config['optimizer'].lower()])
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise UserError('model: has no weights to train (requires_grad is False for all)')
     scales = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
               for p in module.parameters(recurse=False)}
     decays = lambda p: p.ndim > 1 and p not in scales
@@ -3932,10 +3936,11 @@ class UnderAutocast:
         self.model, self.dtype = model, dtype
 
     def __call__(self, *inputs, **named):
-        weight = next(self.model.parameters())
+        device = next(self.model.parameters()).device                  # the first may be of integers, or complex
+        weight = next(filter(torch.is_floating_point, self.model.parameters()), torch.empty(0))
         cast = lambda x: x.to(weight.dtype) if x.is_floating_point() else x
         inputs, named = pytree.tree_map_only(torch.Tensor, cast, (inputs, named))
-        with torch.autocast(weight.device.type, getattr(torch, self.dtype), enabled=self.dtype != 'float32'):
+        with torch.autocast(device.type, getattr(torch, self.dtype), enabled=self.dtype != 'float32'):
             return to_float32(self.model(*inputs, **named))
 
     def __getattr__(self, name):
@@ -4098,6 +4103,7 @@ def is_out_of_memory(error):
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED',       # cuBLAS and cuDNN
+                                          'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'less than INT_MAX elements', 'canUse32BitIndexMath'))   # 32 bits to count
 
 
@@ -4619,7 +4625,7 @@ def mean_scores(totals):
 
 def say(line, screen):
     """A line above the progress bars. A terminal that is closed, or a full disk behind it, ends no training."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):     # AttributeError: there is none (pythonw)
         tqdm.write(line, screen)
         screen.flush()
 
@@ -4866,6 +4872,8 @@ def find_resume(config):
             raise UserError(f'resume={wish!r}: is no run folder (it has no config.py){hint}', 'cannot resume')
         return Path(wish)
     named = config['run_dir'] != 'auto'                                # then a finished one is simply done
+    if config['data'] == OWN_DATA and not named:
+        raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
     folders = [Path(config['run_dir'])] if named else sorted(
         (p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
     folder = next((p for p in folders if named or absolute(data_of(p)) == absolute(config['data'])), None)
@@ -4969,6 +4977,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     hardware = detect_hardware(device)
     precision = resolve_precision(config, hardware, chosen_keys(sources, config))
     if own_data:
+        idle = sorted(chosen_keys(sources, config) & NO_USE_FOR_OWN_DATA)
+        warn([f'{", ".join(idle)}: no effect on data of your own'] * bool(idle))
         return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
     if is_demo:
@@ -5020,7 +5030,7 @@ def build_state(model, config, precision, device):
         try_size(model)
     if config['channels_last'] and isinstance(model, SegmentationModel):   # others may count on their layout
         model = model.to(memory_format=torch.channels_last)
-    average = copy.deepcopy(model).requires_grad_(False) if config['ema_decay'] else None
+    average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
     if world()[1] > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world()[1])
@@ -5055,7 +5065,18 @@ def build_scaler(dtype, config, device):
                                 enabled=dtype == 'float16')
 
 
-def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config, run):
+def load_batches(dataset, batches, config, device):
+    """These batches of indices, as in training: by a worker, if there are any. A file that a user's data set opens when
+    it is first asked would be shared by all workers if that happened before they are forked."""
+    workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
+    loader = build_loader(dataset, {**config, 'num_workers': workers}, device, batch_sampler=batches)
+    try:
+        return list(loader)
+    finally:
+        stop_workers(loader)
+
+
+def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
 
     It is also the probe of torch.compile, which only fails when it first runs. Everything is put back afterwards.
@@ -5065,13 +5086,15 @@ def smoke_test(state, train_data, val_data, sampler, collate_fn, loss_fn, config
     first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
     is_lonely = min(from_all(min(map(len, sampler.micro_batches(last))))) == 1         # BatchNorm may refuse that
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
-    load = lambda window: [collate_fn([train_data[int(i)] for i in rows]) for rows in sampler.micro_batches(window)]
+    windows = [load_batches(train_data, [rows.tolist() for rows in sampler.micro_batches(window)], config, state.device)
+               for window in probed]
+    rows = range(min(len(val_data), val_batch_size(config)))
+    batches = load_batches(val_data, [list(rows)], config, state.device)
     while True:
         try:
-            for window in map(load, probed):
+            for window in windows:
                 guarded_step(state, window, loss_fn, config)
-            batch = [val_data[i] for i in range(min(len(val_data), val_batch_size(config)))]
-            evaluate(state.evaluated, [collate_fn(batch)], loss_fn, state.dtype)
+            evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
@@ -5118,8 +5141,10 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 
     A network of your own, model=NET, is given normalised float32 images (B, C, H, W) and gives logits (B, K, H, W), K
     being 1 for two classes. Data sets and a loss of your own run in the same loop: give model, train_data, val_data
-    (map-style Datasets) and loss_fn(model, batch) -> (B,) losses per sample, or (losses, counts). Raises UserError for
-    what you can mend, TrainingDiverged if no precision gives finite numbers.
+    (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample, or
+    (losses, counts). What the loss calls as model(...) runs in the precision at work; methods and parts of the model
+    that it calls itself run in float32. Raises UserError for what you can mend, TrainingDiverged if no precision gives
+    finite numbers.
     """
     own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
     missing = [name for name, value in own.items() if value is None]
@@ -5128,20 +5153,29 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if model is not None and not isinstance(model, nn.Module):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
     for name in ('train_data', 'val_data'):
-        if own[name] is not None and not (hasattr(own[name], '__getitem__') and hasattr(own[name], '__len__')
-                                          and len(own[name])):
-            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty')
-    folder, was_there, run = None, True, None
+        is_map = all(hasattr(own[name], word) for word in ('__getitem__', '__len__')) \
+            and not isinstance(own[name], torch.utils.data.IterableDataset)
+        if own[name] is not None and not (is_map and len(own[name])):
+            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
+                            'DataLoader give its .dataset')
+    if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - {*model.parameters()}:
+        raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
+    folder, was_there, run, before = None, True, None, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
     try:
         config, sources, notes = resolve_config(preset, overrides)
+        if train_data is not None:
+            config['data'] = OWN_DATA
         folder = find_resume(config)                                   # each process looks, before any may write
         if folder and config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
             raise UserError(f"run_dir={config['run_dir']!r}: a resumed run stays where it is, in {folder}",
                             'cannot resume')
         if folder:
             config, notes = resume_config(folder, preset, overrides)
+        if (config['data'] == OWN_DATA) != (train_data is not None) and folder:
+            raise UserError(f'{folder}: was {"" if train_data is None else "not "}trained on data sets of your own: '
+                            'resume it with what it began with', 'cannot resume')
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
@@ -5153,6 +5187,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     finally:
+        set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world()[1] == 1:            # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
@@ -5170,14 +5205,18 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not resuming:
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
-    config |= {'data': absolute(config['data']), 'run_dir': str(run.folder), 'resume': None}
+    config |= {'run_dir': str(run.folder), 'resume': None}
+    config |= {'data': absolute(config['data'])} if not own_data else {}
     if config['tensorboard']:
         run.open_board()
     if device.type == 'cpu':
         keep_freed_memory()
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
-    torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
+    if config['deterministic']:
+        run.after.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(),
+                           warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+        torch.use_deterministic_algorithms(True, warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
@@ -5215,7 +5254,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if resuming:
         resume_state(state, run, config, precision, hardware, typed, getattr(loss_fn, 'num_classes', None))
     run.write('config.py', config_text(config))
-    probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loader.collate_fn, loss_fn, config, run)
+    probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loss_fn, config, run)
     start_compiled(state, probe, config, run) if config['compile_model'] else probe()
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
@@ -5233,7 +5272,12 @@ def refuse_used(folder):
 
 def choose_model(model, config, data):
     """The config's network; or the one given, with our preprocessing unless its data come from elsewhere too (None)."""
-    if model is None or data is not None and not isinstance(model, SegmentationModel):
+    if isinstance(model, SegmentationModel) and data is not None:      # of an earlier run: a second stage
+        shape = ('architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes')
+        is_own = model.is_own or any(model.config[key] != config[key] for key in shape)
+        model = build_model(config, model.network)
+        model.is_own = is_own
+    elif model is None or data is not None:
         model = build_model(config, model)
     else:
         keep_float32(model, config['keep_float32'])
@@ -5254,14 +5298,24 @@ class Plain(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.dataset)
 
-    def __getitem__(self, key):
-        epoch, index = key if isinstance(key, tuple) else (0, key)
+    def __getitems__(self, keys):                                      # a whole batch: what torch's workers ask for
         before = random_states()
-        seed_everything(int(np.random.SeedSequence((self.seed, epoch, index)).generate_state(1)[0]))
         try:
-            sample = self.dataset[index]
+            return [self.draw(*key) if isinstance(key, tuple) else self.draw(0, key) for key in keys]
         finally:
             set_random_states(before)
+
+    def __getitem__(self, key):
+        return self.__getitems__([key])[0]
+
+    def draw(self, epoch, index):
+        """The sample, drawn with a seed of its own."""
+        seed = int(np.random.SeedSequence((self.seed, epoch, index)).generate_state(1)[0])
+        random.seed(seed)
+        np.random.seed(seed)                                           # torch.manual_seed would write a traceback
+        (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
+        sample = self.dataset[index]
+        sample = dict(sample) if isinstance(sample, Mapping) else sample       # of any class, as those of transformers
         if index not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
             self.named.add(index)
             log.warning('%s holds values that are not finite; where the loss is not finite either, the step is skipped',
@@ -5283,15 +5337,21 @@ def name_images(*datasets):
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
+# Settings that say what a user's data sets, network and loss say themselves.
+NO_USE_FOR_OWN_DATA = set(
+    'data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction group_pattern num_classes '
+    'class_names mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype cache_images '
+    'max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss class_weights '
+    'progressive_resizing'.split())
+
+
 def settle_own(config):
     """The 'auto' settings that matter when the user brings the data."""
     settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0,
                'progressive_resizing': 0.0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
-    if config['progressive_resizing'] not in ('auto', 0):
-        warn(['progressive_resizing: no effect on data of your own'])
-        config = {**config, 'progressive_resizing': 0.0}
+    config = {**config, 'progressive_resizing': 0.0}
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
 
@@ -5441,6 +5501,7 @@ def take_up(state, saved, config, precision, hardware, typed, classes):
     state.batch_size = config['batch_size'] if 'batch_size' in typed else min(state.batch_size, config['batch_size'])
 
 
+OWN_DATA = '(data sets given to train)'
 HEADING = '"""The settings of one run.'
 
 

@@ -449,6 +449,45 @@ def test_random_overrides_give_a_config_or_a_config_error(overrides):
         assert list(config) == list(CONFIG)
 
 
+def likely(key):
+    """Values that a person may type for this key, most of them possible."""
+    kinds, (low, high) = train_unet.TYPES[key], train_unet.RANGES.get(key, (0, 1))
+    number = st.integers(low, min(high, 300)) if 'int' in kinds or key == 'decoder_channels' else \
+        st.floats(low, min(high, 1))
+    ways = [st.just(word) for word in ('auto', None) if (word or 'none') in kinds]
+    ways += [st.sampled_from(train_unet.CHOICES[key])] if key in train_unet.CHOICES else []
+    ways += [st.booleans()] * ('bool' in kinds) + [number] * ('int' in kinds or 'float' in kinds)
+    ways += [st.lists(number, min_size=1, max_size=5)] * ('list' in kinds)
+    ways += [st.sampled_from(['nonzero', '>127', {0: 0, 255: 1}, {255: 0, 0: 1}, {7: 1}])] * ('dict' in kinds)
+    return st.one_of(ways or [st.just(CONFIG[key])])
+
+
+def settings_of_a_person(key):
+    """(key, value): nonsense one time in ten."""
+    return st.tuples(st.just(key), st.integers(0, 9).flatmap(lambda odd: likely(key) if odd else VALUES))
+
+
+def test_random_settings_give_a_plan_or_an_error_of_ours(small_set):
+    """Not only a config: all that is settled before a network is built, on real images."""
+    plans = []
+
+    @FUZZ
+    @given(st.lists(st.sampled_from([key for key in CONFIG if key not in ('data', 'resume')])
+                    .flatmap(settings_of_a_person), max_size=6))
+    def plan(chosen):
+        try:
+            config, sources, _ = resolve_config(None, {**dict(chosen), 'data': str(small_set)})
+            config = train_unet.prepare(config, sources, train_unet.choose_device(config['device']))[0]
+        except train_unet.UserError as error:
+            assert error.problems
+        else:
+            assert list(config) == list(CONFIG) and config['num_classes'] >= 2
+            plans.append(config)
+
+    plan()
+    assert len(plans) > 300
+
+
 TYPED = st.one_of(st.text(max_size=20), st.sampled_from([
     '1' * 5000 + 'x1', '0x' + 'f' * 5000, '[' * 5000, '-' * 5000 + '1', '1e999', 'a\0b', '[1]',
     '{}', '{1: [2]}', '{[1]: 2}', '1+2j', "b'x'", '...', '-1', '8', 'true', 'auto', 'none']))

@@ -22,6 +22,7 @@ import sys
 import time
 import types
 import weakref
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
@@ -215,7 +216,7 @@ def test_moving_average_by_hand():
                     for e, p in zip(expected, state.model.parameters())]
     for a, b in zip(state.average.parameters(), expected):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
-        assert not a.requires_grad
+        assert a.requires_grad and a.grad is None                      # it may be trained on: a second stage
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
@@ -760,6 +761,150 @@ def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled
 
 
 # --- a network, loss and data of one's own ---
+
+def test_the_caller_draws_on_as_if_no_training_had_been():
+    model = network()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    calm = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    train(model, num_epochs=1)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == calm
+
+
+@pytest.mark.parametrize('before', [True, False])
+@pytest.mark.parametrize('deterministic', [True, False])
+def test_a_training_leaves_deterministic_algorithms_as_the_caller_has_them(before, deterministic):
+    seen = []
+
+    def loss_fn(model, batch):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return squares(model, batch)
+
+    torch.use_deterministic_algorithms(before)
+    try:
+        train(num_epochs=1, deterministic=deterministic, loss_fn=loss_fn)
+        assert torch.are_deterministic_algorithms_enabled() == before and set(seen) == {before or deterministic}
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_model_of_a_result_can_be_trained_on():
+    first = train(num_epochs=1, ema_decay=0.9)
+    start = {key: value.clone() for key, value in first.model.state_dict().items()}
+    second = train(first.model, num_epochs=1, ema_decay=0.9, run_dir='again')
+    assert any(not torch.equal(start[key], value) for key, value in second.model.state_dict().items())
+
+
+def test_a_second_stage_has_the_settings_it_was_given(small_set):
+    words = {**TINY, 'data': str(small_set), 'num_epochs': 1}
+    first = tu.train(**words, run_dir='first', mean=0.0)
+    second = tu.train(**{**words, 'image_size': 64}, run_dir='second', model=first.model, mean=100.0)
+    assert second.model.config['image_size'] == [64, 64]
+    assert second.model.mean.flatten().tolist() == [100.0] * 3
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    assert (tu.load('second').predict(image) == second.model.predict(image)).all()
+
+
+class Lazily(torch.utils.data.Dataset):
+    """Records of a file that is opened when the first one is asked for, as HDF5 and zip files usually are."""
+    file = None
+
+    def __init__(self, path, count=64):
+        self.path, self.count = path, count
+        np.repeat(np.arange(count, dtype=np.float32), 300_000).tofile(path)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.file = self.file or open(self.path, 'rb', buffering=0)
+        self.file.seek(index * 1_200_000)
+        time.sleep(0.002)                                              # where another worker may seek
+        return {'wanted': torch.tensor(float(index)), 'read': torch.from_numpy(np.frombuffer(self.file.read(4),
+                                                                                             np.float32).copy())}
+
+
+def test_workers_do_not_share_a_file_that_a_data_set_opens_when_it_is_asked(tmp_path):
+    wrong = []
+
+    def loss_fn(model, batch):
+        wrong.append(int((batch['read'][:, 0] != batch['wanted']).sum()))
+        return model(batch['read'] * 0).square().mean(1)
+
+    data = Lazily(tmp_path / 'records')
+    train(nn.Linear(1, 1), data, data, loss_fn, num_epochs=3, num_workers=2)
+    assert len(wrong) > 3 * 2 * 16 and sum(wrong) == 0
+
+
+class Words(torch.utils.data.Dataset):
+    """Samples of different lengths, in a mapping that is no dict."""
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return UserDict(x=torch.ones(index + 1))
+
+    @staticmethod
+    def collate_fn(samples):
+        assert all(type(sample) is dict for sample in samples)
+        return {'x': nn.utils.rnn.pad_sequence([sample['x'] for sample in samples], batch_first=True)}
+
+
+def test_a_data_set_may_bring_its_collate_fn_and_any_mapping():
+    result = train(nn.Linear(1, 1), Words(), Words(),
+                   lambda model, batch: model(batch['x'].sum(1, keepdim=True)).square().mean(1), num_epochs=1)
+    assert len(result.history) == 1
+
+
+def test_settings_that_say_nothing_of_ones_own_data_are_told(caplog):
+    train(num_epochs=1, augment='strong', class_weights='auto', loss='dice')
+    assert 'augment, class_weights, loss: no effect on data of your own' in caplog.text
+
+
+@pytest.mark.parametrize('first', [torch.arange(3), torch.ones(3, dtype=torch.complex64)])
+def test_samples_take_the_precision_of_the_weights_not_of_what_comes_first(first):
+    model = network()
+    model.register_parameter('table', nn.Parameter(first, requires_grad=False))
+    seen = []
+    model.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].dtype))
+    assert next(model.parameters()) is model.table
+    train(model, num_epochs=1)
+    assert set(seen) == {torch.float32}
+
+
+def test_a_network_without_weights_to_train_is_refused_in_words():
+    with pytest.raises(tu.UserError, match='has no weights to train'):
+        train(network().requires_grad_(False))
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(range(8))
+
+
+def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
+    weighted = nn.Module()
+    weighted.scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(tu.UserError, match='weights of its own'):
+        train(loss_fn=weighted)
+    for data in (Endless(), torch.utils.data.DataLoader(Samples())):
+        with pytest.raises(tu.UserError, match='of a DataLoader give its .dataset'):
+            train(train_data=data)
+    assert not Path('run').exists()
+
+
+def test_runs_on_data_sets_of_ones_own_are_not_taken_for_others(small_set):
+    words = {**OWN, 'run_dir': 'auto'}
+    train(stop_at(network(), 4), **{**words, 'num_epochs': 3})
+    with pytest.raises(tu.UserError, match='give run_dir too'):
+        train(**words, resume='auto')
+    with pytest.raises(tu.UserError, match='resume it with what it began with'):
+        tu.train(resume='runs/run-1')
+    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto'}) is None     # the demo, or another set
+    assert train(run_dir='auto', resume='runs/run-1').stopped_by == 0
 
 class Classes(torch.utils.data.Dataset):
     """Images with a bright quarter, and which quarter it is."""
@@ -1605,16 +1750,15 @@ def test_a_folder_that_another_run_has_taken_is_left_to_it(is_running, caplog):
 @pytest.mark.parametrize('call', [30, 45])
 def test_a_signal_while_a_sample_is_seeded_leaves_the_random_numbers_alone(call, monkeypatch):
     """Dropout draws from the generator that a sample of one's own is given a seed for."""
-    calm, seeded, seed = train(network(dropout=0.5), run_dir='calm'), [], torch.manual_seed
+    calm, seeded, seed = train(network(dropout=0.5), run_dir='calm'), [], np.random.seed
 
     def interrupted(number):
         seeded.append(number)
-        generator = seed(number)
+        seed(number)
         if len(seeded) == call:
             os.kill(os.getpid(), signal.SIGTERM)
-        return generator
 
-    monkeypatch.setattr(torch, 'manual_seed', interrupted)
+    monkeypatch.setattr(np.random, 'seed', interrupted)
     assert train(network(dropout=0.5)).stopped_by == signal.SIGTERM
     resumed = train(network(dropout=0.5), resume='run', run_dir='auto')
     assert_same(resumed.model.state_dict(), calm.model.state_dict())
