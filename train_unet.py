@@ -1109,7 +1109,7 @@ def list_files(root):
         real = os.path.realpath(path)
         if seen.setdefault(real, path) != path or {'config.py', 'log.txt'} <= set(names):          # a run of ours
             if seen[real] not in ('', path):
-                log.warning('ignored %s: it is a link to %s', path, seen[real])
+                log.warning('ignored %s: it is the same folder as %s', path, seen[real])
             folders.clear()
             continue
         folders[:] = sorted(folder for folder in folders if not folder.startswith('.'))
@@ -3042,7 +3042,7 @@ def build_loader(dataset, config, device, **how):
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
-    joined = collate if is_ours else getattr(dataset.dataset, 'collate_fn', None)
+    joined = collate if is_ours else getattr(getattr(dataset, 'dataset', None), 'collate_fn', None)
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
                                        collate_fn=joined, generator=own, **extra, **how)
 
@@ -5173,9 +5173,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
                             'cannot resume')
         if folder:
             config, notes = resume_config(folder, preset, overrides)
-        if (config['data'] == OWN_DATA) != (train_data is not None) and folder:
-            raise UserError(f'{folder}: was {"" if train_data is None else "not "}trained on data sets of your own: '
-                            'resume it with what it began with', 'cannot resume')
+        if config['data'] == OWN_DATA and train_data is None:
+            raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
+                            'it began with', 'cannot resume')
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
@@ -5206,7 +5206,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config |= {'run_dir': str(run.folder), 'resume': None}
-    config |= {'data': absolute(config['data'])} if not own_data else {}
+    config |= {'data': OWN_DATA if own_data else absolute(config['data'])}
     if config['tensorboard']:
         run.open_board()
     if device.type == 'cpu':

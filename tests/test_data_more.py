@@ -1999,7 +1999,7 @@ def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
     (tmp_path / 'images' / 'val').symlink_to('test')
     (tmp_path / 'masks' / 'val').symlink_to('test')
     inspect(tmp_path)
-    assert f'ignored {tmp_path}/images/val: it is a link to {tmp_path}/images/test' in caplog.text
+    assert f'ignored {tmp_path}/images/val: it is the same folder as {tmp_path}/images/test' in caplog.text
 
 
 @pytest.mark.parametrize('inside', [True, False])

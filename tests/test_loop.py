@@ -901,7 +901,7 @@ def test_runs_on_data_sets_of_ones_own_are_not_taken_for_others(small_set):
     train(stop_at(network(), 4), **{**words, 'num_epochs': 3})
     with pytest.raises(tu.UserError, match='give run_dir too'):
         train(**words, resume='auto')
-    with pytest.raises(tu.UserError, match='resume it with what it began with'):
+    with pytest.raises(tu.UserError, match='go on from Python, with what it began with'):
         tu.train(resume='runs/run-1')
     assert tu.find_resume({**tu.CONFIG, 'resume': 'auto'}) is None     # the demo, or another set
     assert train(run_dir='auto', resume='runs/run-1').stopped_by == 0
