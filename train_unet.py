@@ -5158,7 +5158,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if own[name] is not None and not (is_map and len(own[name])):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
-    if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - {*model.parameters()}:
+    known = set(model.parameters()) if model is not None else set()
+    if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
     folder, was_there, run, before = None, True, None, random_states()
     log.setLevel(logging.INFO)

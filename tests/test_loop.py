@@ -890,6 +890,8 @@ def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
     weighted.scale = nn.Parameter(torch.ones(1))
     with pytest.raises(tu.UserError, match='weights of its own'):
         train(loss_fn=weighted)
+    with pytest.raises(tu.UserError, match='weights of its own'):
+        tu.train(loss_fn=weighted)                                     # and a network of ours
     for data in (Endless(), torch.utils.data.DataLoader(Samples())):
         with pytest.raises(tu.UserError, match='of a DataLoader give its .dataset'):
             train(train_data=data)
