@@ -4414,7 +4414,7 @@ class Run:
         self.launcher = os.getppid()
         self.board, self.is_saved = None, True                         # board: TensorBoard's writer
         self.locks, self.taken = set(), ''                             # what tells our locks; who took our folder
-        self.settings = ''                                             # the text of config.py
+        self.settings, self.file = '', None                            # the text of config.py; what writes log.txt
 
     def __enter__(self):
         try:
@@ -4425,9 +4425,14 @@ class Run:
         self.watch_signals()
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, error, _):
         if self.unsaved is not None and kind is not KeyboardInterrupt:
             self.write('best.pt', self.unsaved)
+        if self.begun and isinstance(error, UserError) and not world()[0]:
+            if (self.folder / 'last.pt').exists():
+                error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
+            for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
+                self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, line, (), None))
         self.after.close()
 
     def hold(self):
@@ -4451,7 +4456,7 @@ class Run:
             with contextlib.suppress(OSError):
                 holder = (self.folder / '.holder').read_text()
             raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir') from None
-        file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
+        self.file = file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         plain = logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S')
         file.format = lambda record: clean(plain.format(record))       # file names in it may hold terminal escapes
@@ -5598,7 +5603,7 @@ def finish(state, val_data, config, run):
     for line in lines:
         log.info('%s', line)
     for name, times in state.left_out.items():
-        log.warning('left out %d times, because it could not be read: %s', times, name)
+        log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
     there = [name for name in files if os.path.exists(run.folder / name)]
     log.info('Everything is in %s: %s', run.folder, ', '.join(there))

@@ -1098,7 +1098,7 @@ def test_a_validation_file_that_breaks_is_left_out_counted_and_named(data, caplo
     finally:
         tu.evaluate = real
     assert [row['epoch'] for row in result.history] == [1, 2, 3] and result.history[-1]['val_iou'] > 0
-    assert f'left out 2 times, because it could not be read: {broken}' in caplog.text
+    assert f'left out 2 times, because it or its mask could not be read: {broken}' in caplog.text
 
 
 def test_the_same_line_once_more_keeps_what_healing_arrived_at():

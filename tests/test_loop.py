@@ -332,6 +332,10 @@ def test_a_skipped_step_is_counted_and_told(dtype):
     assert last()['step'] == 6 and all(math.isfinite(row['train_loss']) for row in rows)
 
 
+def log_text():
+    return Path('run/log.txt').read_text()
+
+
 def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     class Scaled(nn.Module):
         def forward(self, images):
@@ -348,6 +352,9 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     images = re.findall('in the batch: (.*)', text)
     assert images and all(os.path.exists(image) for image in images)
     assert "train_unet.replay('run/bad_batch.pt', model=YOUR_NETWORK, loss_fn=YOUR_LOSS)" in text
+    written = log_text()                       # all of it, with the line that goes on
+    assert all(line.strip() in written for line in text.splitlines())
+    assert text.endswith('mended? It goes on with:  python train_unet.py resume=run')
     batch = torch.load('run/bad_batch.pt', weights_only=True)['window']
     assert batch[0]['image'].shape[1:] == (3, 32, 32) and batch[0]['image'].dtype == torch.uint8
     for value in last()['model'].values():
@@ -1138,6 +1145,7 @@ def test_a_file_that_breaks_is_tried_three_times_and_named(breaking, happen, num
         breaking(happen, num_workers=num_workers)
     assert re.search(r'/images/\d\d\d\.png: cannot be read', str(error.value))
     assert last()['epoch'] == 1                                        # what was done is kept
+    assert str(error.value).endswith('python train_unet.py resume=run') and 'cannot be read' in log_text()
 
 
 @pytest.mark.parametrize('num_workers', [0, 1])
@@ -1145,7 +1153,7 @@ def test_a_file_that_breaks_is_left_out_counted_and_listed_if_allowed(breaking, 
     result, path, waits = breaking(cut, num_workers=num_workers, skip_broken=True)
     assert [row['epoch'] for row in result.history] == [1, 2, 3]
     end = (result.run_dir / 'log.txt').read_text().splitlines()[-4:]
-    assert [line for line in end if f'left out 2 times, because it could not be read: {path}' in line]
+    assert [line for line in end if f'left out 2 times, because it or its mask could not be read: {path}' in line]
     assert last()['left_out'] == {str(path): 2}
     if not num_workers:
         assert len(waits) == 2 * 2                                     # three attempts in two epochs
