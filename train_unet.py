@@ -4104,6 +4104,7 @@ def is_out_of_memory(error):
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED',       # cuBLAS and cuDNN
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
+                                          'could not create a primitive',      # oneDNN
                                           'less than INT_MAX elements', 'canUse32BitIndexMath'))   # 32 bits to count
 
 
@@ -4120,16 +4121,18 @@ def guarded_step(state, window, loss_fn, config):
                 result = train_step(state, window, loss_fn, config)
             break
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            is_starved = is_out_of_memory(error)
+            if not is_starved and not gives_up_compiling(state.model, error):
                 raise
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
         scale, state.scaler = state.scaler.state_dict(), build_scaler(state.dtype, config, state.device)
         state.scaler.load_state_dict(scale)                            # afresh: it may have unscaled already
-        old, state.batch_size = state.batch_size, halve(state)
-        torch.cuda.empty_cache()
-        record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
+        if is_starved:
+            old, state.batch_size = state.batch_size, halve(state)
+            torch.cuda.empty_cache()
+            record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
     try:
         commit(state, result, before, config)
         return result
@@ -4140,6 +4143,21 @@ def guarded_step(state, window, loss_fn, config):
     if state.batch_size == 1:                                          # no checkpoint: weights may be half updated
         raise UserError(TOO_LARGE, 'out of memory')
     raise Rewind('out of memory inside the optimizer step', batch_size=halve(state))
+
+
+def gives_up_compiling(model, error):
+    """Whether it was the compiler that failed, perhaps in mid-run on a size new to it. Then the model goes on eager."""
+    if model._compiled_call_impl is None or not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+        return False
+    stop_compiling(model, error)
+    return True
+
+
+def stop_compiling(model, error):
+    """The model goes on eager; the reason is told."""
+    log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
+    model._compiled_call_impl = None
+    torch._dynamo.reset()
 
 
 @contextlib.contextmanager
@@ -4346,7 +4364,15 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
         dist.broadcast(buffer, 0)
     model.eval()
     device, before = next(model.parameters()).device, random_states()
-    forward = lambda batch: run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
+
+    def forward(batch):
+        try:
+            return run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not gives_up_compiling(model, error):
+                raise
+        return forward(batch)
+
     totals, broken, parts = {'loss': torch.zeros((), device=device), 'images': 0}, [], 1
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
@@ -5129,13 +5155,12 @@ def start_compiled(state, probe, config, run):
     try:
         state.model.compile()
         probe()
-        log.info('Compiled in %.0f s', time.monotonic() - begun)
+        if state.model._compiled_call_impl is not None:
+            log.info('Compiled in %.0f s', time.monotonic() - begun)
     except compiler_faults() as error:
         if is_out_of_memory(error):
             raise
-        log.warning('torch.compile does not work here (%s); training without it', in_words(error))
-        state.model._compiled_call_impl = None
-        torch._dynamo.reset()
+        stop_compiling(state.model, error)
         if (run.folder / 'last.pt').exists():                          # else no step was tried
             go_back(state, config, run)
         probe()
@@ -5598,7 +5623,7 @@ def finish(state, val_data, config, run):
         draw_curves(state.history, run.folder / 'curves.png')
         if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
             draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-    except OSError as error:
+    except (OSError, ImportError) as error:                            # a broken matplotlib
         log.warning('the pictures could not be written: %s', error)
     for line in lines:
         log.info('%s', line)
@@ -6538,7 +6563,7 @@ class Candidate:
 def tune(preset, overrides, seconds=60.0):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
-    Interleaved rounds for about `seconds`, then the compiler on the winner. Only the preset file is kept.
+    Interleaved rounds for about `seconds`, then the compiler. Only the preset file is kept.
     """
     log.setLevel(logging.WARNING)
     config, sources, notes = resolve_config(preset, overrides)
@@ -6574,13 +6599,11 @@ def tune(preset, overrides, seconds=60.0):
     measure_rounds(candidates, window, loss_fn, config, seconds)
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
     best = min(safe, key=lambda c: c.median)
-    kinds = grouped(safe, lambda c: (c.dtype, c.tf32)).values()
-    fastest = [best] if device.type == 'cpu' else [min(kind, key=lambda c: c.median) for kind in kinds]
-    compiled = list(filter(None, (try_compiling(one, config, device, window, loss_fn) for one in fastest)))
+    compiled = compile_all(safe, config, device, window, loss_fn)
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, wait, config['num_workers'], numbers)
-    compiled = min(compiled, key=lambda c: c.median, default=None)
-    del candidates, states, safe, kinds, fastest, model                # their weights would count in what follows
+    compiled = next(iter(compiled), None)
+    del candidates, states, safe, model                                # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
@@ -6666,27 +6689,45 @@ def within(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-COMPILE_SECONDS = 120              # that tune waits for torch.compile
+COMPILE_SECONDS = {'cpu': 120, 'cuda': 480}    # that tune gives to torch.compile
 
 
-def try_compiling(best, config, device, window, loss_fn):
-    """The winner once more, compiled -> Candidate, or None where torch.compile does not work, or not in time."""
-    state = in_precision(fresh_state(config, device, best.channels_last), best.dtype, config)
-    compiled = dataclasses.replace(best, state=state, compiled=True, seconds=[])
-    print(f'compiling {best.name} ...', flush=True)
+def compile_all(candidates, config, device, window, loss_fn):
+    """Every candidate once more, compiled, the fastest first, while time lasts -> those that compile; only the fastest
+    of them keeps its state."""
+    compiled, longest, end = [], 0, time.monotonic() + COMPILE_SECONDS.get(device.type, 120)
+    waiting = sorted(candidates, key=lambda c: c.median)
+    while waiting and end - time.monotonic() > longest:
+        one = try_compiling(waiting.pop(0), config, device, window, loss_fn, end - time.monotonic())
+        compiled = sorted(compiled + [one] * bool(one), key=lambda c: c.median)
+        longest = max([c.compile_seconds for c in compiled], default=0)
+        for slower in compiled[1:]:
+            slower.state = None
+    if waiting:
+        print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
+    return compiled
+
+
+def try_compiling(plain, config, device, window, loss_fn, seconds):
+    """A candidate once more, compiled -> Candidate, or None where torch.compile does not work, or not in time."""
+    state = in_precision(fresh_state(config, device, plain.channels_last), plain.dtype, config)
+    compiled = dataclasses.replace(plain, state=state, compiled=True, seconds=[])
+    print(f'compiling {plain.name} ...', flush=True)
     try:
-        with within(COMPILE_SECONDS):
+        with within(seconds):
             compiled.state.model.compile()
             compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
-        beside = dataclasses.replace(best, seconds=[])                 # later rounds than those of the table
+        if state.model._compiled_call_impl is None:                    # the step was run without it, and said so
+            return None
+        beside = dataclasses.replace(plain, seconds=[])                # later rounds than those of the table
         measure_rounds([beside, compiled], window, loss_fn, config, 15)
-        pace = best.median / beside.median                             # as fast as in the rounds of the table
+        pace = plain.median / beside.median                            # as fast as in the rounds of the table
         compiled.seconds = [pace * took for took in compiled.seconds]
         return compiled
     except compiler_faults() as error:
         print(f'torch.compile does not work here: {in_words(error)}')
     except Overdue:
-        print(f'compiling takes more than {COMPILE_SECONDS} s here: given up')
+        print(f'compiling takes more than {seconds:.0f} s here: given up')
 
 
 def examine_what_fits(model, config, window, loss_fn, dtypes):

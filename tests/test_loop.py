@@ -700,6 +700,17 @@ def compile_what_fails_backward(model):
     model._compiled_call_impl = lambda *inputs: Fail.apply(model._call_impl(*inputs))
 
 
+class Wrapped(nn.Module):
+    """torch 2.6 compiles no nn.Sequential."""
+
+    def __init__(self, layers=None):
+        super().__init__()
+        self.layers = layers or network(dropout=0.5)
+
+    def forward(self, images):
+        return self.layers(images)
+
+
 def compile_what_triton_refuses(model):
     class TritonError(Exception):
         """Stands for Triton's own, which is no RuntimeError."""
@@ -727,38 +738,50 @@ def compile_what_fails_in_validation(model):
     compile_what_fails_in_validation, compile_what_triton_refuses])
 def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch):
     monkeypatch.setitem(sys.modules, 'triton.errors', None)            # put back at the end
-    class Net(nn.Module):                                              # torch 2.6 compiles no nn.Sequential
-        def __init__(self):
-            super().__init__()
-            self.layers = network(dropout=0.5)
-
-        def forward(self, images):
-            return self.layers(images)
-
-    plain = train(Net(), run_dir='plain')
+    plain = train(Wrapped(), run_dir='plain')
     monkeypatch.setattr(nn.Module, 'compile', broken_compile)
-    result = train(Net(), compile_model=True)
+    result = train(Wrapped(), compile_model=True)
     log = (result.run_dir / 'log.txt').read_text()
     assert 'torch.compile does not work here' in log and '(a test)' in log
     assert_same(result.model.state_dict(), plain.model.state_dict())
 
 
+@pytest.mark.parametrize('is_training', [True, False], ids=['training', 'validation'])
+def test_a_compiler_that_fails_in_mid_run_is_left_and_the_step_replayed(is_training, monkeypatch):
+    """torch compiles anew for a size it has not met; its own machinery raises what the backend does."""
+    def backend(graph, inputs):                                        # a leftover of two or three images, of 14
+        if torch.is_grad_enabled() == is_training and any(isinstance(size, torch.SymInt) for size in inputs):
+            raise RuntimeError('no code for such sizes (a test)')
+        return graph.forward
+
+    sets = dict(train_data=Samples(14), val_data=Samples(7), batch_size=4)
+    plain = train(Wrapped(), run_dir='plain', **sets)
+    compiles = nn.Module.compile
+    monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
+    result = train(Wrapped(), compile_model=True, **sets)
+    log = log_text()
+    assert log.index('Compiled in') < log.index('torch.compile does not work here') and '(a test)' in log
+    assert_same(result.model.state_dict(), plain.model.state_dict())
+    assert not events(result.history)
+
+
 @pytest.mark.parametrize('first', [1, 4])
 def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled(first, monkeypatch):
-    """In the first step, which is also the probe of compiling, and in the second epoch."""
-    passes = []
+    """In the first step, which is also the probe of compiling, and in the second epoch; raised by the compiled graph."""
+    passes, compiles = [], nn.Module.compile
 
-    def compile_hungry(model, *args, **kwargs):
-        def compiled(*inputs):
-            passes.append(len(inputs[0]))
-            if model.training and len(inputs[0]) > 2 and sum(n > 2 for n in passes) >= first:
+    def backend(graph, inputs):
+        def run(*inputs):
+            images = next(value for value in inputs if torch.is_tensor(value) and value.shape[1:] == (3, 8, 8))
+            passes.append(len(images))
+            if torch.is_grad_enabled() and len(images) > 2 and sum(n > 2 for n in passes) >= first:
                 raise torch.OutOfMemoryError('CUDA out of memory (a test)')
-            return model._call_impl(*inputs)
-        model._compiled_call_impl = compiled
+            return graph.forward(*inputs)
+        return run
 
     calm = train(network(norm=False), run_dir='calm')
-    monkeypatch.setattr(nn.Module, 'compile', compile_hungry)
-    result = train(network(norm=False), compile_model=True)
+    monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
+    result = train(Wrapped(network(norm=False)), compile_model=True)
     assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
     assert 'does not work here' not in (result.run_dir / 'log.txt').read_text()
     rows = [row for row in result.history if not row['event']]
