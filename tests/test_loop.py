@@ -790,6 +790,12 @@ def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_pictures_that_cannot_be_drawn_cost_no_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)        # an installation that is broken
+    assert train(num_epochs=1).best['loss'] > 0
+    assert 'the pictures could not be written: import of matplotlib.figure halted' in log_text()
+
+
 # --- a network, loss and data of one's own ---
 
 def test_the_caller_draws_on_as_if_no_training_had_been():
