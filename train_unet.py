@@ -399,7 +399,7 @@ FOREIGN = {   # words of other trainers: key -> what each value wishes
     'mixed_precision': {'true': {'use_amp': True}, 'false': OFF, 'no': OFF, 'fp16': FP16, 'bf16': BF16},
 }
 FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision'],
-            'training.mixed_precision.enabled': FOREIGN['mixed_precision'],
+            'training.mixed_precision.enabled': {'true': {'use_amp': True}, 'false': {'use_amp': False}},
             'training.mixed_precision.dtype': {word: {key: wish for key, wish in wishes.items() if key != 'use_amp'}
                                                for word, wishes in FOREIGN['precision'].items() if wishes != OFF}}
 OURS = {'use_amp': FOREIGN['amp'], 'amp_dtype': FOREIGN['training.mixed_precision.dtype']}

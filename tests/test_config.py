@@ -355,6 +355,7 @@ def test_a_refused_dtype_leaves_a_preset_of_the_other_one_alone(refused, dtype, 
     ({'fp16': False, 'bf16': True}, True, 'bfloat16'),
     ({'precision': '16', 'amp_dtype': 'float16'}, True, 'float16'),
     ({'training.mixed_precision.enabled': True}, True, 'auto'),
+    ({'training.mixed_precision.enabled': False, 'training.mixed_precision.dtype': 'bfloat16'}, False, 'bfloat16'),
     ({'training.mixed_precision.dtype': 'bfloat16'}, 'auto', 'bfloat16'),
     ({'training.mixed_precision.enabled': True, 'training.mixed_precision.dtype': 'bfloat16'},
      True, 'bfloat16'),
@@ -391,7 +392,7 @@ def test_a_translation_is_told(foreign, notes):
     {'mixed_precision': False, 'fp16': True},
     {'amp': True, 'use_amp': False},
     {'bf16': True, 'use_amp': False},
-    {'training.mixed_precision.enabled': False, 'training.mixed_precision.dtype': 'bfloat16'},
+    {'training.mixed_precision.enabled': False, 'use_amp': True},
 ])
 def test_contradictions_are_told_once_and_name_both_words(foreign):
     [problem] = problems_of(**foreign)
