@@ -1765,6 +1765,8 @@ def open_pillow(path, config):
         raise ValueError('is empty')
     picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     check_pixels(path, (picture.height, picture.width), config)
+    if picture.format == 'TIFF':
+        picture.filename = ''                                          # else Pillow maps a rotated one, side for side
     if picture.format in ('GIF', 'PNG', 'WEBP') and (frames := getattr(picture, 'n_frames', 1)) > 1:
         raise ValueError(f'holds {frames} pictures, a film; save the one that is meant')
     return picture
@@ -1774,7 +1776,10 @@ def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if as_mask:
+            tags = picture.tag_v2 if picture.format == 'TIFF' else {}
+            is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
             if pillow_mode(picture).endswith('48'):
+                refuse_rotated(picture)
                 return narrowed(cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[..., 2::-1])
             PIL.ImageOps.exif_transpose(picture, in_place=True)        # scan_pair sees that its image is turned alike
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
@@ -1788,13 +1793,18 @@ def read_pillow(path, config, as_mask):
                 picture = picture.convert('RGB')
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
                 picture = picture.convert('RGB')
-            return np.array(picture)
+            return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
         if pillow_mode(picture).endswith('48'):
-            if picture.getexif().get(274, 1) != 1:
-                raise ValueError(ROTATED)
+            refuse_rotated(picture)
             colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+
+
+def refuse_rotated(picture):
+    """ValueError for an opened picture that OpenCV is to decode, which would not turn it, or turn it."""
+    if picture.getexif().get(274, 1) != 1:
+        raise ValueError(ROTATED)
 
 
 def narrowed(colours):
@@ -1834,9 +1844,9 @@ def orientation(picture):
 
 
 def pillow_mode(picture):
-    """The mode of an opened image; 'RGB48' for a PNG of 16 bits per colour, which Pillow would cut to 8."""
+    """The mode of an opened image; 'RGB48' for a PNG or PPM of 16 bits per colour, which Pillow would cut to 8."""
     raw = picture.tile[0][3] if picture.tile else ''
-    return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B') else picture.mode
+    return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B', ('RGB', 65535)) else picture.mode
 
 
 def pillow_pixels(picture, channels, kind=''):
@@ -1858,8 +1868,17 @@ def pillow_sees_all(path, config):
         if (bits, kind) in ((32, 1), (8, 2)):                          # uint32 and int8, which Pillow would wrap
             return False
         plain = samples == len(picture.getbands()) and bits <= 8
-        return picture.n_frames == 1 and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
+        return only_copies(picture) and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
     return False
+
+
+def only_copies(picture):
+    """Whether all further pages of an opened TIFF are smaller copies of the first (as GDAL's overviews) or its mask."""
+    for number in range(1, picture.n_frames):
+        picture.seek(number)
+        if not picture.tag_v2.get(254, 0) & 5:
+            return False
+    return True
 
 
 def open_tiff(path):
@@ -1898,8 +1917,16 @@ def check_segment(path, page, data):
 
 def read_tiff(path, config, as_mask):
     """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
-    if pillow_sees_all(path, config):
-        return read_pillow(path, config, as_mask)
+    array = read_pillow(path, config, as_mask) if pillow_sees_all(path, config) else read_bands(path, config)
+    if not as_mask and array.dtype.kind in 'fi':                       # of heights, say; in photographs it is a rim
+        with open_tiff(path) as file, contextlib.suppress(ValueError):
+            if (missing := float(file.pages[0].tags.valueof(42113, default=0))) and (array == missing).any():
+                raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
+    return array
+
+
+def read_bands(path, config):
+    """A TIFF as tifffile sees it -> (H, W) or (H, W, bands)."""
     with open_series(path, config) as (series, bands):
         for page in filter(None, series.pages):
             check_pixels(path, page.chunks[:2], config)                # a tile may be larger than the image
@@ -2011,6 +2038,8 @@ def convert_pixels(array, path, config):
     """Pixels as stored, (H, W) or (H, W, C) -> the channels and the type that the network takes."""
     channels = config['in_channels']
     array = array.astype(array.dtype.newbyteorder('='), copy=False)
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
     if config['image_dtype'] == 'uint8' and array.dtype.kind == 'i' and not (array >> 8).any():
         array = array.astype(np.uint8)                                 # 0 to 255 in a wider type
     array = array[..., None] if array.ndim == 2 else array
@@ -2028,8 +2057,6 @@ def convert_pixels(array, path, config):
     elif found != channels:
         advice = f'; type in_channels={found}' * (config['mean'] == 'auto')     # a trained network has its channels
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
-    if array.dtype == bool:
-        array = array.astype(np.uint8) * 255
     if array.dtype == np.uint8:                                        # 0..1 beside deeper images
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
     if config['image_dtype'] == 'uint8':                               # 0..1 would look black
@@ -2137,6 +2164,15 @@ def read_mask(path, config):
     if array.ndim == 3:
         if array.shape[2] not in (3, 4):
             raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
+                            'of a stack of pages each wants a file of its own')
+        if not 0 <= array.min() <= array.max() <= 255:
+            try:
+                array = narrowed(array.astype(np.uint16, casting='safe'))
+            except (TypeError, ValueError):
+                raise DataError(f'{path}: holds colours beyond 8 bits; save the channel that holds the classes as a '
+                                'mask of its own') from None
+        if array.shape[2] == 4 and np.ptp(array[..., 3]):
+            raise DataError(f'{path}: its fourth plane is not the same everywhere; a mask holds values or colours: '
                             'of a stack of pages each wants a file of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
@@ -2365,7 +2401,7 @@ def explain_values(values, raw, plain, special, total, lossy):
     if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
         place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
-                            'mask_values=nonzero')
+                            'mask_values=nonzero' + ' ignore_index=None' * (255 in special and len(values) > 2))
     if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
@@ -2476,7 +2512,8 @@ def fingerprint(path):
     states = [os.stat(path)]
     if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
         states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
-    return [sum(state.st_size for state in states), max((state.st_mtime_ns for state in states), default=0)]
+    times = [max(state.st_mtime_ns, state.st_ctime_ns) for state in states]    # rsync -t brings back the first
+    return [sum(state.st_size for state in states), max(times, default=0)]
 
 
 def cache_file(config):
@@ -2539,6 +2576,7 @@ def inspect_data(config, decode=False):
             in_train[code] += pixels * (split == 0)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixture(masks, config)
+    refuse_black_and_white_beside_numbers(records, config)
     plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
     counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
@@ -2552,8 +2590,9 @@ def inspect_data(config, decode=False):
     shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
     shares /= max(shares.sum(), 1)
     notes = [*pairs.notes, *differing_palettes(records, config)]
-    if config['in_channels'] == 3 and any(record['mode'] == 'uint8 x 4' for record in records):
-        notes.append('the fourth band of the images is taken for alpha and left out; in_channels=4 takes it')
+    wide = config['in_channels'] + 1
+    if wide in (2, 4) and any(record['mode'] == f'uint8 x {wide}' for record in records):
+        notes.append(f'band {wide} of the images is taken for alpha and left out; in_channels={wide} takes it')
     notes += [f'class {i} is in no training mask: it cannot be learnt, yet it counts in the scores'
               for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
     held_out = [ids for split, ids in zip(pairs.splits, found) if split == SPLITS.index('val')]
@@ -2574,8 +2613,9 @@ def inspect_data(config, decode=False):
             turned = f"'>{coding.threshold}'" if coding.below else f"'<{coding.threshold + 1}'"
         else:
             turned = suggest({code: {0: 1, 1: 0}.get(meaning[code], IGNORE) for code in values})
-        notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? '
-                     f'If so type mask_values={turned}')
+        line = 'invert the files: what is bright in any of an image is united' if kinds == {'folder'} else \
+            f'type mask_values={turned}'
+        notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? If so {line}')
     return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
 
@@ -2597,6 +2637,23 @@ def refuse_mixture(masks, config):
         if noisy:
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and 255', *lines],
+                        'the mask values are not clear')
+
+
+def refuse_black_and_white_beside_numbers(records, config):
+    """Masks of 1 bit or of a black and white palette, others of class numbers: which number is white? DataError."""
+    kinds, numbers = set(), set()
+    for record in records:
+        if record['mask'] == '1' or record['mask'] == 'P' and not record['palette']:
+            kinds.add(record['mask'])
+        else:
+            numbers.update(map(as_grey, record['codes']))
+    plain = sorted(numbers - {255})
+    if config['mask_values'] is None and plain and ('1' in kinds and 255 in numbers or
+                                                    'P' in kinds and 255 not in numbers and plain[-1] > 1):
+        table = suggest({code: code for code in plain} | {255: 1})
+        raise DataError(['some masks are of black and white alone, others hold numbers: save all of them alike'] +
+                        [f'if white is class 1 type mask_values={table}'] * ('1' not in kinds and plain[-1] < COLOUR),
                         'the mask values are not clear')
 
 
@@ -2850,7 +2907,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
     def __init__(self, data, split, config, is_training):
         self.pairs, self.coding, self.config = data.pairs, data.coding, config
         self.rows = data.pairs.rows(split)
-        self.is_training = is_training
+        self.is_training, self.is_mixed = is_training, find_image_dtype(data) == 'mixed'
         self.height, self.width = config['image_size']
         self.is_resized = config['size_policy'] == 'resize'
         self.augmentation = build_augmentation(config) if is_training else None
@@ -3047,10 +3104,21 @@ def build_loader(dataset, config, device, **how):
                                        collate_fn=joined, generator=own, **extra, **how)
 
 
+def of_one_scale(images):
+    """The images of a set of which some are scaled to 0..1 and some are as stored. DataError where these go beyond."""
+    for image in images:
+        if abs(image).max() > 1.5:
+            raise DataError(f'some images are stored as integers of 8 or 16 bits, which become 0 to 1, others as float '
+                            f'or wider integers, which stay as they are, up to {abs(image).max():g}: save all alike')
+        yield image
+
+
 def image_statistics(dataset, config, most=100):
     """Mean and standard deviation per channel of up to `most` training images, each image weighing the same."""
     chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
     images = (image for _, image in read_all(dataset, chosen, config['skip_broken']))
+    if dataset.is_mixed:
+        images = of_one_scale(images)
     moments = [[image.mean((0, 1), dtype=np.float64),
                 np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])]    # no copy of it
                for image in progress(images, len(chosen), 'Mean and spread of the images')]
@@ -3137,11 +3205,17 @@ def usual_loss(config):
     return usual if config['loss'] == 'auto' else config['loss']
 
 
-def find_image_dtype(data):
-    """'uint8' if all images are 8-bit, 'uint16' if all have 16 bits, else 'float32'."""
+def image_dtype_of(mode):
+    """What an image is stored as, by its mode: 'uint8', 'uint16', or 'float32' for whatever is not scaled to 0..1."""
     eight_bits = {'1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr', 'HSV', 'LAB', 'uint8', 'bool'}
-    kinds = {words.split()[0] for words in data.modes}
-    return 'uint8' if kinds <= eight_bits else 'uint16' if kinds <= {'I;16', 'I;16B', 'RGB48', 'uint16'} else 'float32'
+    kind = mode.split()[0]
+    return 'uint8' if kind in eight_bits else 'uint16' if kind in {'I;16', 'I;16B', 'RGB48', 'uint16'} else 'float32'
+
+
+def find_image_dtype(data):
+    """What all images are stored as; 'float32' where that differs, 'mixed' if only some are scaled to 0..1."""
+    kinds = {*map(image_dtype_of, data.modes)}
+    return kinds.pop() if len(kinds) == 1 else 'mixed' if 'float32' in kinds else 'float32'
 
 
 # ===== model and loss =================================================================
@@ -5905,13 +5979,15 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     output = Path(output or best_file(run).parent / 'predictions')
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
-    broken, begun = [], time.monotonic()
+    broken, told, begun = [], [], time.monotonic()
 
     def images():
         opened = read_ahead(lambda path: open_image(path, model.config), [path for path, _ in files])
         for (path, target), future in progress(zip(files, opened), len(files), 'Predicting'):
             try:
                 image = future.result()
+                if not told and warn_of_other_depth(path, lambda: [read_header(path, model.config)[2]], model):
+                    told.append(path)
                 if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
                     image.small = shrink_by_rows(image, *model.config['image_size'])     # here it may break
                 yield target, image
@@ -5933,6 +6009,15 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     if broken:
         print(UserError(broken, f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
+
+
+def warn_of_other_depth(name, modes, model):
+    """Warn of images stored otherwise than those trained on, by their modes() -> whether there are any."""
+    others = {*map(image_dtype_of, modes())} - {model.pixels} if model.pixels in ('uint16', 'float32') else ()
+    if others:
+        log.warning('%s: stored as %s, what was trained on as %s; is the scale the same? uint8 and uint16 become 0 to '
+                    '1, all else stays as it is', clean(name), ' and '.join(sorted(others)), model.pixels)
+    return bool(others)
 
 
 def list_inputs(inputs, output):
@@ -6070,6 +6155,7 @@ def evaluate_run(folder, overrides):
     if other:
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
+        warn_of_other_depth(model.config['data'], lambda: data.modes, model)
         if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
             raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
                              'say what the values mean in mask_values, or type ignore_index=None'])

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import zlib
 from pathlib import Path
 
 import albumentations as A
@@ -2049,3 +2050,217 @@ def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
             mask.save(tmp_path / f'masks/{n}.png')
     assert 'palette masks number their colours anew in each file: save them as RGB' in ask(tmp_path).problems
     assert inspect(tmp_path, mask_values={0: 0, 1: 1, 2: 2})[1].coding.num_classes == 3
+
+
+# --- what other programs write: the same pixels, however they are stored ---
+
+CODES = np.random.default_rng(3).integers(0, 2, (9, 7)).astype(bool)
+
+
+def codes_of(path):
+    return train_unet.read_mask(str(path), train_unet.CONFIG)
+
+
+def test_true_of_a_bool_tiff_is_true(tmp_path):
+    """tifffile writes True as black, which Pillow shows as 0; a scan in black and white means its colours."""
+    tifffile.imwrite(tmp_path / 'bool.tif', CODES)
+    PIL.Image.fromarray(CODES).save(tmp_path / 'scan.tif', tiffinfo={262: 0}, compression='group4')
+    for name in ('bool.tif', 'scan.tif'):
+        assert (codes_of(tmp_path / name) == CODES).all()
+
+
+def with_overview(path, pixels, **how):
+    with tifffile.TiffWriter(path) as file:
+        file.write(pixels, **how)
+        file.write(pixels[::2, ::2], subfiletype=1, **how)
+
+
+@pytest.mark.parametrize('how', [
+    {'photometric': 'miniswhite'}, {'photometric': 'separated', 'bands': 4},
+    {'photometric': 'palette', 'colormap': np.arange(768, dtype=np.uint16).reshape(3, 256)[:, ::-1] * 85}],
+    ids=['miniswhite', 'cmyk', 'palette'])
+def test_an_overview_changes_nothing_about_an_image(tmp_path, how):
+    bands = how.pop('bands', 1)
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 6, bands)[:2 + (bands > 1)]).astype(np.uint8)
+    tifffile.imwrite(tmp_path / 'plain.tif', pixels, **how)
+    with_overview(tmp_path / 'overview.tif', pixels, **how)
+    seen = [train_unet.read_image(str(tmp_path / f'{name}.tif'), train_unet.CONFIG) for name in ('plain', 'overview')]
+    assert seen[0].shape == (8, 6, 3) and (seen[0] == seen[1]).all()
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+def test_a_rotated_grey_tiff_is_turned_and_not_scrambled(tmp_path, dtype):
+    pixels = np.arange(12 * 20, dtype=dtype).reshape(12, 20)
+    tifffile.imwrite(tmp_path / 'x.tif', pixels, extratags=[(274, 'H', 1, 6, True)])
+    seen = train_unet.read_array(str(tmp_path / 'x.tif'), {**train_unet.CONFIG, 'in_channels': 1})
+    assert (seen == np.rot90(pixels, -1)).all()
+
+
+@pytest.mark.parametrize('name, pixels, words', [
+    ('deep.npy', np.array([[[1, 0, 0]], [[0, 256, 0]]], np.uint16), 'holds colours beyond 8 bits'),
+    ('wide.npy', np.array([[[-1, 0, 0]], [[0, 2, 0]]], np.int32), 'holds colours beyond 8 bits'),
+    ('planes.npy', np.eye(4, dtype=np.uint8).reshape(2, 2, 4), 'its fourth plane is not the same everywhere')])
+def test_what_is_no_colour_of_a_mask_is_refused(tmp_path, name, pixels, words):
+    np.save(tmp_path / name, pixels)
+    with pytest.raises(DataError, match=words):
+        codes_of(tmp_path / name)
+
+
+def test_colours_of_16_bits_that_stand_for_8_are_read_as_these(tmp_path):
+    colours = np.array([[[255, 255, 255], [255, 0, 255], [0, 1, 0]]], np.uint16) * 257
+    tifffile.imwrite(tmp_path / 'x.tif', colours, photometric='rgb')
+    assert (codes_of(tmp_path / 'x.tif') == train_unet.COLOUR + np.array([[0xffffff, 0xff00ff, 0x000100]])).all()
+
+
+def test_a_deep_mask_that_says_it_is_rotated_is_refused(tmp_path):
+    cv2.imwrite(str(tmp_path / 'x.png'), np.full((4, 6, 3), 65535, np.uint16))
+    exif, content = PIL.Image.Exif(), (tmp_path / 'x.png').read_bytes()
+    exif[274] = 3
+    data = exif.tobytes().removeprefix(b'Exif\0\0')
+    chunk = b'eXIf' + data
+    content = content[:33] + len(data).to_bytes(4, 'big') + chunk + zlib.crc32(chunk).to_bytes(4, 'big') + content[33:]
+    (tmp_path / 'x.png').write_bytes(content)
+    with pytest.raises(DataError, match='carries a rotation'):
+        codes_of(tmp_path / 'x.png')
+
+
+def test_a_portable_pixmap_of_16_bits_keeps_them(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 65535, (4, 5, 3)).astype('>u2')
+    (tmp_path / 'x.ppm').write_bytes(b'P6 5 4 65535\n' + pixels.tobytes())
+    config = {**train_unet.CONFIG, 'image_dtype': 'float32'}
+    assert np.allclose(train_unet.read_image(str(tmp_path / 'x.ppm'), config), pixels / 65535)
+    assert train_unet.image_dtype_of(train_unet.read_header(str(tmp_path / 'x.ppm'), config)[2]) == 'uint16'
+
+
+def test_pixels_of_no_data_are_named(tmp_path):
+    heights = np.random.default_rng(0).random((8, 8)).astype(np.float32)
+    for name, tag in (('none', None), ('whole', '-9999'), ('rim', '-9999')):
+        heights[0] = -9999 if name == 'rim' else heights[0]
+        tifffile.imwrite(tmp_path / f'{name}.tif', heights, extratags=[(42113, 's', 0, tag, True)] if tag else [])
+    config = {**train_unet.CONFIG, 'in_channels': 1, 'image_dtype': 'float32'}
+    for name in ('none', 'whole'):
+        train_unet.read_image(str(tmp_path / f'{name}.tif'), config)
+    with pytest.raises(DataError, match='rim.tif: holds pixels of no data .-9999, GDAL_NODATA'):
+        train_unet.read_image(str(tmp_path / 'rim.tif'), config)
+
+
+def test_lit_pixels_of_a_bool_array_are_grey_in_grey(tmp_path):
+    lit = np.zeros((2, 2, 3), bool)
+    lit[0, 0, 0] = True
+    np.save(tmp_path / 'x.npy', lit)
+    assert train_unet.read_image(str(tmp_path / 'x.npy'), {**train_unet.CONFIG, 'in_channels': 1}).max() == 76
+
+
+def two_kinds(folder, first, second, masks=None):
+    """Ten pictures, of which five are written by each function (path without suffix, pixels)."""
+    for number in range(10):
+        pixels = np.random.default_rng(number).integers(0, 255, (32, 32)).astype(np.uint8)
+        (folder / 'images').mkdir(parents=True, exist_ok=True)
+        (first if number % 2 else second)(folder / f'images/{number}', pixels)
+        save(folder / f'masks/{number}.png', 255 * (pixels > 127))
+    return folder
+
+
+def as_png(path, pixels):
+    save(path.with_suffix('.png'), pixels)
+
+
+def as_float(top):
+    return lambda path, pixels: tifffile.imwrite(path.with_suffix('.tif'), (pixels / 255 * top).astype(np.float32))
+
+
+def test_images_of_two_scales_in_one_set_are_refused(tmp_path):
+    for top in (1, 255):
+        data, config = dataset(two_kinds(tmp_path / f'{top}', as_png, as_float(top)), in_channels=1)
+        if top == 1:
+            assert 0.4 < train_unet.image_statistics(data, config)[0][0] < 0.6
+            continue
+        with pytest.raises(DataError, match='others as float or wider integers, which stay as they are, up to 25'):
+            train_unet.image_statistics(data, config)
+
+
+def test_images_stored_otherwise_than_those_trained_on_are_told(tmp_path, capsys, caplog):
+    """float32 of 0 to 255 in training; the same pictures of 8 bits become 0 to 1."""
+    folder = two_kinds(tmp_path / 'set', as_float(255), as_float(255))
+    result = train_unet.train(data=str(folder), in_channels=1, **{**TINY, 'image_size': 32})
+    two_kinds(tmp_path / 'other', as_png, as_png)
+    says = "stored as uint8, what was trained on as float32; is the scale the same?"
+    for command, told in ((['predict', str(folder / 'images')], 0), (['predict', str(tmp_path / 'other/images')], 1),
+                          (['evaluate', f'data={tmp_path / "other"}'], 1)):
+        caplog.clear()
+        train_unet.main([command[0], str(result.run_dir), *command[1:]])
+        assert caplog.text.count(says) == told
+
+
+def palette_mask(path, codes, colours):
+    picture = PIL.Image.fromarray(codes.astype(np.uint8))
+    picture.putpalette([channel for colour in colours for channel in colour])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path)
+
+
+def test_a_palette_cut_to_black_and_white_beside_numbers_is_asked_about(tmp_path):
+    """Class 1 is white; in files without class 2 only black and white are left."""
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        codes = np.arange(64).reshape(8, 8) % (2 + number % 2)
+        palette_mask(tmp_path / f'masks/{number}.png', codes,
+                     [(0, 0, 0), (255, 255, 255), (255, 0, 0)][:2 + number % 2])
+    line = offered(ask(tmp_path), 'mask_values=')
+    _, data = inspect(tmp_path, **typed(line))
+    assert data.coding.num_classes == 3 and train_unet.IGNORE not in data.classes
+
+
+def test_masks_of_one_bit_beside_others_with_void_are_asked_about(tmp_path):
+    (tmp_path / 'masks').mkdir()
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        codes = np.full((8, 8), 255)
+        codes[:, :4] = (np.arange(32).reshape(8, 4) % 2) * (number % 2)
+        if number % 2:
+            save(tmp_path / f'masks/{number}.png', codes)
+        else:                                                          # nothing but 0 and void
+            PIL.Image.fromarray(codes > 0).save(tmp_path / f'masks/{number}.png')
+    assert 'save all of them alike' in str(ask(tmp_path))
+
+
+def test_the_line_that_takes_all_but_0_takes_255_too(tmp_path):
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.array([0, 0, 127, 255])[np.arange(64).reshape(8, 8) % 4])
+    assert 'type mask_values=nonzero ignore_index=None' in str(ask(tmp_path))
+    _, data = inspect(tmp_path, **typed('mask_values=nonzero ignore_index=None'))
+    assert data.shares.tolist() == [0.5, 0.5] and train_unet.IGNORE not in data.classes
+
+
+def test_a_set_unpacked_anew_with_its_old_times_is_looked_at_again(tmp_path):
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.npy', np.eye(8, dtype=np.uint8) * 255)
+    assert set(inspect(tmp_path)[1].values) == {0, 255}
+    for path in (tmp_path / 'masks').glob('*.npy'):
+        times, size = path.stat(), path.stat().st_size
+        np.save(path, np.eye(8, dtype=np.uint8)[::-1])
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert path.stat().st_size == size
+    assert set(inspect(tmp_path)[1].values) == {0, 1}
+
+
+def test_inverted_masks_of_single_objects_get_no_line_that_inverts_their_union(tmp_path):
+    for number in range(4):
+        save(tmp_path / f'{number}/images/{number}.png', np.zeros((16, 16, 3)))
+        for place in range(2):
+            mask = np.full((16, 16), 255)
+            mask[2 * place:2 * place + 4, :4] = 0                      # they overlap
+            save(tmp_path / f'{number}/masks/{place}.png', mask)
+    notes = ' '.join(inspect(tmp_path)[1].notes)
+    assert 'are the masks inverted? If so invert the files' in notes and 'mask_values=' not in notes
+
+
+def test_a_second_page_that_is_left_out_as_alpha_is_told(tmp_path):
+    for number in range(6):
+        (tmp_path / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / f'images/{number}.tif', np.zeros((2, 8, 8), np.uint8), photometric='minisblack')
+        save(tmp_path / f'masks/{number}.png', 255 * np.eye(8))
+    assert 'band 2 of the images is taken for alpha and left out; in_channels=2 takes it' in \
+        inspect(tmp_path, in_channels=1)[1].notes
