@@ -125,7 +125,7 @@ CONFIG = {
     'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, FPN, DeepLabV3Plus, Segformer...
     'encoder': 'auto',            # 'resnet34' on a GPU, 'tu-resnet10t' on a CPU; any smp or 'tu-...' timm name
     'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
-    'decoder_channels': 'auto',   # width of the five U-Net decoder blocks; 'auto': (256..16), on a CPU half of it
+    'decoder_channels': 'auto',   # width of the blocks of Unet, UnetPlusPlus, MAnet; 'auto': 256..16, on a CPU half
 
     # --- training ---
     'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, from 20 to 200 epochs;
@@ -342,7 +342,11 @@ def parse_overrides(words):
         elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
             others.append(word)
             continue
-        overrides.pop(key, None)                                       # what is typed last stands last
+        if key == 'preset' and key in overrides:                       # the first one would go unnoticed
+            others.append(word)
+            continue
+        for old in [old for old in overrides if SHORT_NAMES.get(old, old) == SHORT_NAMES.get(key, key)]:
+            del overrides[old]                                         # what is typed last stands last
         overrides[key] = parse_value(text, kinds)
     return overrides, others
 
@@ -378,11 +382,14 @@ def load_preset(name):
             if not isinstance(node, ast.Assign) or [getattr(t, 'id', '') for t in node.targets] != ['config']:
                 raise ValueError
             presets.append(ast.literal_eval(node.value))
+            keys = [ast.unparse(key) for key in node.value.keys] if isinstance(node.value, ast.Dict) else []
         except (ValueError, TypeError, RecursionError, MemoryError):
             raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
                               'literals (numbers, strings, lists, dicts); it is read, not executed') from None
     if len(presets) != 1 or not isinstance(presets[0], dict):
         raise ConfigError(f'preset {path}: must hold config = {{...}} once')
+    if twice := [key for key, times in Counter(keys).items() if times > 1]:
+        raise ConfigError(f'preset {path}: holds {", ".join(twice)} twice; keep one')
     return presets[0]
 
 
@@ -410,12 +417,17 @@ def translate(settings, notes, below='auto'):
 
     `below`: the amp_dtype that these settings are laid over.
     """
-    own = {SHORT_NAMES.get(key, key): value for key, value in settings.items()}
+    own, problems = {}, []
+    for key, value in settings.items():
+        name = SHORT_NAMES.get(key, key)
+        if name in own:
+            problems.append(f'{key}={shown(value)}: {name} is there too, under another name; keep one')
+        own[name] = value
     foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
     if not foreign:
-        return own, []
+        return own, problems
     plain = lambda value: shown(value).strip("'\"").lower()
-    problems, asked = [], defaultdict(dict)                            # what is wished -> {how: who wishes it}
+    asked = defaultdict(dict)                                          # what is wished -> {how: who wishes it}
     for key, value in [*own.items(), *foreign.items()]:
         wishes = (OURS | FOREIGN).get(key, {}).get(plain(value), {})
         if not wishes and key in FOREIGN:
@@ -465,7 +477,10 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
-    problems += validate_config(config) + check_names(config)
+    there = {key: value for key, value in config.items() if key not in missing}
+    problems += validate_config(there)
+    config |= there
+    problems += check_names(config)
     if problems:
         given = ['CONFIG in train_unet.py'] if unknown or missing else []
         given += [f'preset {str(preset)!r}'] if preset is not None else []
@@ -623,6 +638,8 @@ def parse_command(argv):
         hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
         if key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
+        if key.partition('=')[0] == 'preset' and preset is not None:
+            hint = f': there is one preset, {shown(preset)}; what you want of the other type as key=value'
         if os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
         problems.append(f'{word!r} is no command and no key=value{hint}')
@@ -975,6 +992,8 @@ def warn_of_settings(config, hardware, dtype, typed):
     notes, tf32 = [], config['tf32_matmul_precision']
     if 'cache_images' in typed and config['cache_images'] is True and config['size_policy'] != 'resize':
         notes.append('cache_images=True: no effect on training images but with size_policy=resize')
+    if 'decoder_channels' in typed and config['architecture'] not in HAVE_WIDTHS:
+        notes.append(f'decoder_channels: no effect, only {", ".join(HAVE_WIDTHS)} have them')
     scaling = [k for k in ('init_scale', 'growth_factor', 'backoff_factor', 'growth_interval') if k in typed]
     if scaling and dtype != 'float16':
         notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
@@ -3162,8 +3181,9 @@ def settle(config, hardware, data, is_demo):
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
     decide('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
     decide('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
-    decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
-           'half the usual width, for a CPU' if on_cpu else 'the usual width')
+    if config['architecture'] in HAVE_WIDTHS:
+        decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
+               'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     steps, least = (1000, 10) if on_cpu else (4000, 20)
@@ -3268,6 +3288,9 @@ def pad_by_index(images, axis, padded):
     return images.index_select(axis, index.clamp(max=length - 1)) * (index < length).view(shape)
 
 
+HAVE_WIDTHS = ('Unet', 'UnetPlusPlus', 'MAnet')    # whose decoder_channels can be chosen
+
+
 def build_network(config):
     """The network that the config names, untrained or with encoder weights. Raises ConfigError."""
     name, encoder, weights = config['architecture'], config['encoder'], config['encoder_weights']
@@ -3275,11 +3298,11 @@ def build_network(config):
     if not hasattr(smp, name):
         raise ConfigError(f'architecture={name!r}: segmentation-models-pytorch {smp.__version__} does not have it yet; '
                           'pip install -U segmentation-models-pytorch')
-    extra = {'decoder_channels': config['decoder_channels']} if name in ('Unet', 'UnetPlusPlus', 'MAnet') else {}
+    extra = {'decoder_channels': config['decoder_channels']} if name in HAVE_WIDTHS else {}
     is_timm = encoder.startswith('tu-')                                # which has one set of weights for each name
     if weights:
         ask_hub_once()
-        log.info('encoder weights: %s of %s, downloaded once and kept', weights, encoder)
+        log.info('encoder weights: %s of %s (downloaded where they are not yet kept)', weights, encoder)
     try:
         return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes, **extra,
                                   encoder_weights=True if weights and is_timm else weights)
@@ -4410,10 +4433,11 @@ def running_shell():
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    shows, width = sys.stderr.isatty() or running_shell(), {'dynamic_ncols': True}
+    shows = sys.stderr and sys.stderr.isatty() or running_shell()      # a service has no stderr
+    width = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
     with contextlib.suppress(OSError, ValueError, AttributeError):     # what is no terminal
         if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers tell 0
-            width = {'ncols': 100, 'nrows': 20}
+            width |= {'dynamic_ncols': False, 'ncols': 100, 'nrows': 20}
     return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, **width)
 
 
@@ -4462,7 +4486,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
             broken += broken_rows(batch)
             totals['images'] -= len(broken_rows(batch))
             if number % 10 == 0 and not bar.disable:
-                bar.set_postfix(show_numbers(totals), refresh=False)
+                bar.set_postfix_str(show_numbers(totals), refresh=False)
     finally:
         set_random_states(before)
     broken, parts = zip(*from_all((broken, parts)))
@@ -4769,7 +4793,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
                 look(state, window, loss_fn, config, hardware, names, run.folder, in_vain)
                 if not bar.disable:
-                    bar.set_postfix(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
+                    bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
             broken = [name_of(row) for batch in window for row in broken_rows(batch)]
             stop, save, left_out = run.agree(config, broken)
             state.left_out = dict(Counter(state.left_out) + Counter(left_out))
@@ -4800,16 +4824,15 @@ def broken_rows(batch):
 def show_numbers(totals):
     """Loss and running IoU for a bar."""
     scores = mean_scores(totals)
-    return {name: f'{scores[key]:.3f}' for name, key in (('loss', 'loss'), ('IoU', 'iou')) if key in scores}
+    return ' '.join(f'{name} {scores[key]:.3f}' for name, key in (('loss', 'loss'), ('IoU', 'iou')) if key in scores)
 
 
 def live_numbers(state, speed):
-    """What the bar shows; reading it waits for the device, so it is asked for every few steps."""
-    numbers = show_numbers(state.totals)
-    numbers |= {'lr': f'{state.optimizer.param_groups[0]["lr"]:.1e}', 'images/s': f'{speed:.1f}', 'in': state.dtype}
+    """What the bar shows, on 80 columns; reading it waits for the device, so it is asked for every few steps."""
+    rate, memory = state.optimizer.param_groups[0]['lr'], ''
     if state.device.type == 'cuda':
-        numbers['GiB'] = f'{torch.cuda.max_memory_allocated(state.device) / 2**30:.1f}'
-    return numbers
+        memory = f' {torch.cuda.max_memory_allocated(state.device) / 2**30:.1f} GiB'
+    return f'{show_numbers(state.totals)} lr {rate:.1e} {speed:.1f} images/s {state.dtype}{memory}'
 
 
 def close_epoch(state, metrics, config, run, is_due):
@@ -5327,6 +5350,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         settle_statistics(config, train_data)
+        if os.path.isfile(config['augment']):
+            config['augment'] = absolute(config['augment'])            # the run's config.py is used from elsewhere
         if model is not None:                                          # a network of your own has its encoder
             config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}     # it may want one size
             for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
@@ -5881,6 +5906,8 @@ def load(path, device='auto', model=None):
         loaded.threshold, loaded.pixels = float(saved['threshold']), saved.get('pixels')
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
+        if config['channels_last']:                                    # as in training: 16 bits round otherwise else
+            loaded = loaded.to(memory_format=torch.channels_last)
     except OSError as error:
         raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

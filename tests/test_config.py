@@ -503,8 +503,34 @@ def test_random_words_give_a_command_or_a_config_error(words):
         command = parse_command(words)
     except ConfigError as error:
         assert error.problems
+    except SystemExit as end:
+        assert not end.code and {'-h', '--help', 'help'} & set(words)
     else:
         assert command.verb in train_unet.COMMANDS
+
+
+def test_one_setting_under_two_names_is_refused_but_typed_last_stands(tmp_path):
+    assert 'num_epochs=1: num_epochs is there too, under another name; keep one' in \
+        problems_of(epochs=2, num_epochs=1)[0]
+    (tmp_path / 'p.py').write_text("config = {'num_epochs': 1, 'epochs': 2}")
+    with pytest.raises(ConfigError, match='epochs=2: num_epochs is there too'):
+        resolve_config(str(tmp_path / 'p.py'))
+    (tmp_path / 'p.py').write_text("config = {'image_size': 32, 'num_epochs': 1, 'image_size': 64}")
+    with pytest.raises(ConfigError, match="holds 'image_size' twice; keep one"):
+        resolve_config(str(tmp_path / 'p.py'))
+    assert parse_command(['epochs=2', 'num_epochs=1', '--epochs', '3']).overrides == {'epochs': 3}
+
+
+def test_a_second_preset_is_refused():
+    with pytest.raises(ConfigError, match="there is one preset, 'stable'") as error:
+        parse_command(['--preset', 'stable', '--preset=fast'])
+    assert '--preset=fast' in str(error.value)
+
+
+def test_a_key_that_is_mistyped_in_CONFIG_is_told_once(monkeypatch):
+    monkeypatch.setitem(CONFIG, 'batchsize', 4)
+    monkeypatch.delitem(CONFIG, 'batch_size')
+    assert problems_of() == ["'batchsize': unknown: did you mean 'batch_size'?", "'batch_size': missing"]
 
 
 # --- the real command ---

@@ -17,8 +17,10 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import types
 import weakref
@@ -1963,6 +1965,33 @@ def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
         assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]
     assert b'Epoch 1 [train]' in os.read(reader, 4096)
     os.close(reader), os.close(writer)
+
+
+@pytest.mark.parametrize('columns', [80, 40])
+def test_80_columns_hold_all_that_a_bar_tells(columns, monkeypatch):
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+    os.set_blocking(reader, False)
+    model = network()
+    state = tu.TrainState(model, torch.optim.SGD(model.parameters(), 3.4e-4), None, dtype='bfloat16',
+                          totals={'loss': 5.8, 'images': 10, 'counts': torch.tensor([[5, 1], [2, 12]])})
+    with open(writer, 'w', closefd=False) as terminal:
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        bar = tu.progress(range(210), 210, 'Epoch 10 [train]')
+        bar.n = 12
+        bar.set_postfix_str(tu.live_numbers(state, 39.04))
+    time.sleep(0.3)                                                    # until the terminal has passed it on
+    shown = os.read(reader, 9999).decode().split('\r')[-1].split('\n')[0]
+    assert len(shown) <= columns and shown.startswith('Epoch 10 [train] 12/210, loss 0.580')
+    if columns == 80:
+        assert shown.startswith('Epoch 10 [train] 12/210, loss 0.580 IoU 0.800 lr 3.4e-04 39.0 images/s bfloat16')
+    os.close(reader), os.close(writer)
+
+
+def test_a_service_without_a_screen_trains(small_set, monkeypatch):
+    monkeypatch.setattr(sys, 'stderr', None)
+    monkeypatch.setattr(sys, 'stdout', None)
+    assert train(num_epochs=1).best['loss'] > 0
 
 
 def test_a_console_that_is_no_file_shows_bars(monkeypatch):

@@ -94,7 +94,7 @@ def test_folded_upsampling_is_the_same_function_for_fewer_operations(changes):
     images = pictures(4, folded.config['in_channels'], 60, 50)
     (logits, fewer, gradient), (wanted, flops, truth) = step_of(folded, images), step_of(plain, images)
     assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
-    assert (gradient - truth).norm() < 1e-3 * truth.norm()             # statistics of norms amplify the rounding
+    assert (gradient - truth).norm() < 3e-3 * truth.norm()             # statistics of norms amplify the rounding
     assert fewer < flops
 
 

@@ -277,3 +277,38 @@ def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
 def test_classes_have_colours_of_their_own():
     colours = train_unet.colour_mask(np.arange(37), 37)
     assert len(np.unique(colours, axis=0)) == 37                       # background and 36 classes
+
+
+def test_a_loaded_model_predicts_as_the_trained_one_does_in_16_bits(small_set):
+    """channels_last, too, is part of how it was trained: 16-bit kernels round otherwise in another layout."""
+    result = train_unet.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16',
+                                                      'encoder': 'resnet18', 'image_size': 64, 'num_epochs': 1})
+    loaded = train_unet.load(result.run_dir)
+    weight = loaded.network.segmentation_head[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8)
+    trained, again = (train_unet.UnderAutocast(model, 'bfloat16')(images) for model in (result.model, loaded))
+    assert torch.equal(trained, again)
+
+
+def test_a_pipeline_is_found_from_another_folder(small_set, tmp_path, monkeypatch):
+    import albumentations
+    (tmp_path / 'a.json').write_text(json.dumps(albumentations.HorizontalFlip(p=1.0).to_dict()))
+    monkeypatch.chdir(tmp_path)
+    result = train_unet.train(data=str(small_set), augment='a.json', run_dir=str(tmp_path / 'run'),
+                              **{**TINY, 'num_epochs': 1})
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    again = train_unet.train(str(result.run_dir / 'config.py'), run_dir=str(tmp_path / 'again'))
+    assert again.history[-1]['train_loss'] == result.history[-1]['train_loss']
+
+
+def test_a_width_that_the_network_does_not_have_is_told_and_not_claimed(small_set, caplog):
+    caplog.set_level('INFO')
+    settings = {**TINY, 'architecture': 'FPN', 'num_epochs': 1, 'image_size': 64, 'data': str(small_set)}
+    train_unet.train(**settings)
+    assert 'decoder_channels: no effect, only Unet, UnetPlusPlus, MAnet have them' in caplog.text
+    caplog.clear()
+    result = train_unet.train(**{key: value for key, value in settings.items() if key != 'decoder_channels'})
+    assert 'decoder_channels' not in caplog.text
+    assert train_unet.load(result.run_dir).config['architecture'] == 'FPN'
