@@ -6688,7 +6688,8 @@ def tune(preset, overrides, seconds=60.0):
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
     if device.type == 'cpu':
         keep_freed_memory()
-    window, wait = load_window(dataset, WindowSampler(len(dataset), config))
+    sampler = WindowSampler(len(dataset), config)
+    window = [collate([dataset[key] for key in keys.tolist()]) for keys in sampler.micro_batches(sampler.windows()[0])]
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
@@ -6714,12 +6715,13 @@ def tune(preset, overrides, seconds=60.0):
     best = min(safe, key=lambda c: c.median)
     compiled = compile_all(safe, config, device, window, loss_fn)
     images = sum(batch_length(batch) for batch in window)
-    print_tuning(candidates + compiled, images, wait, config['num_workers'], numbers)
+    print_tuning(candidates + compiled, images, numbers)
     compiled = next(iter(compiled), None)
     del candidates, states, safe, model                                # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
+    tell_waiting(winner, dataset, loss_fn, config)
     del best, compiled                                                 # the loser's weights too
     gc.collect()                                                       # what was compiled holds itself
     torch.cuda.empty_cache()
@@ -6731,13 +6733,29 @@ def tune(preset, overrides, seconds=60.0):
     return 0
 
 
-def load_window(dataset, sampler):
-    """The first window, and the seconds its loading took once the images were cached or in the page cache."""
-    batches = sampler.micro_batches(sampler.windows()[0])
-    for _ in range(2):
-        begun = time.monotonic()
-        window = [collate([dataset[index] for index in indices.tolist()]) for indices in batches]
-    return window, time.monotonic() - begun
+def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
+    """The share of the time that real steps, fed by the loader as in training, wait for data; the images were read once
+    before, so that they lie in the cache if there is one."""
+    sampler, device = WindowSampler(len(dataset), config), candidate.state.device
+    whole = [rows for rows in sampler.windows() if len(rows) == len(sampler.windows()[0])]
+    chosen = [sampler.micro_batches(rows) for rows in whole[:max(2, 200 // len(whole[0]))]]
+    loader = build_loader(dataset, config, device, batch_sampler=[rows.tolist() for rows in itertools.chain(*chosen)])
+    for _ in loader:
+        pass
+    batches, waited, begun = iter(loader), 0.0, 0.0
+    for number, parts in enumerate(progress(chosen, len(chosen), 'Watching the loader')):
+        asked = time.monotonic()
+        window = [next(batches) for _ in parts]
+        if number:
+            waited += time.monotonic() - asked
+        begun = begun or time.monotonic()                              # not the start of the workers
+        timed_step(candidate, window, loss_fn, config)
+        if time.monotonic() - begun > seconds:
+            break
+    share = waited / (time.monotonic() - begun)
+    stop_workers(loader)
+    print(f'waiting for data: {share:.1%} of the time of {number + 1} steps in {candidate.name}, '
+          f'num_workers={config["num_workers"]}')
 
 
 def fresh_state(config, device, channels_last):
@@ -6902,16 +6920,14 @@ def judge(dtype, numbers):
     return '' if cosine > 0.9 else f'{dtype} is unsafe here: its gradient has a cosine of {cosine:.3f} with float32\'s'
 
 
-def print_tuning(candidates, images, wait, workers, numbers):
-    """The table, then the numeric side. `wait`: seconds to load a window; workers do so while the step before runs."""
-    print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}{"waiting":>9}')
-    print(f'{"":<34}{"median":>9}{"float32":>9}{"memory":>10}{"for data":>9}')
+def print_tuning(candidates, images, numbers):
+    """The table, then the numeric side."""
+    print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}\n{"":<34}{"median":>9}{"float32":>9}{"memory":>10}')
     base = candidates[0].median
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
-        waiting = max(0.0, wait / workers - c.median) if workers else wait
-        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}'
-              f'{waiting / (waiting + c.median):>8.1%}  {judge(c.dtype, numbers)}'.rstrip())
+        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}  '
+              f'{judge(c.dtype, numbers)}'.rstrip())
     print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
           f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
           f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')

@@ -132,6 +132,20 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     assert train_unet.pick_winner(best, slower, {'num_epochs': 1000}, 10, 5) is best    # bfloat16 did not compile
 
 
+def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatch):
+    """Reading an image takes a third of a second here, a step next to nothing."""
+    read = train_unet.SegmentationDataset.read
+    monkeypatch.setattr(train_unet.SegmentationDataset, 'read', lambda self, index: time.sleep(0.3) or read(self, index))
+    monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
+    shares = []
+    for cache in (False, True):
+        settings = {**TINY, 'data': str(small_set), 'cache_images': cache, 'num_workers': 0}
+        assert train_unet.tune(None, settings, 0.1) == 0
+        shares += re.findall(r'waiting for data: (\S+)% of the time of 2 steps in float32', capsys.readouterr().out)
+    assert float(shares[0]) > 50 > float(shares[1])
+
+
 def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, monkeypatch):
     def full(model, *_):
         raise torch.OutOfMemoryError('CUDA out of memory')
@@ -191,7 +205,7 @@ def test_measured_parts_are_those_of_the_estimate(small_set, tmp_path):
     dataset = train_unet.SegmentationDataset(data, 'train', config, is_training=True)
     train_unet.settle_statistics(config, dataset)
     state = train_unet.build_state(train_unet.build_model(config), config, precision, torch.device('cpu'))
-    window, _ = train_unet.load_window(dataset, train_unet.WindowSampler(len(dataset), config))
+    window = [train_unet.collate([dataset[index] for index in range(config['batch_size'])])]
     loss_fn = train_unet.SegmentationLoss(config)
     train_unet.guarded_step(state, window, loss_fn, config)
     measured = train_unet.measure_memory(state, window[0], loss_fn)
