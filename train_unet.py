@@ -2539,7 +2539,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 8])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 9])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2661,12 +2661,12 @@ def refuse_mixture(masks, config):
 
 def refuse_black_and_white_beside_numbers(records, config):
     """Masks of 1 bit or of a black and white palette, others of class numbers: which number is white? DataError."""
-    kinds, numbers = set(), set()
+    kinds, numbers = set(), set()                                      # of those that show white
     for record in records:
-        if record['mask'] == '1' or record['mask'] == 'P' and not record['palette']:
-            kinds.add(record['mask'])
-        else:
+        if record['mask'] != '1' and (record['mask'] != 'P' or record['palette']):
             numbers.update(map(as_grey, record['codes']))
+        elif any(record['codes']):
+            kinds.add(record['mask'])
     plain = sorted(numbers - {255})
     if config['mask_values'] is None and plain and ('1' in kinds and 255 in numbers or
                                                     'P' in kinds and 255 not in numbers and plain[-1] > 1):

@@ -2264,3 +2264,11 @@ def test_a_second_page_that_is_left_out_as_alpha_is_told(tmp_path):
         save(tmp_path / f'masks/{number}.png', 255 * np.eye(8))
     assert 'band 2 of the images is taken for alpha and left out; in_channels=2 takes it' in \
         inspect(tmp_path, in_channels=1)[1].notes
+
+
+def test_empty_masks_of_one_bit_beside_black_and_white_ones_are_nothing_to_ask_about(tmp_path):
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.eye(8) * 255 * (number % 2), None if number % 2 else '1')
+    assert inspect(tmp_path)[1].coding.table == {0: 0, 255: 1} | {
+        train_unet.COLOUR: 0, train_unet.COLOUR + 0xffffff: 1}
