@@ -3253,7 +3253,7 @@ class SegmentationModel(nn.Module):
         self.is_own = is_own                                           # given by the user, not named by the config
         self.network, self.config, self.stride, self.exporting = network, dict(config), stride, False
         self.threshold = 0.5                                           # of the foreground probability, if K is 1
-        self.pixels = None                                             # as its set is stored: uint8, uint16 or float32
+        self.pixels, self.coding = None, None                          # how images are stored; what the masks meant
         for name in ('mean', 'std'):
             value = torch.tensor(config[name], dtype=torch.float32)
             self.register_buffer(name, value.expand(config['in_channels']).reshape(1, -1, 1, 1).clone())
@@ -4931,6 +4931,7 @@ def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
             'pixels': model.pixels if isinstance(model, SegmentationModel) else None,
+            'coding': model.coding if isinstance(model, SegmentationModel) else None,
             'versions': {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__,
                          **{name: version_of(name) for name in ('segmentation_models_pytorch', 'albumentations')}}}
 
@@ -5414,7 +5415,7 @@ def choose_model(model, config, data):
         if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
             warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
     if data is not None:
-        model.pixels = find_image_dtype(data)
+        model.pixels, model.coding = find_image_dtype(data), data.coding.words
     return model
 
 
@@ -5903,7 +5904,8 @@ def load(path, device='auto', model=None):
             raise ValueError(f'image_size {config["image_size"]}')
         loaded = build_model(config, model)
         loaded.load_state_dict(saved['weights'])
-        loaded.threshold, loaded.pixels = float(saved['threshold']), saved.get('pixels')
+        loaded.threshold = float(saved['threshold'])
+        loaded.pixels, loaded.coding = saved.get('pixels'), saved.get('coding')
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
         if config['channels_last']:                                    # as in training: 16 bits round otherwise else
@@ -6183,6 +6185,8 @@ def evaluate_run(folder, overrides):
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
         warn_of_other_depth(model.config['data'], lambda: data.modes, model)
+        if model.coding not in (None, data.coding.words):
+            log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
         if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
             raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
                              'say what the values mean in mask_values, or type ignore_index=None'])

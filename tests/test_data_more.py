@@ -2272,3 +2272,19 @@ def test_empty_masks_of_one_bit_beside_black_and_white_ones_are_nothing_to_ask_a
         save(tmp_path / f'masks/{number}.png', np.eye(8) * 255 * (number % 2), None if number % 2 else '1')
     assert inspect(tmp_path)[1].coding.table == {0: 0, 255: 1} | {
         train_unet.COLOUR: 0, train_unet.COLOUR + 0xffffff: 1}
+
+
+def test_masks_coded_otherwise_than_in_training_are_told(tmp_path, caplog):
+    """0, 1 and void in training; the other set holds void and 0 alone, which looks like black and white."""
+    for name, top in (('set', 1), ('other', 255)):
+        for number in range(8):
+            codes = np.zeros((32, 32))
+            codes[number:number + 9, :12], codes[30:] = top, 255
+            save(tmp_path / f'{name}/images/{number}.png', np.zeros((32, 32, 3)))
+            save(tmp_path / f'{name}/masks/{number}.png', codes)
+    run = train_unet.train(data=str(tmp_path / 'set'), **{**TINY, 'num_epochs': 1}).run_dir
+    for name, times in (('set', 0), ('other', 1)):
+        caplog.clear()
+        assert train_unet.main(['evaluate', str(run), f'data={tmp_path / name}']) == 0
+        assert caplog.text.count('the masks are not coded as in training: 0 is background, 255 foreground; there: 0 is '
+                                 'background, 1 foreground; 255 is ignored') == times
