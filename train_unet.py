@@ -3044,7 +3044,7 @@ class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window.
 
     A window is what one optimizer step sees: effective_batch images over all ranks, drawn in a seeded order. A last
-    one of less than half of that joins the one before, so that every rank has images (and BatchNorm two of them).
+    one of less than half of that (rounded down) joins the one before.
     Each rank takes its share of a window in micro-batches of at most batch_size.
     """
 
@@ -3118,9 +3118,14 @@ def build_loader(dataset, config, device, **how):
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
-    joined = collate if is_ours else getattr(getattr(dataset, 'dataset', None), 'collate_fn', None)
+    joined = collate if is_ours else as_it_is                          # Plain has joined them
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
                                        collate_fn=joined, generator=own, **extra, **how)
+
+
+def as_it_is(batch):
+    """What is a batch already."""
+    return batch
 
 
 def of_one_scale(images):
@@ -3522,7 +3527,7 @@ class SegmentationLoss:
         images, target = batch['image'], batch['mask'].long()
         in_tiles = self.tiles and 'full_mask' in batch
         if in_tiles and self.reach is None:
-            self.reach = find_reach(model, images, self.tiles[0])
+            self.reach = find_reach(model, images, self.tiles[0], getattr(model, 'config', None))
         logits = tiled_logits(model, images, *self.tiles, self.reach) if in_tiles else model(images)
         losses = self.losses(logits, target)
         with torch.no_grad():
@@ -3634,13 +3639,17 @@ def tile_offsets(length, side, overlap, stride=32):
 
 
 @torch.no_grad()
-def find_reach(model, images, tile):
+def find_reach(model, images, tile, config=None):
     """How many pixels deep the logits of a tile (h, w) depend on what lies around it: half the receptive field.
 
-    Seen on noise like `images` (1, C, ...): where they change when the pixels of the rim do.
+    Seen on noise like `images` (1, C, ...), where these are float as bright as the config's mean and spread: where
+    they change when the pixels of the rim do.
     """
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile)))
-    noise, other = (pixels / 255 if images.is_floating_point() else pixels for pixels in (noise, 255 - noise))
+    other = 255 - noise
+    if images.is_floating_point():
+        mean, std = (torch.tensor(config[key])[:, None, None] if config else 0.5 for key in ('mean', 'std'))
+        noise, other = (mean + std * (pixels / 127.5 - 1) for pixels in (noise, other))
     other[..., 1:-1, 1:-1] = noise[..., 1:-1, 1:-1]
     changed = (model(noise.to(images)) != model(other.to(images))).any(1)[0].cpu()
     depths = [torch.minimum(at, length - 1 - at) for length, at in zip(tile, map(torch.arange, tile))]
@@ -3745,11 +3754,12 @@ def build_optimizer(model, config, device):
         raise UserError('model: has no weights to train (requires_grad is False for all)')
     scales = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
               for p in module.parameters(recurse=False)}
+    scales |= {p for name, p in model.named_parameters() if re.search('(pos_embed|cls_token|bias_table)$', name)}
     decays = lambda p: p.ndim > 1 and p not in scales
     groups = [{'params': params, 'weight_decay': config['weight_decay'] if decay else 0.0}
               for decay, params in sorted(grouped(trained, decays).items(), reverse=True)]
     fits = all(p.is_floating_point() for p in trained)                 # fused SGD wants a gradient for all of them
-    fits &= maker is not torch.optim.SGD or isinstance(model, SegmentationModel)
+    fits &= maker is not torch.optim.SGD or isinstance(model, SegmentationModel) and not model.is_own
     fits &= maker is not torch.optim.Adagrad or device.type == 'cpu'   # torch 2.6 refuses it on a GPU
     wishes = {'fused': device.type in ('cuda', 'cpu') and fits or None}
     if maker is torch.optim.SGD:
@@ -5177,7 +5187,7 @@ def build_state(model, config, precision, device):
 
 def has_idle_parameters(model):
     """Whether some parameters get no gradient (EfficientNet, DPT, PSPNet): DDP must then look for them in each step."""
-    if not isinstance(model, SegmentationModel):
+    if not isinstance(model, SegmentationModel) or model.is_own:
         return True                                                    # nobody knows what it takes
     shape = 1, model.config['in_channels'], *model.config['image_size']
     images = torch.zeros(shape, dtype=getattr(torch, model.config['image_dtype']), device=model.mean.device)
@@ -5421,23 +5431,23 @@ def choose_model(model, config, data):
 
 class Plain(torch.utils.data.Dataset):
     """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
-    random follows from that and the seed. A sample that holds NaN is named, once."""
+    random follows from that and the seed, also while a batch is joined. A sample that holds NaN is named, once."""
 
     def __init__(self, dataset, name_of, seed):
         self.dataset, self.name_of, self.named, self.seed = dataset, name_of, set(), seed
+        self.join = getattr(dataset, 'collate_fn', None) or torch.utils.data.default_collate
 
     def __len__(self):
         return len(self.dataset)
 
-    def __getitems__(self, keys):                                      # a whole batch: what torch's workers ask for
+    def __getitems__(self, keys):
+        """The batch of these keys: what a DataLoader asks for."""
         before = random_states()
         try:
-            return [self.draw(*key) if isinstance(key, tuple) else self.draw(0, key) for key in keys]
+            samples = [self.draw(*key) if isinstance(key, tuple) else self.draw(0, key) for key in keys]
+            return self.join(samples)                                  # with the numbers that the last sample left
         finally:
             set_random_states(before)
-
-    def __getitem__(self, key):
-        return self.__getitems__([key])[0]
 
     def draw(self, epoch, index):
         """The sample, drawn with a seed of its own."""
@@ -5979,7 +5989,7 @@ def predict_stream(model, images, dtype=None, flips=False):
         tiled, reach = torch.no_grad(tiled_bands), None                # wherever its bands are asked for
         for key, image in images:
             rows = lambda first, last, image=image: as_tensor(image[first:last]).to(device)
-            reach = find_reach(network, rows(0, 1), config['image_size']) if reach is None else reach
+            reach = find_reach(network, rows(0, 1), config['image_size'], config) if reach is None else reach
             yield key, image, tiled(network, rows, image.shape[:2], config['image_size'], config['batch_size'], reach)
         return
     images = iter(images)
@@ -6283,7 +6293,8 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     tell(f'Empty masks: {EMPTY_RULE}')
     content = {'data': os.path.abspath(model.config['data']), 'split': split,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
-               'confusion': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE, 'images': images}
+               'confusion_at_threshold': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE,
+               'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
     right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])

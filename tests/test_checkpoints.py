@@ -1559,3 +1559,25 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(name):
     os.mkfifo(tu.Path('run') / name)
     with pytest.raises(tu.UserError, match='is no file|a link or a pipe'):
         train_own(resume='run', run_dir='auto', num_epochs=2)
+
+
+class Mixed(Samples):
+    """Mixup, drawn while a batch is joined."""
+
+    def collate_fn(self, samples):
+        batch = torch.utils.data.default_collate(samples)
+        share = torch.rand(()) * random.random() * np.random.rand()
+        return batch | {'image': batch['image'] * share + batch['image'].flip(0) * (1 - share)}
+
+
+def test_what_is_drawn_while_a_batch_is_joined_is_the_same_after_a_resume_and_with_workers():
+    def run(name, **changes):
+        sets = dict(train_data=Mixed(), val_data=Mixed(4), ema_decay=None, model=network(dropout=0.5))
+        return tu.train(**{**OWN, 'loss_fn': squares, 'run_dir': name, **sets, **changes})
+
+    run('plain')
+    run('workers', num_workers=2)
+    run('cut', num_workers=2, loss_fn=stop_at(5, squares))
+    run('cut', num_workers=2, resume='cut')
+    for name in ('workers', 'cut'):
+        assert_same(final('plain')['model'], final(name)['model'])

@@ -2019,3 +2019,25 @@ def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set,
     told = capsys.readouterr().err
     assert re.search(r'images/\d+\.png: augment=default fails on it in epoch 2: error: .*not of this kind', told)
     assert last()['epoch'] == 1
+
+
+class Joining(nn.Module):
+    """A branch that gets its first gradient in the second step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.steps = nn.Conv2d(3, 1, 3, padding=1), nn.Conv2d(3, 1, 1), 0
+
+    def forward(self, images):
+        self.steps += self.training
+        return self.first(images) + (self.second(images) if self.steps > 3 or not self.training else 0)
+
+
+@pytest.mark.parametrize('optimizer', ['SGD', 'AdamW'])
+def test_a_network_of_ones_own_may_have_branches_that_join_in_later(small_set, optimizer):
+    model = Joining()
+    before = model.second.weight.detach().clone()
+    tu.train(model=model, data=str(small_set), **{**TINY, 'optimizer': optimizer, 'learning_rate': 0.01})
+    assert not torch.equal(model.second.weight, before)
+    assert tu.has_idle_parameters(tu.build_model({**tu.CONFIG, 'num_classes': 2, 'image_size': [32, 32], 'mean': [0.0],
+                                                  'std': [1.0], 'image_dtype': 'uint8'}, Joining()))

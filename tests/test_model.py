@@ -549,6 +549,23 @@ def test_the_reach_of_a_network_is_half_its_receptive_field(layers, reach, dtype
     assert tu.find_reach(lambda tile: network(tile.float()), images, (32, 48)) == reach
 
 
+def test_the_reach_is_seen_on_images_as_bright_as_those_of_the_set():
+    """Beside a mean of 30,000 noise of 0 to 1 is none: after normalisation nothing would change."""
+    model = tu.build_model({**BASE, 'image_dtype': 'float32', 'mean': [30_000.0], 'std': [75.0]}).eval()
+    reach = [tu.find_reach(tu.UnderAutocast(model, 'bfloat16'), torch.zeros(1, 3, 1, 1), (64, 64), config)
+             for config in (None, model.config)]
+    assert reach == [0, 31]
+
+
+def test_embeddings_that_are_plain_parameters_do_not_decay():
+    model = nn.Module()
+    model.pos_embed, model.weight = nn.Parameter(torch.ones(1, 4, 8)), nn.Parameter(torch.ones(4, 8))
+    model.block = nn.Module()
+    model.block.relative_position_bias_table = nn.Parameter(torch.ones(9, 2))
+    groups = tu.build_optimizer(model, {**BASE, 'learning_rate': 0.1}, torch.device('cpu')).param_groups
+    assert [(len(group['params']), group['weight_decay'] > 0) for group in groups] == [(1, True), (2, False)]
+
+
 def test_a_network_that_looks_at_the_whole_tile_reaches_its_middle():
     class Whole(nn.Module):
         def forward(self, images):
