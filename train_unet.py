@@ -59,6 +59,7 @@ import json
 import logging
 import math
 import mmap
+import multiprocessing
 import os
 import pickle
 import pprint
@@ -481,6 +482,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     problems += validate_config(there)
     config |= there
     problems += check_names(config)
+    config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
     if problems:
         given = ['CONFIG in train_unet.py'] if unknown or missing else []
         given += [f'preset {str(preset)!r}'] if preset is not None else []
@@ -631,7 +633,8 @@ def parse_command(argv):
     for word in paths[1:] if verb in ('evaluate', 'export') else []:
         hint = f'; to score other data type {as_typed("data", word)}' if verb == 'evaluate' else ''
         problems.append(f'{word!r}: {verb} takes one run{hint}')
-    idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'}}
+    idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'},
+            'tune': overrides.keys() & {'resume'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
@@ -697,11 +700,15 @@ def find_fault(key, value):
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
     try:
+        os.getcwd()                # libraries fail in strange ways where there is none
         parse_command(sys.argv[1:])
     except ConfigError as error:
         if NAMES.items() <= error.config.items():                      # else main tells of these too, in one block
             print(error, file=sys.stderr)
             sys.exit(2)
+    except FileNotFoundError:
+        print('the current folder was deleted: cd to another one', file=sys.stderr)
+        sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
 
@@ -3101,6 +3108,8 @@ def batches_that_fit(config):
     """How many batches the workers can hold ready in shared memory: 64 MiB in a container, unless it is given more."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
+    if not os.access('/dev/shm', os.W_OK):
+        return 0
     batch = config['batch_size'] * sample_bytes(config)
     processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))             # of torchrun, on this machine
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes))
@@ -3109,6 +3118,9 @@ def batches_that_fit(config):
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
+    if workers and multiprocessing.current_process().daemon:           # of a pool: it may have no children
+        warn(['num_workers: this process is a daemon, which can start none: num_workers=0'])
+        workers = 0
     context = 'fork' if workers and sys.platform == 'linux' else None
     is_ours = isinstance(dataset, SegmentationDataset)
     room = batches_that_fit(config) if is_ours else 10**6
@@ -4575,7 +4587,7 @@ class Run:
         for name in ('.lock', '.holder', 'log.txt'):
             path = self.folder / name
             if path.is_symlink() or path.exists() and not path.is_file():
-                raise UserError(f'{path}: is a link or a pipe, what it leads to would be overwritten; remove it')
+                raise UserError(f'{path}: is no file of ours but a link, a pipe or a folder; remove it')
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
@@ -5274,6 +5286,9 @@ def start_compiled(state, probe, config, run):
         probe()
 
 
+ONE_TRAINING = threading.Lock()
+
+
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
     """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
 
@@ -5299,6 +5314,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     known = set(model.parameters()) if model is not None else set()
     if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
+    if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
+        raise UserError('another training is at work in this process; give each a process of its own')
     folder, was_there, run, before = None, True, None, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
@@ -5326,6 +5343,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     finally:
+        ONE_TRAINING.release()
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world()[1] == 1:            # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
@@ -5609,11 +5627,15 @@ def take_up(state, saved, config, precision, hardware, typed, classes):
             raise TypeError(f'{name}={shown(saved[name])}')
     counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
     told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
+    plain = lambda value: isinstance(value, (int, float))
+    row_fits = lambda row: isinstance(row, dict) and 'event' in row and (row['event'] or told <= row.keys() and all(
+        plain(value) or value is None or isinstance(value, str) for value in row.values()) and all(
+        plain(row[key]) for key in told - {'precision'}))
     if min(counters) < 0 or max(counters) > 10**9 or saved['window'] and 'images' not in saved['totals'] \
             or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
-            or not all(isinstance(row, dict) and 'event' in row and (row['event'] or told <= row.keys())
-                       for row in saved['history']) \
-            or not all(value.numel() == 1 for value in saved['bad'].values()) \
+            or not all(map(row_fits, saved['history'])) \
+            or not all(value.numel() == 1 and value.dtype == torch.int64 for value in saved['bad'].values()) \
+            or any(torch.is_complex(value) for value in saved['totals'].values() if torch.is_tensor(value)) \
             or not all(isinstance(times, int) for times in saved['left_out'].values()) \
             or not all(torch.is_tensor(value) and (value.shape == (classes or len(value),) * 2 if key == 'counts' else
                                                    value.numel() == 1) for key, value in saved['totals'].items()):
@@ -5892,6 +5914,7 @@ def draw_curves(history, path):
 
 def best_file(run):
     """A run folder -> its best.pt; a file -> itself."""
+    run = os.path.expanduser(run)
     return Path(run) / 'best.pt' if Path(run).is_dir() else Path(run)
 
 
@@ -6224,10 +6247,10 @@ def evaluate_run(folder, overrides):
     is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and overrides.keys() <= FREE_TO_TUNE
     if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
-        model.threshold = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
+        best = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
+        is_tuned = store_threshold(folder, best, model)
+        model.threshold = best if is_tuned else model.threshold
     per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
-    if is_tuned:
-        store_threshold(folder, model.threshold)
     report(folder, model, dataset, split, counts, per_image, other, is_tuned)
     return 0
 
@@ -6253,10 +6276,18 @@ def count_at_levels(bands, truth, levels, num_classes):
     return counts
 
 
-def store_threshold(folder, level):
-    """Write a tuned threshold into best.pt, where load and predict find it."""
-    path = best_file(folder)
-    save_checkpoint(path, load_checkpoint(path) | {'threshold': level})
+def store_threshold(folder, level, model):
+    """Write a tuned threshold into best.pt, where load and predict find it -> False where a training is at work there,
+    or has put other weights there since the model was loaded."""
+    from filelock import FileLock, Timeout                             # comes with torch
+    path, weights = best_file(folder), model.state_dict()
+    with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):
+        saved = load_checkpoint(path)
+        if all(torch.equal(value, weights[key].cpu()) for key, value in saved['weights'].items()):
+            save_checkpoint(path, saved | {'threshold': level})
+            return True
+    log.warning('%s: a training is at work there, so the best threshold (%.2f) is not stored', path.parent, level)
+    return False
 
 
 EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image without any too; in one alone it is 0'
@@ -6620,6 +6651,8 @@ def describe_memory(parts, how='estimated'):
 def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
     config, sources, notes = resolve_config(preset, overrides)
+    if folder := find_resume(config):
+        config, notes = resume_config(folder, preset, overrides)
     device = choose_device(config['device'])
     try:
         config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
@@ -7020,6 +7053,8 @@ def main(argv=None):
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # a file may speak through them
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
+        if __name__ == '__main__' and verb != 'train':                 # so that no file is left half-written
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)

@@ -993,11 +993,22 @@ def test_typing_the_device_that_is_taken_anyway_changes_nothing(data, monkeypatc
 @pytest.mark.parametrize('crafted', [
     {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
     {'history': [{'x': 1}]}, {'left_out': {'a': {}}}, {'totals': {'images': torch.zeros(3)}},
-    {'totals': {'counts': [1]}}])
+    {'totals': {'counts': [1]}}, {'totals': {'images': torch.tensor(4), 'loss': torch.tensor(1j)}, 'window': 1},
+    {'bad': {'total': torch.tensor(math.nan)}}])
 def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
     train_own(num_epochs=1)
     tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
     with pytest.raises(tu.UserError, match='does not belong to this run'):
+        train_own(resume='run', run_dir='auto', num_epochs=2)
+
+
+@pytest.mark.parametrize('key, value', [('epoch', 'x'), ('val_iou', torch.zeros(3)), ('train_loss', None)])
+def test_rows_of_the_history_that_are_none_are_refused(key, value):
+    train_own(num_epochs=1)
+    saved = tu.load_checkpoint('run/last.pt')
+    saved['history'][0][key] = value
+    tu.save_checkpoint(tu.Path('run/last.pt'), saved)
+    with pytest.raises(tu.UserError, match='its counters make no sense'):
         train_own(resume='run', run_dir='auto', num_epochs=2)
 
 

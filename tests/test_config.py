@@ -545,6 +545,12 @@ def command_line(tmp_path):
                                          capture_output=True, text=True, timeout=60)
 
 
+def test_a_folder_that_was_deleted_is_told_before_libraries_fail_in_it(tmp_path):
+    done = subprocess.run(['sh', '-c', f'mkdir gone; cd gone; rmdir ../gone; {sys.executable} {ROOT}/train_unet.py check'],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, 'the current folder was deleted: cd to another one\n')
+
+
 @pytest.mark.parametrize('words, told', [
     (['numepochs=5', 'batch_size=0'], "did you mean 'num_epochs'?"),
     (['--preset', 'fats'], "did you mean 'fast'?"),

@@ -1012,3 +1012,38 @@ def test_small_images_under_crop_are_tried_before_training(tmp_path, capsys):
     for command in (train_unet.check, lambda _, how: train_unet.train(**how)):
         with pytest.raises(train_unet.ConfigError, match='cannot take images of .* or size_policy=resize'):
             command(None, {**words, 'data': str(data)})
+
+
+def test_a_threshold_is_not_stored_beside_a_training_that_is_at_work(small_set, caplog):
+    """Whether it holds the folder, or has put other weights there since."""
+    from filelock import FileLock
+    run = train_unet.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir
+    best = train_unet.load_checkpoint(run / 'best.pt')
+    with FileLock(str(run / '.lock')):
+        assert train_unet.main(['evaluate', str(run)]) == 0
+    assert 'a training is at work there, so the best threshold' in caplog.text
+    assert train_unet.load_checkpoint(run / 'best.pt')['threshold'] == best['threshold']
+    stale = train_unet.load(run)
+    newer = best | {'weights': {key: value + 1 for key, value in best['weights'].items()}, 'epoch': 99}
+    train_unet.save_checkpoint(run / 'best.pt', newer)
+    assert not train_unet.store_threshold(run, 0.7, stale) and train_unet.store_threshold(run, 0.6, train_unet.load(run))
+    after = train_unet.load_checkpoint(run / 'best.pt')
+    assert (after['epoch'], after['threshold']) == (99, 0.6)
+
+
+def test_a_home_folder_is_written_as_a_tilde(small_set, tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    result = train_unet.train(data=str(small_set), run_dir='~/mine', **{**TINY, 'num_epochs': 1})
+    assert result.run_dir == tmp_path / 'mine' and train_unet.load('~/mine').config['num_classes'] == 2
+    assert train_unet.train(resume='~/mine', num_epochs=2).history[-1]['epoch'] == 2
+    assert train_unet.main(['evaluate', '~/mine']) == 0
+
+
+def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
+    run = train_unet.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir
+    capsys.readouterr()
+    assert train_unet.main(['check', f'resume={run}', 'num_epochs=3']) == 0
+    printed = capsys.readouterr().out
+    assert f'data                        {str(small_set)!r}' in printed and "'tu-test_resnet'" in printed
+    assert train_unet.main(['tune', f'resume={run}']) == 2
+    assert 'tune has no use for it' in capsys.readouterr().err
