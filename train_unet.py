@@ -3130,7 +3130,7 @@ def build_loader(dataset, config, device, **how):
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
-    joined = collate if is_ours else as_it_is                          # Plain has joined them
+    joined = collate if is_ours else as_it_is if isinstance(dataset, Plain) else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
                                        collate_fn=joined, generator=own, **extra, **how)
 
@@ -6868,14 +6868,15 @@ def within(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-COMPILE_SECONDS = {'cpu': 120, 'cuda': 480}    # that tune gives to torch.compile
+COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compile
 
 
 def compile_all(candidates, config, device, window, loss_fn):
-    """Every candidate once more, compiled, the fastest first, while time lasts -> those that compile; only the fastest
-    of them keeps its state."""
+    """Every candidate once more, compiled, while time lasts: first the better layout of each precision, the fastest
+    first -> those that compile; only the fastest of them keeps its state."""
     compiled, longest, end = [], 0, time.monotonic() + COMPILE_SECONDS.get(device.type, 120)
-    waiting = sorted(candidates, key=lambda c: c.median)
+    is_second = lambda c: any((o.dtype, o.tf32) == (c.dtype, c.tf32) and o.median < c.median for o in candidates)
+    waiting = sorted(candidates, key=lambda c: (is_second(c), c.median))
     while waiting and end - time.monotonic() > longest:
         one = try_compiling(waiting.pop(0), config, device, window, loss_fn, end - time.monotonic())
         compiled = sorted(compiled + [one] * bool(one), key=lambda c: c.median)

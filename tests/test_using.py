@@ -222,7 +222,7 @@ def test_a_batch_predicts_what_single_images_predict(trained, tmp_path):
 
 def test_evaluating_other_data_keeps_the_threshold_of_the_run(trained, tmp_path, capsys):
     run, _ = trained
-    train_unet.store_threshold(run, 0.35)
+    train_unet.store_threshold(run, 0.35, train_unet.load(run))
     assert train_unet.evaluate_run(run, {'data': str(draw_set(tmp_path / 'other', count=8))}) == 0
     assert 'threshold 0.35' in capsys.readouterr().out and train_unet.load(run).threshold == 0.35
 

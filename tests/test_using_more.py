@@ -167,7 +167,7 @@ def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
 
 def test_evaluate_tunes_the_threshold_though_a_device_is_typed(own, capsys):
     (own / 'curves.png').unlink()
-    train_unet.store_threshold(own, 1e-4)                              # nearly all would be foreground
+    train_unet.store_threshold(own, 1e-4, train_unet.load(own))                              # nearly all would be foreground
     assert train_unet.main(['evaluate', str(own), 'device=cpu']) == 0
     lines = capsys.readouterr().out.splitlines()
     table = lines[[line.split()[:1] for line in lines].index(['class']):]
@@ -186,7 +186,7 @@ def test_evaluate_tunes_the_threshold_though_a_device_is_typed(own, capsys):
 
 def test_other_data_is_scored_whole_and_leaves_the_run_as_it_was(own, tmp_path, capsys):
     other = draw_set(tmp_path / 'other', count=8, seed=1)
-    train_unet.store_threshold(own, 0.35)
+    train_unet.store_threshold(own, 0.35, train_unet.load(own))
     (own / 'metrics.json').write_text('as it was')
     assert train_unet.main(['evaluate', str(own), f'data={other}']) == 0
     said = capsys.readouterr().out
@@ -817,13 +817,13 @@ def test_images_that_came_later_do_not_move_the_threshold(two, own, capsys):
 
 
 def test_a_threshold_is_not_tuned_at_another_size(own):
-    train_unet.store_threshold(own, 0.85)
+    train_unet.store_threshold(own, 0.85, train_unet.load(own))
     assert train_unet.main(['evaluate', str(own), 'image_size=96']) == 0
     assert train_unet.load(own).threshold == 0.85
 
 
 def test_other_data_is_scored_at_the_stored_threshold(own, tmp_path, capsys):
-    train_unet.store_threshold(own, 0.9)
+    train_unet.store_threshold(own, 0.9, train_unet.load(own))
     other = draw_set(tmp_path / 'cells.v1', count=4, seed=3)
     assert train_unet.main(['evaluate', str(own), f'data={other}']) == 0
     report = json.loads((own / 'evaluation_cells.v1' / 'metrics.json').read_text())
@@ -874,7 +874,7 @@ def test_the_demo_set_is_other_data_too(own, capsys):
 
 
 def test_a_resumed_run_keeps_its_tuned_threshold(own, two):
-    train_unet.store_threshold(own, 0.7)
+    train_unet.store_threshold(own, 0.7, train_unet.load(own))
     assert train_unet.train(resume=str(own)).model.threshold == 0.7
 
 
