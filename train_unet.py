@@ -744,10 +744,11 @@ try:
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
     A, smp = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch'))
-except (ModuleNotFoundError, KeyboardInterrupt) as error:
+except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
+    advice = ': type  pip install -r requirements.txt' * isinstance(error, ModuleNotFoundError)    # else no memory, say
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}{advice}')
 
 log = logging.getLogger('train_unet')
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
@@ -5606,7 +5607,7 @@ def resume_state(state, run, config, precision, hardware, typed, classes):
         take_up(state, saved, config, precision, hardware, typed, classes)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = '; one with a network of your own is resumed from Python, by model=NETWORK'
-        own *= isinstance(error, RuntimeError)
+        own *= 'loading state_dict' in str(error)
         raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
     if 'num_epochs' in typed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
@@ -5767,8 +5768,8 @@ def finish(state, val_data, config, run):
     if not run.is_saved:
         log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
     if run.asked:
-        log.info('Stopped by %s. Continue with:  %s', signal.Signals(run.asked).name,
-                 command_line(as_typed('resume', run.folder)))
+        line = f' Continue with:  {command_line(as_typed("resume", run.folder))}'
+        log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line * ('last.pt' in there))
     elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', shlex.quote(str(run.folder))))
     return Result(state.history, best, model, run.folder, run.asked, run.is_saved)

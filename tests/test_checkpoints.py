@@ -1002,6 +1002,18 @@ def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
         train_own(resume='run', run_dir='auto', num_epochs=2)
 
 
+def test_only_other_weights_are_taken_for_those_of_another_network(run_of_one):
+    """What else does not fit a run gets no advice on networks."""
+    for crafted, words in (({'threads': 0}, False), ({'model': {'x': torch.ones(1)}}, True)):
+        saved = tu.load_checkpoint('run/last.pt')
+        tu.save_checkpoint(tu.Path('other/last.pt'), saved | crafted)
+        shutil.copy('run/config.py', 'other/config.py')
+        with pytest.raises(tu.UserError, match='does not belong to this run') as error:
+            tu.train(resume='other', num_epochs=2)
+        assert ('one with a network of your own is resumed from Python' in str(error.value)) == words
+        shutil.rmtree('other')
+
+
 @pytest.mark.parametrize('key, value', [('epoch', 'x'), ('val_iou', torch.zeros(3)), ('train_loss', None)])
 def test_rows_of_the_history_that_are_none_are_refused(key, value):
     train_own(num_epochs=1)

@@ -545,6 +545,14 @@ def command_line(tmp_path):
                                          capture_output=True, text=True, timeout=60)
 
 
+def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path):
+    """As where the system gives no memory for it; only one that is missing is to be installed."""
+    (tmp_path / 'torch.py').write_text("raise ImportError('libtorch.so: failed to map segment from shared object')")
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'check'], env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+                          capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, 'libtorch.so: failed to map segment from shared object\n')
+
+
 def test_a_folder_that_was_deleted_is_told_before_libraries_fail_in_it(tmp_path):
     done = subprocess.run(['sh', '-c', f'mkdir gone; cd gone; rmdir ../gone; {sys.executable} {ROOT}/train_unet.py check'],
                           cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -1047,3 +1048,14 @@ def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
     assert f'data                        {str(small_set)!r}' in printed and "'tu-test_resnet'" in printed
     assert train_unet.main(['tune', f'resume={run}']) == 2
     assert 'tune has no use for it' in capsys.readouterr().err
+
+
+def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(small_set, tmp_path):
+    """SIGTERM as a scheduler sends it, while the first mask is on its way to the disk."""
+    run = train_unet.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir.resolve()
+    (tmp_path / 'site').mkdir()
+    (tmp_path / 'site/sitecustomize.py').write_text(
+        'import os, signal\nos.fsync = lambda file: os.kill(os.getpid(), signal.SIGTERM)\n')
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'predict', run, small_set / 'images', '-o', 'masks'],
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}, capture_output=True, timeout=120)
+    assert done.returncode == 143 and os.listdir('masks') == []
