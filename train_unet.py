@@ -6284,7 +6284,8 @@ def store_threshold(folder, level, model):
     path, weights = best_file(folder), model.state_dict()
     with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):
         saved = load_checkpoint(path)
-        if all(torch.equal(value, weights[key].cpu()) for key, value in saved['weights'].items()):
+        same = lambda key: key in weights and torch.equal(saved['weights'][key], weights[key].cpu())
+        if all(map(same, saved['weights'])):
             save_checkpoint(path, saved | {'threshold': level})
             return True
     log.warning('%s: a training is at work there, so the best threshold (%.2f) is not stored', path.parent, level)
@@ -6770,11 +6771,11 @@ def tune(preset, overrides, seconds=60.0):
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
-    tell_waiting(winner, dataset, loss_fn, config)
     del best, compiled                                                 # the loser's weights too
     gc.collect()                                                       # what was compiled holds itself
     torch.cuda.empty_cache()
     try:
+        tell_waiting(winner, dataset, loss_fn, config)
         tell_memory(winner, config, hardware, window, loss_fn)
     finally:                                                           # minutes of measuring must not be lost
         base = translate(load_preset(preset), [])[0] if preset is not None else {}

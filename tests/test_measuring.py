@@ -1,4 +1,5 @@
 """check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
+import os
 import re
 import signal
 import time
@@ -135,7 +136,8 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
 def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatch):
     """Reading an image takes a third of a second here, a step next to nothing."""
     read = train_unet.SegmentationDataset.read
-    monkeypatch.setattr(train_unet.SegmentationDataset, 'read', lambda self, index: time.sleep(0.3) or read(self, index))
+    slowly = lambda self, index: time.sleep(0.3) or read(self, index)
+    monkeypatch.setattr(train_unet.SegmentationDataset, 'read', slowly)
     monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     shares = []
@@ -144,6 +146,18 @@ def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatc
         assert train_unet.tune(None, settings, 0.1) == 0
         shares += re.findall(r'waiting for data: (\S+)% of the time of 2 steps in float32', capsys.readouterr().out)
     assert float(shares[0]) > 50 > float(shares[1])
+    broken = lambda *_: (_ for _ in ()).throw(train_unet.DataError('x.png: cannot be read'))
+    os.remove('runs/tuned.py')
+
+    def measured(candidates, *_):
+        for candidate in candidates:
+            candidate.seconds.append(1.0)
+        monkeypatch.setattr(train_unet.SegmentationDataset, 'read', broken)
+
+    monkeypatch.setattr(train_unet, 'measure_rounds', measured)
+    with pytest.raises(train_unet.DataError):                          # a file breaks while it watches
+        train_unet.tune(None, {**settings, 'cache_images': False}, 0.1)
+    assert train_unet.load_preset('runs/tuned.py')['use_amp'] is False
 
 
 def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, monkeypatch):
