@@ -5363,15 +5363,13 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not resuming:
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
-    config |= {'run_dir': str(run.folder), 'resume': None}
-    config |= {'data': OWN_DATA if own_data else absolute(config['data'])}
+    config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data'])}
     if config['tensorboard']:
         run.open_board()
     if device.type == 'cpu':
         keep_freed_memory()
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
-    if config['deterministic']:
         run.after.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(),
                            warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1061,6 +1061,7 @@ def test_one_image_of_validation_that_does_not_fit_is_told_in_words():
 @pytest.mark.parametrize('words', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`',
                                    'cuDNN error: CUDNN_STATUS_ALLOC_FAILED',
                                    'GET was unable to find an engine to execute this computation',
+                                   'could not create a primitive',     # oneDNN
                                    'upsample_nearest_nhwc only supports grad_output tensors with less than INT_MAX '
                                    'elements, but got [256, 32, 512, 512]'])
 def test_libraries_that_get_no_memory_halve_the_batch_too(words):
