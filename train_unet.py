@@ -1301,17 +1301,25 @@ def name_patterns(image, masks):
     tokens, found = re.compile(r'[^\W\d_]+|\d+|\W|_').findall, set()
     digits = max(re.findall(r'\d+', image) or [''], key=len)
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
-        parts, patterns = (tokens(image), tokens(mask)), ['', '']
-        for step, a, b, c, d in difflib.SequenceMatcher(None, *parts, autojunk=False).get_opcodes():
-            patterns[0] += '{stem}' if step == 'equal' else ''.join(parts[0][a:b])
-            patterns[1] += '{stem}' if step == 'equal' else ''.join(parts[1][c:d])
-        own = [set(re.findall(r'[^\W\d_]+', pattern.replace('{stem}', ' '))) for pattern in patterns]
-        if '{stem}' in patterns[0] and not own[0] & own[1]:            # x1_y2 is not y1_x2
-            found.add(tuple(patterns))
+        parts = tokens(image), tokens(mask)
+        *equal, _ = difflib.SequenceMatcher(None, *parts, autojunk=False).get_matching_blocks()
+        for blocks in (equal, [max(equal, key=lambda block: block.size)]) if equal else ():        # x_rgb_anon, x_gt_ids
+            patterns = [with_stems(side, [(block[at], block.size) for block in blocks]) for at, side in enumerate(parts)]
+            own = [set(re.findall(r'[^\W\d_]+', pattern.replace('{stem}', ' '))) for pattern in patterns]
+            if not own[0] & own[1]:                                    # x1_y2 is not y1_x2
+                found.add(tuple(patterns))
         if image in mask and re.search(r'[^\W\d_]', image):             # cat and catmask, one word
             found.add(('{stem}', mask.replace(image, '{stem}', 1)))
     own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
     return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
+
+
+def with_stems(tokens, spans):
+    """The tokens joined, with {stem} in place of each span (start, length)."""
+    pattern, end = '', 0
+    for start, length in spans:
+        pattern, end = pattern + ''.join(tokens[end:start]) + '{stem}', start + length
+    return pattern + ''.join(tokens[end:])
 
 
 def stem_rules(images, masks):
@@ -1696,9 +1704,10 @@ def pattern_answers(files):
         stem, suffix = os.path.splitext(image)
         for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
             stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
-            for first, second in name_patterns(stem, stems)[:8]:
-                if first.count('{stem}') == second.count('{stem}') == 1 and not is_other(first, second):
-                    seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
+            fitting = [patterns for patterns in name_patterns(stem, stems)
+                       if [side.count('{stem}') for side in patterns] == [1, 1] and not is_other(*patterns)]
+            for first, second in fitting[:8]:
+                seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:
         if first != second and not is_other(first, second):
             yield {'mask_pattern': second}
