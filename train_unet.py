@@ -1303,8 +1303,10 @@ def name_patterns(image, masks):
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
         parts = tokens(image), tokens(mask)
         *equal, _ = difflib.SequenceMatcher(None, *parts, autojunk=False).get_matching_blocks()
-        for blocks in (equal, [max(equal, key=lambda block: block.size)]) if equal else ():        # x_rgb_anon, x_gt_ids
-            patterns = [with_stems(side, [(block[at], block.size) for block in blocks]) for at, side in enumerate(parts)]
+        longest = sorted(equal, key=lambda block: -block.size)[:1]
+        for blocks in (equal, longest) if equal else ():               # longest: x_rgb_anon and x_gt_ids
+            patterns = [with_stems(side, [(block[at], block.size) for block in blocks])
+                        for at, side in enumerate(parts)]
             own = [set(re.findall(r'[^\W\d_]+', pattern.replace('{stem}', ' '))) for pattern in patterns]
             if not own[0] & own[1]:                                    # x1_y2 is not y1_x2
                 found.add(tuple(patterns))
@@ -1662,11 +1664,17 @@ def folder_answers(files):
         columns = [*zip(general.split('/'), *(folder.split('/') for folder in folders))]
         parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
                  for column in columns]                                # test/ may lack what train/ has
-        shape, one_by_one = '/'.join(parts), any('*' in part and part != '*' and not read_place(column[1])[0]
-                                                 for part, column in zip(parts, columns))
+        shape = '/'.join(parts)
         glob = re.compile(re.escape(shape).replace(r'\*', '[^/]*'))
         is_wide = set(parts) == {'*'} or any(map(glob.fullmatch, everywhere - folders.keys()))     # others too
-        shapes |= folders if len(folders) < 5 and (is_wide or one_by_one) else {}
+        kinds = [folders] * is_wide
+        for at, column in enumerate(columns):
+            if '*' in parts[at] != '*' and not read_place(column[1])[0]:           # mask-0 and mask-1 of two raters
+                kinds.append(Counter())
+                for folder, count in folders.items():
+                    kinds[-1]['/'.join([*parts[:at], folder.split('/')[at], *parts[at + 1:]])] += count
+        for few in [kind for kind in kinds if len(kind) < 5]:
+            shapes |= few
         shapes |= {shape: folders.total()} if not is_wide else {}
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(os.path.dirname(shape)) == shapes[shape]:

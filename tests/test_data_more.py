@@ -283,6 +283,12 @@ OFFERED = [
     ('IDRiD', ['Images/a. {s} Set/I_{n:02}.jpg', 'Groundtruths/a. {s} Set/Discs/I_{n:02}_OD.tif',
                'Groundtruths/a. {s} Set/Exudates/I_{n:02}_EX.tif'],
      ['images="Images" masks="Groundtruths/*/Discs"', 'images="Images" masks="Groundtruths/*/Exudates"']),
+    ('LIDC, several raters',
+     ['P-{n:04}/images/slice-{n}.png', *(f'P-{{n:04}}/mask-{k}/slice-{{n}}.png' for k in (0, 1))],
+     ['images="*/images" masks="*/mask-0"', 'images="*/images" masks="*/mask-1"']),
+    ('Mapillary Vistas, two versions', ['{s}/images/a{n:02}.jpg', *(f'{{s}}/v{version}/{kind}/a{{n:02}}.png'
+                                        for version in ('1.2', '2.0') for kind in ('labels', 'panoptic'))],
+     ['images="*/images" masks="*/v1.2/labels"', 'images="*/images" masks="*/v2.0/labels"']),
     ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
      ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
 ]
@@ -302,7 +308,7 @@ def test_lines_that_pair_are_offered(tmp_path, names, lines):
     assert 'skip_unpaired' not in str(error)
     for line in offer:
         _, data = inspect(folder, **typed(line))
-        number = lambda path: int(re.findall(r'\d+', path.replace('8bit', '').replace('1st', ''))[0])
+        number = lambda path: int(re.search(r'\d+', Path(path).name)[0])
         assert len({number(i) for i in partners(data, folder)}) == 12
         assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
 
