@@ -62,6 +62,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import posixpath
 import pprint
 import random
 import re
@@ -109,7 +110,7 @@ CONFIG = {
     'ignore_index': 255,          # mask value left out of loss and metrics; None if 255 is a class
     'in_channels': 3,             # 1 grey, 3 RGB, more for .npy and multi-band TIFF
     'image_size': 'auto',         # pixels: 512, or height x width as 384x512 or [384, 512]; 'auto' follows the images,
-                                  # at most 512 (CPU: 256)
+                                  # at most 512 (CPU: 256); with size_policy=pad the largest
     'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
                                   # 'pad' to image_size without scaling
     'augment': 'default',         # 'none', 'default' (mirror images; in long runs turned, scaled and brightened too),
@@ -133,8 +134,8 @@ CONFIG = {
                                   # on a CPU about 1,000 steps, from 10 to 200 epochs
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
-    'optimizer': 'AdamW',         # any name of torch.optim; SGD gets momentum
-    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam kinds, at most 0.01;
+    'optimizer': 'AdamW',         # of torch.optim, but LBFGS, SparseAdam and Muon; SGD gets momentum
+    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam and RMSprop, at most 0.01;
                                   # for SGD 0.02 x (effective batch / 8), at most 0.1; for others torch's own default
     'weight_decay': 0.01,         # on weights of two dimensions and more, but those of norms and embeddings
     'momentum': 0.9,              # of SGD
@@ -164,7 +165,7 @@ CONFIG = {
     # --- speed and memory ---
     'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that is there
     'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
-    'channels_last': True,        # memory layout; faster for convolutions nearly everywhere
+    'channels_last': True,        # memory layout; faster for convolutions, but on Apple GPUs, where it is left
     'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result
     'deterministic': False,       # only repeatable GPU kernels; slower (a CPU is repeatable without)
 
@@ -274,14 +275,19 @@ def did_you_mean(word, candidates):
 
 def as_typed(key, value, quoted=False):
     """key=value as a shell takes it, whatever characters the value holds; quoted if they are not plain."""
-    escaped = re.sub(r'([$`"\\])', r'\\\1', str(value))
+    escaped = re.sub(r'([$`"\\])', r'\\\1', value.as_posix() if isinstance(value, Path) else str(value))
     return f'{key}="{escaped}"' if quoted or re.search(r'[^\w./,+-]', escaped) else f'{key}={escaped}'
+
+
+def quoted(path):
+    """A path as any shell takes it: those of Windows know / too."""
+    return shlex.quote(Path(path).as_posix())
 
 
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
-    return clean(' '.join(['python', shlex.quote(script), *words]))
+    return clean(' '.join(['python', quoted(script), *words]))
 
 
 SHORT = reprlib.Repr()             # looks only at so many items, and not far into nested ones
@@ -787,6 +793,8 @@ def cuda_units(name, capability):
 def cpu_units():
     """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16."""
     flags = set()
+    if not torch.backends.mkldnn.is_available():                       # nobody would use the units
+        return frozenset()
     with contextlib.suppress(OSError):
         flags |= set(Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000].split())
     if hasattr(torch.cpu, 'get_capabilities'):
@@ -920,6 +928,10 @@ def free_memory():
     if not free:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)
+        with contextlib.suppress(AttributeError):                      # Windows
+            status = (ctypes.c_ulonglong * 8)(64)                      # MEMORYSTATUSEX, which begins with its size
+            ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+            free.append(status[2])
     return min(free, default=0)
 
 
@@ -1230,8 +1242,8 @@ def tell_ignored(ignored):
 def shared_folder(files):
     """The folder that all folders of images and masks are in: its name tells nothing of any one of them."""
     folders = [folder for folder, name in files if may_be_read(name)]
-    shared = os.path.commonpath(folders) if folders else ''
-    return os.path.dirname(shared) if shared in folders else shared
+    shared = posixpath.commonpath(folders) if folders else ''
+    return posixpath.dirname(shared) if shared in folders else shared
 
 
 def folders_of_images(files):
@@ -1239,13 +1251,13 @@ def folders_of_images(files):
     img_1_json/ with an img.png and a label.png in each -> {folder: the same with a last name that says nothing}."""
     held, found = grouped((file for file in files if may_be_read(file[1])), lambda file: file[0]), {}
     for folders in grouped(held, lambda folder: re.sub(r'\d+', '0', folder)).values():
-        above, name = os.path.split(folders[0])
+        above, name = posixpath.split(folders[0])
         contents = {frozenset(name for _, name in held[folder]) for folder in folders}
         kinds = {re.sub(r'\d', '', os.path.splitext(inner)[0]) for inner in next(iter(contents))}
         split, role = read_place(name)[:2]
         is_telling = re.search(r'\d', name) and (split or role)
         if is_telling and len(folders) > 1 == len(contents) and len(kinds) > 1:
-            found |= {folder: os.path.join(above, split, re.sub(r'\D+', '_', os.path.basename(folder)))
+            found |= {folder: posixpath.join(above, split, re.sub(r'\D+', '_', posixpath.basename(folder)))
                       for folder in folders}
     return found
 
@@ -1509,7 +1521,8 @@ def split_by_names(pairs, root, files, notes):
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     for folder, name in lists if not is_split else ():
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
-        with contextlib.suppress(OSError), open(os.path.join(root, folder, name), errors='replace') as file:
+        with contextlib.suppress(OSError), open(os.path.join(root, folder, name), encoding='utf-8-sig',
+                                                       errors='replace') as file:
             for stem in (tail_of(bare(word), parts) for line in file.read(10**8).splitlines()
                          for word in {line.strip(), *line.split()[:1]}):
                 listed[stem] = split if listed.get(stem, split) == split else None
@@ -1642,21 +1655,22 @@ def folder_answers(files):
     """images= and masks= for any two folders; * for numbers, splits, and what holds the same folders as its brothers.
     """
     shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
-    ways = {folder: [*itertools.accumulate(Path(folder).parts, os.path.join)] for folder in set(next(zip(*files), ()))}
+    folders = set(next(zip(*files), ()))
+    ways = {folder: [*itertools.accumulate(folder.split('/'), posixpath.join)] for folder in folders}
     everywhere = {path for way in ways.values() for path in way}
     words = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
     for path in everywhere:
-        inner[os.path.dirname(path)].add(os.path.basename(path))
+        inner[posixpath.dirname(path)].add(posixpath.basename(path))
     contents = {path: frozenset(inner.get(path, ())) for path in everywhere}
-    brothers = Counter((os.path.dirname(path), held) for path, held in contents.items() if held)
-    splits = Counter((os.path.dirname(path), read_place(os.path.basename(path))[0]) for path in everywhere)
+    brothers = Counter((posixpath.dirname(path), held) for path, held in contents.items() if held)
+    splits = Counter((posixpath.dirname(path), read_place(posixpath.basename(path))[0]) for path in everywhere)
     for folder, _ in files:
         starred = []                                                   # the folder with * in it
         for part in ways[folder]:
-            name = os.path.basename(part)
-            has_brothers = brothers[os.path.dirname(part), contents[part]] > 2
+            name = posixpath.basename(part)
+            has_brothers = brothers[posixpath.dirname(part), contents[part]] > 2
             split, role = read_place(name)[:2]                         # train-img holds images, train_A is one of three
-            is_split = split and not role and splits[os.path.dirname(part), split] == 1
+            is_split = split and not role and splits[posixpath.dirname(part), split] == 1
             starred.append('*' if has_brothers or is_split else words.sub('*', name))
             alike['/'.join(starred)][part] += 1
     shapes = {}
@@ -1677,19 +1691,20 @@ def folder_answers(files):
             shapes |= few
         shapes |= {shape: folders.total()} if not is_wide else {}
     for shape in sorted(shapes):                                       # a folder that only holds a folder
-        if shapes.get(os.path.dirname(shape)) == shapes[shape]:
+        if shapes.get(posixpath.dirname(shape)) == shapes[shape]:
             del shapes[shape]
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
     role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
     for image, mask in itertools.permutations(sorted(usual), 2):
-        (inside, name), (beside, other) = os.path.split(image), os.path.split(mask)
+        (inside, name), (beside, other) = posixpath.split(image), posixpath.split(mask)
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
-        twins = {os.path.join(inside, other), os.path.join(beside, name), *(image.replace(*pair) for pair in numbers)}
-        above = [os.path.basename(folder) for folder in (beside, inside)]
+        twins = {posixpath.join(inside, other), posixpath.join(beside, name)}
+        twins |= {image.replace(*pair) for pair in numbers}
+        above = [posixpath.basename(folder) for folder in (beside, inside)]
         twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
         if twins & everywhere - {image, mask} or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
             continue                                                   # masks/frog are not those of images/worm
-        is_apart = os.path.commonpath([image, mask]) not in (image, mask)
+        is_apart = posixpath.commonpath([image, mask]) not in (image, mask)
         if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
             yield {'images': image, 'masks': mask}
 
@@ -1824,7 +1839,7 @@ def read_pillow(path, config, as_mask):
             is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
             if pillow_mode(picture).endswith('48'):
                 refuse_rotated(picture)
-                return narrowed(cv2.imread(str(path), cv2.IMREAD_UNCHANGED)[..., 2::-1])
+                return narrowed(deep_colours(path)[..., :3])
             PIL.ImageOps.exif_transpose(picture, in_place=True)        # scan_pair sees that its image is turned alike
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
                 pixels = np.array(picture.convert('RGBA'))
@@ -1840,9 +1855,14 @@ def read_pillow(path, config, as_mask):
             return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
         if pillow_mode(picture).endswith('48'):
             refuse_rotated(picture)
-            colours = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-            return colours[..., [2, 1, 0, 3][:4 if config['in_channels'] == 4 else 3]]
+            return deep_colours(path)[..., :4 if config['in_channels'] == 4 else 3]
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+
+
+def deep_colours(path):
+    """A PNG or PPM of 16 bits per colour -> (H, W, 3 or 4) uint16, red first."""
+    colours = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)          # imread: on Windows ASCII names
+    return colours[..., [2, 1, 0, 3][:colours.shape[2]]]
 
 
 def refuse_rotated(picture):
@@ -2453,7 +2473,7 @@ def explain_values(values, raw, plain, special, total, lossy):
     near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
     soft = len(plain) > MOST_CLASSES or near_grey and len(plain) > 2
     if not colours and plain[0] <= 127 < max(values) <= 255 or colours and soft:
-        lines.append("if bright is foreground type mask_values='>127'")
+        lines.append('if bright is foreground type mask_values=">127"')
     if len(plain) <= MOST_CLASSES and not (special and len(plain) == 1):         # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
@@ -2654,7 +2674,7 @@ def inspect_data(config, decode=False):
                      + ': if these are ids of objects, not classes, type mask_values=nonzero')
     if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
         if coding.table is None:
-            turned = f"'>{coding.threshold}'" if coding.below else f"'<{coding.threshold + 1}'"
+            turned = f'">{coding.threshold}"' if coding.below else f'"<{coding.threshold + 1}"'
         else:
             turned = suggest({code: {0: 1, 1: 0}.get(meaning[code], IGNORE) for code in values})
         line = 'invert the files: what is bright in any of an image is united' if kinds == {'folder'} else \
@@ -3145,8 +3165,12 @@ def build_loader(dataset, config, device, **how):
     if workers > room:
         warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
               f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
+    if workers and not context and getattr(dataset, 'cache', None):
+        warn(['cache_images=True: workers share no memory here, so each of them keeps all the images; num_workers=0 or '
+              'cache_images=False need less'])
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
-    extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': WORKER_TIMEOUT,
+    timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else nobody would hear that one has died
+    extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
     joined = collate if is_ours else as_it_is if isinstance(dataset, Plain) else None
     return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
@@ -3297,6 +3321,7 @@ class SegmentationModel(nn.Module):
         if self.config['image_dtype'] != 'uint8' and not images.is_floating_point():
             images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as convert_pixels has them
         images = (images.to(torch.float32) - self.mean) / self.std
+        images = images.contiguous() if images.device.type == 'mps' else images        # see laid_out
         height, width = images.shape[-2:]
         high, wide = ((side + self.stride - 1) // self.stride * self.stride for side in (height, width))
         if self.exporting:                                             # a graph that pads whatever comes
@@ -3377,6 +3402,13 @@ def build_model(config, own=None):
         for module in checkpointable(model):
             change_forward(module, Checkpointed)
     return model
+
+
+def laid_out(model, config, device):
+    """A model in channels_last, where that is asked for. Not for an Apple GPU: with it BatchNorm's gradients were wrong
+    by orders of magnitude there (pytorch issue 175189, mended in 2026), and convolutions slower."""
+    wants = config['channels_last'] and device.type != 'mps'
+    return model.to(memory_format=torch.channels_last) if wants else model
 
 
 @torch.no_grad()
@@ -4077,7 +4109,8 @@ class UnderAutocast:
         weight = next(filter(torch.is_floating_point, self.model.parameters()), torch.empty(0))
         cast = lambda x: x.to(weight.dtype) if x.is_floating_point() else x
         inputs, named = pytree.tree_map_only(torch.Tensor, cast, (inputs, named))
-        with torch.autocast(device.type, getattr(torch, self.dtype), enabled=self.dtype != 'float32'):
+        dtype = None if self.dtype == 'float32' else getattr(torch, self.dtype)    # torch 2.6 warns of float32 on mps
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
             return to_float32(self.model(*inputs, **named))
 
     def __getattr__(self, name):
@@ -5144,6 +5177,9 @@ def prepare(config, sources, device, decode=False, own_data=False):
     """
     limit_threads()
     hardware = detect_hardware(device)
+    if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
+        warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
+              'https://pytorch.org/get-started tells the line that installs the other one'])
     precision = resolve_precision(config, hardware, chosen_keys(sources, config))
     if own_data:
         idle = sorted(chosen_keys(sources, config) & NO_USE_FOR_OWN_DATA)
@@ -5195,10 +5231,9 @@ def build_state(model, config, precision, device):
         for name, buffer in module.named_buffers(recurse=False):
             if 0 in buffer.stride():                                   # by expand(); undoing a step writes into it
                 setattr(module, name, buffer.contiguous())
-    if isinstance(model, SegmentationModel):
+    if isinstance(model, SegmentationModel):                           # others may count on their layout
         try_size(model)
-    if config['channels_last'] and isinstance(model, SegmentationModel):   # others may count on their layout
-        model = model.to(memory_format=torch.channels_last)
+        model = laid_out(model, config, device)
     average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
     if world()[1] > 1:
@@ -5317,6 +5352,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     that it calls itself run in float32. Raises UserError for what you can mend, TrainingDiverged if no precision gives
     finite numbers.
     """
+    if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
+        raise UserError("a data worker runs your script from its beginning: put what trains below "
+                        "if __name__ == '__main__':")
     own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
     missing = [name for name, value in own.items() if value is None]
     if missing and (train_data is not None or val_data is not None):
@@ -5786,7 +5824,7 @@ def finish(state, val_data, config, run):
         line = f' Continue with:  {command_line(as_typed("resume", run.folder))}'
         log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line * ('last.pt' in there))
     elif isinstance(model, SegmentationModel) and not model.is_own:
-        log.info('Next:  %s', command_line('evaluate', shlex.quote(str(run.folder))))
+        log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
     return Result(state.history, best, model, run.folder, run.asked, run.is_saved)
 
 
@@ -5886,10 +5924,17 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     count, rows, root = model.config['num_classes'], [], Path(dataset.config['data'])
     root = root.parent if root.is_file() else root
     for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype):
-        rows.append((os.path.relpath(dataset.name(index), root) + captions[index],
+        rows.append((relative(dataset.name(index), root) + captions[index],
                      [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
                       colour_errors(mask, truth, count)]))
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config))
+
+
+def relative(path, start):
+    """A path as seen from a folder; as it is where that is on another drive of Windows."""
+    with contextlib.suppress(ValueError):
+        return os.path.relpath(path, start)
+    return path
 
 
 def read_all(dataset, indices, skip_broken=True):
@@ -5957,8 +6002,7 @@ def load(path, device='auto', model=None):
         loaded.pixels, loaded.coding = saved.get('pixels'), saved.get('coding')
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
-        if config['channels_last']:                                    # as in training: 16 bits round otherwise else
-            loaded = loaded.to(memory_format=torch.channels_last)
+        loaded = laid_out(loaded, config, device)                      # as in training: 16 bits round otherwise else
     except OSError as error:
         raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -6083,7 +6127,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
             broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
     print(f'{written} masks in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
-    print('Next: ', command_line('export', shlex.quote(str(run)), 'format=onnx'))
+    print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:
         print(UserError(broken, f'{len(broken)} files could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
@@ -6121,12 +6165,13 @@ def list_inputs(inputs, output):
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
-        common = os.path.commonpath([os.path.dirname(path) for path in files])
-        files = {path: os.path.relpath(path, common) for path in files}
+        inside = {path: os.path.splitdrive(path)[1] for path in files}     # Windows may have several
+        common = os.path.commonpath([os.path.dirname(path) for path in inside.values()])
+        files = {path: os.path.relpath(inside[path], common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
-    for _ in range(2):                                                 # a.jpg, a.tif, and then perhaps a.jpg.png
-        times = Counter(stems.values())
-        stems = {path: stem if times[stem] == 1 else files[path] for path, stem in stems.items()}
+    for _ in range(2):                                                 # a.jpg, A.tif, and then perhaps a.jpg.png
+        times = Counter(stem.casefold() for stem in stems.values())    # many disks know no cases
+        stems = {path: stem if times[stem.casefold()] == 1 else files[path] for path, stem in stems.items()}
     return [(path, output / f'{stem}.png') for path, stem in stems.items()]
 
 
@@ -6354,7 +6399,7 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
     tell(f'Written to {clean(folder)}: {", ".join(there)}')
-    tell(f'Next:  {command_line("predict", shlex.quote(str(run)), "YOUR_IMAGES -o masks")}')
+    tell(f'Next:  {command_line("predict", quoted(run), "YOUR_IMAGES -o masks")}')
     print('\n'.join(lines))                                            # last, for whoever reads them may have left
 
 
@@ -6623,9 +6668,9 @@ def estimate_memory(config, dtype):
     """
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
-    if config['channels_last']:                                        # as build_state does: copies are kept too
-        model = model.to(memory_format=torch.channels_last)
-    if choose_device(config['device']).type not in Folded.folds:       # fake ones are on a CPU
+    device = choose_device(config['device'])
+    model = laid_out(model, config, device)                            # as in training: copies are kept too
+    if device.type not in Folded.folds:                                # fake ones are on a CPU
         unfold_upsampling(model)
     with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
         model = copy.deepcopy(model)
@@ -6709,7 +6754,7 @@ def check(preset, overrides):
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
     words = [as_typed(key, value) for key, value in overrides.items()]
-    words = [f'--preset {shlex.quote(str(preset))}'] * bool(preset) + words
+    words = [f'--preset {quoted(preset)}'] * bool(preset) + words
     print(f'what the network will see: {clean(path)}\nready:', command_line(*words))
     return 0
 
@@ -6772,7 +6817,8 @@ def tune(preset, overrides, seconds=60.0):
     config, window, numbers = examine_what_fits(model, config, window, loss_fn, units)
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
-    states = {last: fresh_state(config, device, last) for last in (False, True)}           # one for all precisions
+    layouts = (False, True) if device.type != 'mps' else (False,)      # see laid_out
+    states = {last: fresh_state(config, device, last) for last in layouts}             # one for all precisions
     candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
                   for kind in kinds for last in states]
     measure_rounds(candidates, window, loss_fn, config, seconds)
@@ -7068,6 +7114,9 @@ def tell_memory(winner, config, hardware, window, loss_fn):
 def main(argv=None):
     """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):                            # on Windows a file takes few letters
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors='backslashreplace')
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # a file may speak through them
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)

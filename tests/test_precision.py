@@ -419,3 +419,95 @@ def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_thre
     monkeypatch.setattr(train_unet, 'cpu_quota', lambda: 1)
     train_unet.load(tmp_path)
     assert torch.get_num_threads() == 1
+
+
+# --- other machines ---
+
+
+class LikeApple:
+    """An image that says it is on an Apple GPU, and computes on the CPU."""
+
+    @staticmethod
+    def of(tensor):
+        class Apple(torch.Tensor):
+            device = torch.device('mps')
+        return tensor.as_subclass(Apple)
+
+
+def test_channels_last_is_left_on_apple_gpus(tmp_path):
+    """There BatchNorm's gradients were wrong by orders of magnitude (pytorch issue 175189): neither weights nor
+    images may be in that layout, whoever makes the batch."""
+    seen = []
+    network = torch.nn.Conv2d(3, 1, 3, padding=1)
+    config = {**CONFIG, 'mean': [0.0], 'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]}
+    network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].is_contiguous()))
+    model = train_unet.SegmentationModel(network, config)
+    batch = torch.zeros(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    model(batch)
+    model(LikeApple.of(batch))
+    assert seen == [False, True]
+    layouts = {kind: train_unet.laid_out(model, config, torch.device(kind)).network.weight.is_contiguous()
+               for kind in ('mps', 'cpu')}
+    assert layouts == {'mps': True, 'cpu': False}
+
+
+def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
+    """No /proc and no sysconf there: MEMORYSTATUSEX, whose third number of 64 bits is what is free."""
+    def tell(status):
+        assert status[0] & 0xffffffff == 64                            # its size, or Windows refuses
+        status[2] = 5 * 2**30
+        return 1
+
+    def refuse(*_, **__):
+        raise FileNotFoundError
+    monkeypatch.setattr(Path, 'read_text', refuse)
+    monkeypatch.delattr(os, 'sysconf')
+    assert train_unet.free_memory() == 0
+    kernel = SimpleNamespace(GlobalMemoryStatusEx=tell)
+    monkeypatch.setattr(train_unet.ctypes, 'windll', SimpleNamespace(kernel32=kernel), raising=False)
+    assert train_unet.free_memory() == 5 * 2**30
+
+
+@pytest.mark.parametrize('wish, has_cuda, warned', [('auto', None, True), ('cpu', None, False), ('auto', '12.8', False)])
+def test_a_gpu_that_this_pytorch_cannot_use_is_told(monkeypatch, tmp_path, caplog, wish, has_cuda, warned):
+    """pip brings PyTorch without CUDA on Windows."""
+    driver = tmp_path / 'nvidia-smi'
+    driver.write_text('#!/bin/sh\n')
+    driver.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
+    monkeypatch.setattr(torch.version, 'cuda', has_cuda)
+    config, sources, _ = train_unet.resolve_config(None, {'device': wish})
+    train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)
+    assert ('built without CUDA' in caplog.text) == warned
+
+
+def test_units_that_nothing_would_use_do_not_count(monkeypatch):
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'bf16': True}, raising=False)
+    assert 'bfloat16' in cpu_units()
+    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: False)
+    assert cpu_units() == set()
+
+
+def test_a_script_that_a_worker_imports_is_told_where_to_train(tmp_path):
+    """Where workers are spawned each of them runs the script: it would train again in every one."""
+    (tmp_path / 'mine.py').write_text(
+        'import multiprocessing, sys\n'
+        f'sys.path.insert(0, {str(ROOT)!r})\n'
+        'import train_unet\n'
+        'if __name__ == "__mp_main__":\n'
+        '    train_unet.train(num_epochs=1, data="nowhere")\n'
+        'if __name__ == "__main__":\n'
+        '    worker = multiprocessing.get_context("spawn").Process(target=print)\n'
+        '    worker.start()\n'
+        '    worker.join()\n')
+    done = subprocess.run([sys.executable, 'mine.py'], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "put what trains below if __name__ == '__main__':" in done.stderr
+    assert 'no such folder' not in done.stderr
+
+
+def test_a_file_that_takes_few_letters_takes_all_names(tmp_path):
+    """On Windows what is printed into a file has 256 letters."""
+    code = f'import sys; sys.path.insert(0, {str(ROOT)!r}); import train_unet; train_unet.main(["-h"]); print("größe 図")'
+    done = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONIOENCODING': 'ascii'}, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and 'gr\\xf6\\xdfe \\u56f3' in done.stdout

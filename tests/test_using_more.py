@@ -624,6 +624,21 @@ def test_no_mask_takes_the_place_of_another(two, tmp_path):
     assert sizes == {(50, 40), (50, 41), (50, 42)}
 
 
+def test_names_that_differ_in_cases_alone_are_kept_apart(two, tmp_path):
+    """Many disks take A.png and a.png for one file."""
+    folder = save_images(tmp_path / 'p', 'A.jpg', 'a.png')
+    assert train_unet.predict(two[0], [str(folder)], tmp_path / 'out') == 0
+    assert len({name.casefold() for name in written(tmp_path / 'out')}) == 2
+
+
+def test_samples_of_another_drive_have_their_whole_name(two, monkeypatch, tmp_path):
+    """Windows knows no way from one drive to another: os.path.relpath raises."""
+    def refuse(path, start):
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+    monkeypatch.setattr(os.path, 'relpath', refuse)
+    assert train_unet.relative('D:/x/1.png', 'C:/y') == 'D:/x/1.png'
+
+
 def test_one_file_in_two_spellings_is_one_file(two, tmp_path, monkeypatch):
     save_images(tmp_path / 'p', 'a.jpg')
     monkeypatch.chdir(tmp_path)
