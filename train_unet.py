@@ -78,6 +78,7 @@ import tempfile
 import threading
 import time
 import tokenize
+import traceback
 import types
 import unicodedata
 import unittest.mock
@@ -817,6 +818,21 @@ def choose_device(wish):
     return torch.device(wish)
 
 
+def try_device(device):
+    """ConfigError for a GPU that this build of torch has no kernels for (too old, or too new); else it is current."""
+    if device.type != 'cuda':
+        return
+    if device.index is not None:                                       # or pinned memory would be of the first GPU
+        torch.cuda.set_device(device)
+    try:
+        torch.zeros(1, device=device).add_(1)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(f'device={device}: this build of torch cannot compute on it ({in_words(error)}): install one '
+                          'that can (pytorch.org/get-started tells the lines), or type device=cpu') from None
+
+
 def world():
     """(rank, number of processes): (0, 1) unless torchrun started several."""
     several = dist.is_available() and dist.is_initialized()
@@ -831,8 +847,6 @@ def join_processes(config):
     """
     count, device = int(os.environ.get('WORLD_SIZE', 1)), choose_device(config['device'])
     if count == 1:
-        if device.type == 'cuda' and device.index is not None:         # or pinned memory would be of the first GPU
-            torch.cuda.set_device(device)
         return device
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
@@ -2972,6 +2986,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.pairs, self.coding, self.config = data.pairs, data.coding, config
         self.rows = data.pairs.rows(split)
         self.is_training, self.is_mixed = is_training, find_image_dtype(data) == 'mixed'
+        self.largest = max(map(math.prod, data.sizes))                 # pixels
         self.height, self.width = config['image_size']
         self.is_resized = config['size_policy'] == 'resize'
         self.augmentation = build_augmentation(config) if is_training else None
@@ -2988,6 +3003,14 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def __len__(self):
         return len(self.rows)
+
+    def batch_bytes(self):
+        """The most that a batch takes. In validation the masks come at their original size too."""
+        count, each = self.config['batch_size'], sample_bytes(self.config)
+        if self.is_training:
+            return count * each
+        pixel = each // math.prod(self.config['image_size'])
+        return count * (each + self.largest) if self.is_resized else (pixel + 1) * self.largest
 
     def name(self, index):
         """Path of an image."""
@@ -3142,13 +3165,13 @@ def sample_bytes(config):
     return math.prod(config['image_size']) * (config['in_channels'] * np.dtype(config['image_dtype']).itemsize + 1)
 
 
-def batches_that_fit(config):
-    """How many batches the workers can hold ready in shared memory: 64 MiB in a container, unless it is given more."""
+def batches_that_fit(batch):
+    """How many batches of so many bytes the workers can hold ready in shared memory: it has 64 MiB in a container,
+    unless that is given more."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
     if not os.access('/dev/shm', os.W_OK):
         return 0
-    batch = config['batch_size'] * sample_bytes(config)
     processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))             # of torchrun, on this machine
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes))
 
@@ -3161,7 +3184,9 @@ def build_loader(dataset, config, device, **how):
         workers = 0
     context = 'fork' if workers and sys.platform == 'linux' else None
     is_ours = isinstance(dataset, SegmentationDataset)
-    room = batches_that_fit(config) if is_ours else 10**6
+    room = batches_that_fit(dataset.batch_bytes()) if is_ours else 10**6
+    if is_ours and not dataset.is_training:
+        workers = min(workers, room)
     if workers > room:
         warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
               f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
@@ -3252,7 +3277,7 @@ def settle(config, hardware, data, is_demo):
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
-    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config)
+    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config['batch_size'] * sample_bytes(config))
     decide('num_workers', 0 if on_cpu else min(cores, room),
            'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8' if cores <= room else
            'no more batches fit into /dev/shm; docker run --shm-size=8g gives more')
@@ -4176,7 +4201,7 @@ def train_step(state, window, loss_fn, config):
         [piece for batch in window for piece in split_batch(batch, state.batch_size)]   # else equally many everywhere
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
     everywhere = max(1, images) if world()[1] == 1 else \
-        add_up(torch.tensor(float(images), device=state.device)).clamp_min(1)
+        add_up(torch.full((), float(images), device=state.device)).clamp_min(1)        # a copy would wait for it
     share = world()[1] / everywhere                                    # DDP averages over the processes
     loss, counts = torch.zeros((), device=state.device), None
     for number, piece in enumerate(pieces, 1):
@@ -5176,6 +5201,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     brings it, and few settings matter. The one way that train, check and tune come to their settings.
     """
     limit_threads()
+    try_device(device)
     hardware = detect_hardware(device)
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
@@ -5326,6 +5352,7 @@ def start_compiled(state, probe, config, run):
     log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
     begun = time.monotonic()
     try:
+        torch._dynamo.reset()                                          # after eight networks it would give up, unsaid
         state.model.compile()
         probe()
         if state.model._compiled_call_impl is not None:
@@ -5370,6 +5397,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     known = set(model.parameters()) if model is not None else set()
     if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
         raise UserError('another training is at work in this process; give each a process of its own')
     folder, was_there, run, before = None, True, None, random_states()
@@ -5398,8 +5426,16 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if world()[1] > 1:
             atexit.register(leave_processes)
         return result
+    except UserError as error:                                         # a notebook keeps it, and so all its frames held
+        cause = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
+        raise
     finally:
         ONE_TRAINING.release()
+        if current is not None:
+            torch.cuda.set_device(current)
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world()[1] == 1:            # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
@@ -5989,6 +6025,7 @@ def load(path, device='auto', model=None):
             raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
+        try_device(device)
         limit_threads()
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
@@ -6674,7 +6711,7 @@ def estimate_memory(config, dtype):
         unfold_upsampling(model)
     with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
         model = copy.deepcopy(model)
-    with mode, torch.random.fork_rng():
+    with mode, torch.random.fork_rng(devices=[]):                      # those of a GPU torch 2.6 cannot put back here
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
         batch = {'image': torch.empty(shape, dtype=getattr(torch, config['image_dtype'])),
                  'mask': torch.zeros((shape[0], *shape[2:]), dtype=torch.uint8)}
@@ -6754,7 +6791,7 @@ def check(preset, overrides):
     path = Path('runs') / 'check' / 'samples.png'
     sheet(rows, ['image as the network sees it', 'mask'], path)
     words = [as_typed(key, value) for key, value in overrides.items()]
-    words = [f'--preset {quoted(preset)}'] * bool(preset) + words
+    words = [*([f'--preset {quoted(preset)}'] if preset else []), *words]
     print(f'what the network will see: {clean(path)}\nready:', command_line(*words))
     return 0
 
@@ -6824,7 +6861,8 @@ def tune(preset, overrides, seconds=60.0):
     measure_rounds(candidates, window, loss_fn, config, seconds)
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
     best = min(safe, key=lambda c: c.median)
-    compiled = compile_all(safe, config, device, window, loss_fn)
+    with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
+        compiled = compile_all(safe, config, device, window, loss_fn)
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, numbers)
     compiled = next(iter(compiled), None)

@@ -1422,6 +1422,8 @@ def test_what_a_run_leaves_in_a_cycle_is_gone_before_the_gpu_is_freed(monkeypatc
 
     left, alive = [], []
     monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
     monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: alive.append(sum(ref() is not None for ref in left)))
     gc.disable()
     try:

@@ -387,7 +387,7 @@ UNCLEAR = [
     ('two values', [7, 9], None, 'mask_values="{9:', 2),
     ('cracks are 255, other regions 3 and 4', [0] * 40 + [3, 4, 255, 255, 255], None,
      'mask_values="{255:', 2),
-    ('ends with a few greys', [0, 2, 4, 251, 253, 255], None, "mask_values='>", 2),
+    ('ends with a few greys', [0, 2, 4, 251, 253, 255], None, 'mask_values=">', 2),
 ]
 
 

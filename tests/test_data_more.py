@@ -1518,6 +1518,22 @@ def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monke
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
 
 
+@pytest.mark.parametrize('policy, side, workers', [('resize', 64, 2), ('resize', 2400, 1), ('resize', 4000, 0),
+                                                   ('crop', 2400, 1), ('crop', 4000, 0)])
+def test_validation_needs_shared_memory_for_masks_at_their_own_size(tmp_path, monkeypatch, policy, side, workers):
+    """8 masks of 2400 x 2400 are 46 MB beside the images at network size; one image and its masks in other policies."""
+    folder = draw_set(tmp_path / 'set')
+    data, config = dataset(folder, image_size=32, batch_size=8, num_workers=2, size_policy=policy)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, (
+        100 if policy == 'resize' else 60) * 10**6))
+    found = train_unet.inspect_data({**config, 'data': str(folder)})
+    found.sizes = {(side, side): 1}
+    images = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
+    count = train_unet.val_batch_size(config)
+    loader = train_unet.build_loader(images, config, torch.device('cpu'), batch_size=count)
+    assert loader.num_workers == workers
+
+
 def test_a_shared_memory_that_takes_no_files_has_room_for_no_worker(tmp_path, monkeypatch, caplog):
     images, config = dataset(draw_set(tmp_path / 'set'), num_workers=2)
     access = os.access

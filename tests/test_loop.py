@@ -22,6 +22,7 @@ import subprocess
 import sys
 import termios
 import time
+import traceback
 import types
 import weakref
 from collections import UserDict
@@ -790,6 +791,51 @@ def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled
     assert [row['step'] for row in rows] == [2, 4, 6] and len(passes) > 6
     for a, b in zip(result.model.parameters(), calm.model.parameters()):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_tenth_compiled_training_of_a_process_is_compiled_too(monkeypatch):
+    """torch keeps what it compiled for one line of code, also of networks that are gone, and from the ninth on it runs
+    eager and says nothing."""
+    graphs, compiles = [], nn.Module.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
+    for number in range(10):
+        before = len(graphs)
+        width = 3 + number                                             # never the same network again
+        layers = nn.Sequential(nn.Conv2d(3, width, 1), nn.ReLU(), nn.Conv2d(width, 1, 1))
+        train(Wrapped(layers), compile_model=True, num_epochs=1, train_data=Samples(4), run_dir=f'run{number}')
+        assert len(graphs) > before, f'training {number} was not compiled'
+
+
+def test_a_failed_training_leaves_nothing_in_its_frames():
+    """A notebook keeps the last error, with it every frame, and so the network on the GPU."""
+    class Breaks(Samples):
+        def __getitem__(self, index):
+            if index == 7:
+                raise tu.DataError('number 7 is broken')
+            return super().__getitem__(index)
+
+    with pytest.raises(tu.DataError) as caught:
+        train(train_data=Breaks())
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    below = frames[[frame.f_code.co_name for frame in frames].index('run_training'):]
+    assert len(below) > 3 and not any(frame.f_locals for frame in below)
+
+
+def test_the_gpu_that_was_current_is_so_again(monkeypatch):
+    """train(device='cuda:1') makes that one current: what follows in a notebook would run there."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 3)
+    monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
+    monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: None)
+    with pytest.raises(tu.ConfigError):
+        tu.train(num_epochs=-1)
+    assert chosen == [3]
 
 
 def test_pictures_that_cannot_be_drawn_cost_no_training(monkeypatch):

@@ -55,6 +55,15 @@ def test_estimated_activations_are_those_of_a_real_step(network, dtype):
     assert estimate['weights'] == estimate['gradients'] == weights and estimate['optimizer states'] == 2 * weights
 
 
+def test_the_estimate_leaves_the_random_numbers_of_gpus_alone(monkeypatch):
+    """Under fake tensors torch 2.6 cannot put them back."""
+    def refuse(*_):
+        raise AssertionError('Please convert all Tensors to FakeTensors first')
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'get_rng_state', refuse)
+    assert train_unet.estimate_memory(settings(), 'float32')['activations'] > 0
+
+
 def test_checkpointing_lowers_the_estimate():
     plain, lean = (train_unet.estimate_memory(settings(activation_checkpointing=on), 'float32')['activations']
                    for on in (False, True))

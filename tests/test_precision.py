@@ -421,6 +421,30 @@ def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_thre
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.parametrize('use', ['prepare', 'load'])
+def test_a_gpu_without_kernels_in_this_torch_is_told(monkeypatch, tmp_path, use):
+    """A build for CUDA 13 knows no V100 any more, yet calls it available."""
+    def refuse(*size, device=None, **named):
+        if device is not None and torch.device(device).type == 'cuda':
+            raise RuntimeError('CUDA error: no kernel image is available for execution on the device')
+        return zeros(*size, device=device, **named)
+
+    zeros, chosen = torch.zeros, []
+    fake_devices(monkeypatch, 2, False)
+    model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
+                                    'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
+    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
+    monkeypatch.setattr(torch, 'zeros', refuse)
+    monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
+    config, sources, _ = train_unet.resolve_config(None, {'device': 'cuda:1'})
+    with pytest.raises(train_unet.UserError, match='this build of torch cannot compute on it.*no kernel image') as caught:
+        if use == 'prepare':
+            train_unet.prepare(config, sources, choose_device('cuda:1'), own_data=True)
+        else:
+            train_unet.load(tmp_path, 'cuda:1')
+    assert 'device=cuda:1' in str(caught.value) and chosen == [torch.device('cuda:1')]
+
+
 # --- other machines ---
 
 

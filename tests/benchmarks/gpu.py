@@ -18,6 +18,7 @@ stopped or skipped, and says so; the JSON file is written after each part. All p
 than nine minutes: `--parts tune iou` in a second call.
 """
 import argparse
+import contextlib
 import gc
 import importlib.util
 import json
@@ -216,6 +217,7 @@ def measure_largest(args, left):
     def our_step(ours, size):
         batch = {key: repeat(ours.first[key], size) for key in ('image', 'mask')}
         ours.state.batch_size = size
+        ours.state.scaler = train_unet.build_scaler(ours.state.dtype, ours.config, ours.state.device)
         train_unet.train_step(ours.state, [batch], ours.loss_fn, ours.config)
         ours.state.optimizer.step()                                    # its states take memory too
 
@@ -242,8 +244,15 @@ def what_stops(step, size):
         why = ''
     except RuntimeError as error:                                      # or an index of 32 bits
         why = 'memory' if train_unet.is_out_of_memory(error) else str(error).splitlines()[0][:80]
-    torch.cuda.empty_cache()
+    free_cache()
     return why
+
+
+def free_cache():
+    """Give back what the GPU's cache keeps; after an error in a kernel every call raises that again."""
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def summary(result):
@@ -391,8 +400,7 @@ def run_part(name, args, left, results):
         return f'failed: {str(error).splitlines()[-1][:60] if str(error) else type(error).__name__}'
     finally:
         gc.collect()                                                   # contenders hold themselves, and the GPU
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_cache()
     return 'done' if isinstance(results[name], (list, dict)) else results[name]
 
 
