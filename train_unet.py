@@ -3864,20 +3864,36 @@ def lr_at_step(step, total_steps, config):
     return config['learning_rate'] * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, through))))
 
 
+class Parts:
+    """The parameters of a model and the places of its buffers, found once: to walk through all modules takes the time
+    of a hundred small kernels. The buffers are looked up: a forward pass may put others into their places."""
+
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+        self.places = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+
+    @property
+    def buffers(self):
+        """As they are now."""
+        return [module._buffers[name] for module, name in self.places]         # getattr takes three times as long
+
+    def split(self):
+        """(the tensors that a moving average moves: weights and statistics; the others, of which a mask may hold -inf).
+        """
+        moves = lambda buffer, name: buffer.is_floating_point() and name.endswith(('running_mean', 'running_var'))
+        found = {id(p): (p.is_floating_point(), p.data) for p in self.parameters}
+        found |= {id(b): (moves(b, name), b.data) for b, (_, name) in zip(self.buffers, self.places)}
+        return [[tensor for is_moved, tensor in found.values() if is_moved is wanted] for wanted in (True, False)]
+
+
 def update_average(average, model, decay, step, good):
-    """Move the averaged weights and statistics towards the model's; nothing moves where good is 0 (a device scalar).
+    """Move the weights and statistics of `average` towards those of `model` (both Parts); nothing moves where good is 0
+    (a device scalar).
 
     Early on the decay is (1 + step) / (10 + step), as in TensorFlow's ExponentialMovingAverage.
     """
     decay = min(decay, (1 + step) / (10 + step))
-    statistics = 'running_mean', 'running_var'                         # other buffers are copied: a mask may hold -inf
-    moves = lambda name, t: t.is_floating_point() and (isinstance(t, nn.Parameter) or name.endswith(statistics))
-
-    def tensors(module):                                               # those that move, and the others
-        kinds = grouped([*module.named_parameters(), *module.named_buffers()], lambda item: moves(*item))
-        return [[t.data for _, t in kinds[kind]] for kind in (True, False)]
-
-    (averaged, others), (current, as_they_are), weight = tensors(average), tensors(model), good * (1 - decay)
+    (averaged, others), (current, as_they_are), weight = average.split(), model.split(), good * (1 - decay)
     if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
@@ -3919,6 +3935,16 @@ class TrainState:
     def device(self):
         """Where the model is."""
         return next(self.model.parameters()).device
+
+    @functools.cached_property
+    def parts(self):
+        """Of the model."""
+        return Parts(self.model)
+
+    @functools.cached_property
+    def average_parts(self):
+        """Of the average."""
+        return Parts(self.average)
 
     @property
     def evaluated(self):
@@ -4194,7 +4220,8 @@ def run_loss(loss_fn, model, batch):
 
 def train_step(state, window, loss_fn, config):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
-    state.model.train()
+    if not state.model.training:                                       # it walks through all modules
+        state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     forward = UnderAutocast(state.engine or state.model, state.dtype)
     pieces = window if world()[1] > 1 else \
@@ -4212,7 +4239,7 @@ def train_step(state, window, loss_fn, config):
         loss = loss + losses.detach().sum()
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
-    norm = nn.utils.clip_grad_norm_(state.model.parameters(), config['grad_clip'] or math.inf)
+    norm = nn.utils.clip_grad_norm_(state.parts.parameters, config['grad_clip'] or math.inf)
     bad_loss = ~torch.isfinite(loss)
     return StepResult(loss, images, counts, norm, bad_loss, bad_loss | ~torch.isfinite(norm))
 
@@ -4227,14 +4254,14 @@ def add_up(tensor):
 class Snapshot:
     """What a forward pass can spoil before anyone sees the loss: buffers (BatchNorm statistics) and random states."""
 
-    def __init__(self, model):
-        self.places = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+    def __init__(self, parts):
+        self.parts = parts
         self.kept = self.now()
         self.random = random_states()                                  # a tenth of a millisecond
 
     def groups(self):
-        """The buffers, those of one dtype together. A forward pass may have put others into their places."""
-        return grouped((getattr(*place) for place in self.places), lambda buffer: buffer.dtype).values()
+        """The buffers, those of one dtype together."""
+        return grouped(self.parts.buffers, lambda buffer: buffer.dtype).values()
 
     def now(self):
         """The values of each group as they are."""
@@ -4254,9 +4281,8 @@ class Snapshot:
     def write(self, values):
         """Into the buffers: a tensor (N,) for each group."""
         for buffers, value in zip(self.groups(), values):
-            parts = value.split([buffer.numel() for buffer in buffers])
             torch._foreach_copy_([buffer.data for buffer in buffers],
-                                 [part.view_as(buffer) for part, buffer in zip(parts, buffers)])
+                                 torch._utils._unflatten_dense_tensors(value, buffers))        # as DDP does
 
 
 def flat(tensors):
@@ -4283,7 +4309,7 @@ def commit(state, result, before, config):
         state.scaler.update()                                          # a lost loss is no fault of the scale
         state.scaler.update(torch.where(result.bad_loss, scale, state.scaler.scale(one)))
     if state.average is not None:
-        update_average(state.average, state.model, config['ema_decay'], state.step, 1 - result.bad.float())
+        update_average(state.average_parts, state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
     for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
@@ -4309,7 +4335,7 @@ def guarded_step(state, window, loss_fn, config):
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
     random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
     """
-    before = Snapshot(state.model)
+    before = Snapshot(state.parts)
     while True:
         try:
             with one_image_told(state.batch_size != config['batch_size']):
@@ -4485,7 +4511,7 @@ def first_nonfinite(state, window, loss_fn):
 def find_nonfinite(state, window, loss_fn, dtype):
     """Run a window forward -> (whether the loss or a running statistic is not finite; in words the first layer whose
     output is not, else which of these, '' if none)."""
-    found, before, is_lost = [], Snapshot(state.model), False
+    found, before, is_lost = [], Snapshot(state.parts), False
 
     def watch(name, module, inputs, output):
         if not found and not all(map(is_finite, pytree.tree_leaves(output))):
