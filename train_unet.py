@@ -874,12 +874,10 @@ def leave_processes():
 def from_first(make):
     """make() on the first process, its answer on all; what it raises is raised on all."""
     rank, count = world()
-    answer = [None]
-    if rank == 0:
-        try:
-            answer = [make()]
-        except UserError as error:
-            answer = [error]
+    try:
+        answer = [None if rank else make()]
+    except UserError as error:
+        answer = [error]
     if count > 1:
         dist.broadcast_object_list(answer)
     if isinstance(answer[0], UserError):
@@ -978,7 +976,7 @@ class Precision:
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 
 
-def resolve_precision(config, hardware, typed=(), num_parameters=0):
+def resolve_precision(config, hardware, typed=()):
     """(wish, hardware) -> Precision. Pure: asks nothing of the machine.
 
     `typed` are the keys that the user set, so that only a wish is warned about, never a default.
@@ -1010,9 +1008,6 @@ def resolve_precision(config, hardware, typed=(), num_parameters=0):
         dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
         note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
     notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
-    if dtype == 'float16' and num_parameters > VERY_LARGE:
-        notes.append(f'float16 with {num_parameters / 1e6:.0f} million parameters: activations of very large '
-                     'networks overflow 65,504 easily; bfloat16 or float32 is safer')
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
 
@@ -1848,12 +1843,12 @@ def open_pillow(path, config):
 def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
+        if pillow_mode(picture) == 'RGB48':
+            colours = deep_colours(path, picture)
+            return narrowed(colours[..., :3]) if as_mask else colours[..., :4 if config['in_channels'] == 4 else 3]
         if as_mask:
             tags = picture.tag_v2 if picture.format == 'TIFF' else {}
             is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
-            if pillow_mode(picture).endswith('48'):
-                refuse_rotated(picture)
-                return narrowed(deep_colours(path)[..., :3])
             PIL.ImageOps.exif_transpose(picture, in_place=True)        # scan_pair sees that its image is turned alike
             if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
                 pixels = np.array(picture.convert('RGBA'))
@@ -1867,22 +1862,16 @@ def read_pillow(path, config, as_mask):
             if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
                 picture = picture.convert('RGB')
             return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
-        if pillow_mode(picture).endswith('48'):
-            refuse_rotated(picture)
-            return deep_colours(path)[..., :4 if config['in_channels'] == 4 else 3]
         return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
 
-def deep_colours(path):
-    """A PNG or PPM of 16 bits per colour -> (H, W, 3 or 4) uint16, red first."""
-    colours = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)          # imread: on Windows ASCII names
-    return colours[..., [2, 1, 0, 3][:colours.shape[2]]]
-
-
-def refuse_rotated(picture):
-    """ValueError for an opened picture that OpenCV is to decode, which would not turn it, or turn it."""
+def deep_colours(path, picture):
+    """A PNG or PPM of 16 bits per colour, opened by Pillow -> (H, W, 3 or 4) uint16, red first, decoded by OpenCV. That
+    may turn a rotated one or not: ValueError."""
     if picture.getexif().get(274, 1) != 1:
         raise ValueError(ROTATED)
+    colours = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)          # imread: on Windows ASCII names
+    return colours[..., [2, 1, 0, 3][:colours.shape[2]]]
 
 
 def narrowed(colours):
@@ -1983,14 +1972,17 @@ def open_series(path, config):
         yield series, bands[0] if bands else None
 
 
-def check_segment(path, page, data):
-    """Refuse a Deflate or LZMA strip or tile of a TIFF that unpacks to more than its pixels take."""
+def read_segment(path, page, index):
+    """A strip or tile of a TIFF as it is stored. Refuses one of Deflate or LZMA that unpacks to more."""
+    page.parent.filehandle.seek(page.dataoffsets[index])
+    data = page.parent.filehandle.read(page.databytecounts[index])
     most = math.prod(page.chunks) * page.dtype.itemsize
     unpack = zlib.decompressobj
     if page.compression == 34925:
         from lzma import LZMADecompressor as unpack                    # not in every Python
     if page.compression in (8, 32946, 34925) and len(unpack().decompress(data, most + 1)) > most:
         raise DataError(f'{path}: holds a strip that unpacks to more than its {most} bytes: damaged, or a bomb')
+    return data
 
 
 def read_tiff(path, config, as_mask):
@@ -2008,9 +2000,8 @@ def read_bands(path, config):
     with open_series(path, config) as (series, bands):
         for page in filter(None, series.pages):
             check_pixels(path, page.chunks[:2], config)                # a tile may be larger than the image
-            for start, count in zip(page.dataoffsets, page.databytecounts):
-                page.parent.filehandle.seek(start)
-                check_segment(path, page, page.parent.filehandle.read(count))
+            for index in range(len(page.dataoffsets)):
+                read_segment(path, page, index)
         array = series.asarray()
         return array if bands is None else np.moveaxis(array, bands, -1)
 
@@ -2192,10 +2183,7 @@ class TiffRows:
         rows = min(self.step, self.shape[0] - number * self.step)
         block = np.zeros((rows, *self.shape[1:]), page.dtype)
         for index in range(number * across, (number + 1) * across):
-            page.parent.filehandle.seek(page.dataoffsets[index])
-            data = page.parent.filehandle.read(page.databytecounts[index])
-            check_segment(self.path, page, data)
-            segment, position, _ = page.decode(data, index)
+            segment, position, _ = page.decode(read_segment(self.path, page, index), index)
             if segment is not None:                                    # a sparse tile is zero
                 part = block[:, position[-2]:]
                 part[:, :segment.shape[-2]] = segment[0, :rows, :part.shape[1]]
@@ -3207,24 +3195,17 @@ def as_it_is(batch):
     return batch
 
 
-def of_one_scale(images):
-    """The images of a set of which some are scaled to 0..1 and some are as stored. DataError where these go beyond."""
-    for image in images:
-        if abs(image).max() > 1.5:
+def image_statistics(dataset, config, most=100):
+    """Mean and standard deviation per channel of up to `most` training images, each image weighing the same. DataError
+    where some are scaled to 0..1 and others, as they are stored, go beyond."""
+    chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
+    images, moments = read_all(dataset, chosen, config['skip_broken']), []
+    for _, image in progress(images, len(chosen), 'Mean and spread of the images'):
+        if dataset.is_mixed and abs(image).max() > 1.5:
             raise DataError(f'some images are stored as integers of 8 or 16 bits, which become 0 to 1, others as float '
                             f'or wider integers, which stay as they are, up to {abs(image).max():g}: save all alike')
-        yield image
-
-
-def image_statistics(dataset, config, most=100):
-    """Mean and standard deviation per channel of up to `most` training images, each image weighing the same."""
-    chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
-    images = (image for _, image in read_all(dataset, chosen, config['skip_broken']))
-    if dataset.is_mixed:
-        images = of_one_scale(images)
-    moments = [[image.mean((0, 1), dtype=np.float64),
-                np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])]    # no copy of it
-               for image in progress(images, len(chosen), 'Mean and spread of the images')]
+        square = np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])    # no copy of it
+        moments.append([image.mean((0, 1), dtype=np.float64), square])
     if not moments:
         raise DataError(f'{config["data"]}: none of {len(chosen)} training images can be read')
     mean, square = np.mean(moments, axis=0)
@@ -3380,9 +3361,6 @@ def build_network(config):
     """The network that the config names, untrained or with encoder weights. Raises ConfigError."""
     name, encoder, weights = config['architecture'], config['encoder'], config['encoder_weights']
     classes = 1 if config['num_classes'] == 2 else config['num_classes']
-    if not hasattr(smp, name):
-        raise ConfigError(f'architecture={name!r}: segmentation-models-pytorch {smp.__version__} does not have it yet; '
-                          'pip install -U segmentation-models-pytorch')
     extra = {'decoder_channels': config['decoder_channels']} if name in HAVE_WIDTHS else {}
     is_timm = encoder.startswith('tu-')                                # which has one set of weights for each name
     if weights:
@@ -3391,13 +3369,7 @@ def build_network(config):
     try:
         return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes, **extra,
                                   encoder_weights=True if weights and is_timm else weights)
-    except KeyError as error:                                          # smp's word for a name it does not have
-        names, wish = smp.encoders.get_encoder_names(), encoder
-        if encoder in names:                                           # then it is the weights
-            names, wish = re.findall(r"'([^']+)'", str(error)), weights
-        raise ConfigError(f'encoder={encoder!r}, encoder_weights={weights!r}: {str(error)[:200]}'
-                          f'{did_you_mean(wish, names)}') from None
-    except (OSError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
         if weights:
             raise ConfigError(f'encoder_weights={weights!r} of encoder={encoder!r} could not be loaded or downloaded '
                               f'({in_words(error)}); encoder_weights=None starts from scratch') from None
@@ -4461,7 +4433,7 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     if unsound and lost == (True, False):                              # else the loss leaves them out
         raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     lower = safer_dtype(state.dtype, hardware)
-    layer = first_nonfinite(state, window, loss_fn)
+    layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
                      f'precision {state.dtype} -> {lower}', dtype=lower)
@@ -4499,15 +4471,9 @@ def totals_alone(bad):
     return {key: value * key.endswith('total') for key, value in bad.items()}
 
 
-def first_nonfinite(state, window, loss_fn):
-    """In words: the first layer whose output is not finite on this window, in the precision at work."""
-    words = find_nonfinite(state, window, loss_fn, state.dtype)[1]
-    return words or 'all layers are finite forward, so it is the gradient'
-
-
 def find_nonfinite(state, window, loss_fn, dtype):
     """Run a window forward -> (whether the loss or a running statistic is not finite; in words the first layer whose
-    output is not, else which of these, '' if none)."""
+    output is not, else which of these, or the gradient)."""
     found, before, is_lost = [], Snapshot(state.parts), False
 
     def watch(name, module, inputs, output):
@@ -4524,7 +4490,8 @@ def find_nonfinite(state, window, loss_fn, dtype):
             for losses, _ in in_halves(forward, batch):
                 is_lost |= not is_finite(losses)
         is_spoilt = bool(before.is_spoilt(before.now()))
-    other = 'all layers are finite forward, so it is the loss' if is_lost else 'the statistics of a norm' * is_spoilt
+    other = 'the statistics of a norm' if is_spoilt and not is_lost else \
+        f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
     return is_lost or is_spoilt, next(iter(found), other)
 
 
@@ -4541,7 +4508,7 @@ def replay(path, model=None, loss_fn=None):
     else:
         model.load_state_dict(saved['weights'])
     state = TrainState(model.train(), None, None, dtype=saved['dtype'])
-    return first_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(model.config))
+    return find_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(model.config), state.dtype)[1]
 
 
 # ===== the loop: windows, epochs, evaluation ==========================================
@@ -4691,7 +4658,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
             self.after.enter_context(contextlib.suppress(OSError))     # for the folder may be gone by then
-            self.locks.add(self.lock_there())
+            self.locks.add(os.stat(self.folder / '.lock')[1:3])    # inode and device
             self.after.callback(lambda: self.is_gone() or (self.folder / '.holder').unlink(missing_ok=True))
             (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
             for left_over in self.folder.glob('.*.tmp'):               # of a run that was killed in mid-save
@@ -4709,17 +4676,12 @@ class Run:
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
 
-    def lock_there(self):
-        """What tells the lock in the folder from others; None if there is none. OSError where it cannot be seen."""
-        with contextlib.suppress(FileNotFoundError):
-            found = os.stat(self.folder / '.lock')
-            return found.st_dev, found.st_ino
-
     def is_gone(self):
         """Whether the folder was deleted, or is another one by now. A network drive that fails for a while is not."""
-        with contextlib.suppress(OSError):
-            return self.lock_there() not in self.locks                 # a drive may bring back the first one
-        return False
+        try:
+            return os.stat(self.folder / '.lock')[1:3] not in self.locks    # a drive may bring back the first one
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
 
     def return_to(self):
         """The folder has vanished: make it anew, if that can be, so that the run can be resumed; but not over another
@@ -5239,7 +5201,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
         warn(['data=demo is the built-in set; data=demo/ is the folder'] * os.path.isdir('demo'))
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config, decode))
-    if not len(data.pairs.rows('train')) or not len(data.pairs.rows('val')):
+    if not len(data.pairs.rows('train')):
         raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
     if data.shares[1:].sum() == 0:
         other = [name_code(code) for code in sorted(data.values) if code not in (0, -1, COLOUR)]
@@ -5504,7 +5466,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn(notes)
     seed_everything(config['seed'])
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
-    warn_of_size(model, config, hardware, precision)
+    warn_of_size(model, precision)
     state = build_state(model, config, precision, device)
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
@@ -5812,11 +5774,12 @@ def tell_precision(precision, hardware, config):
     warn(precision.warnings)
 
 
-def warn_of_size(model, config, hardware, precision):
+def warn_of_size(model, precision):
     """What only the network can tell of the precision: whether it is too large for float16."""
-    if precision.needs_scaler:
-        size = sum(p.numel() for p in model.parameters())
-        warn(set(resolve_precision(config, hardware, (), size).warnings) - set(precision.warnings))
+    size = sum(p.numel() for p in model.parameters())
+    if precision.needs_scaler and size > VERY_LARGE:
+        warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
+              'easily; bfloat16 or float32 is safer'])
 
 
 def amp_settings(dtype):
@@ -6795,7 +6758,7 @@ def check(preset, overrides):
     model = build_model({**config, 'encoder_weights': None})
     try_size(model)
     try_smallest(model, data.sizes)
-    warn_of_size(model, config, hardware, precision)
+    warn_of_size(model, precision)
     build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))
     loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
@@ -6870,7 +6833,7 @@ def tune(preset, overrides, seconds=60.0):
     seed_everything(config['seed'])
     model = build_model({**config, 'encoder_weights': None}).to(device)
     try_size(model)
-    warn_of_size(model, config, hardware, precision)
+    warn_of_size(model, precision)
     apply_tf32('highest')                                              # the others are held against real float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
     asked = config

@@ -151,11 +151,11 @@ def test_padding_is_taken_off_where_it_was_put_on():
     ({'architecture': 'Unett'}, "did you mean 'Unet'"),
     ({'architecture': 'deeplabv3+'}, "did you mean 'DeepLabV3"),
     ({'architecture': 'Unett', 'optimizer': 5, 'size_policy': 'stretch'}, '3 problems in the config'),
-    ({'encoder': 'resnett18'}, "did you mean 'resnet18'"),
+    ({'encoder': 'resnett18'}, "encoder='resnett18'"),                 # resolve_config says what is meant
     ({'encoder': 'tu-nonsense'}, 'nonsense'),
     ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),
     ({'architecture': 'Linknet', 'encoder': 'mit_b0'}, 'mit_b0'),
-    ({'encoder': 'resnet18', 'encoder_weights': 'imagnet'}, "did you mean 'imagenet'"),
+    ({'encoder': 'resnet18', 'encoder_weights': 'imagnet'}, "encoder_weights='imagnet'"),
 ])
 def test_a_network_that_does_not_exist_is_a_config_error_that_helps(changes, told):
     with pytest.raises(tu.ConfigError) as error:
