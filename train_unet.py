@@ -820,6 +820,8 @@ def choose_device(wish):
 
 def try_device(device):
     """ConfigError for a GPU that this build of torch has no kernels for (too old, or too new); else it is current."""
+    if device.type == 'mps' and 'PYTORCH_MPS_HIGH_WATERMARK_RATIO' not in os.environ:
+        torch.mps.set_per_process_memory_fraction(1.0)                 # usually 1.7: it would swap, and not be told
     if device.type != 'cuda':
         return
     if device.index is not None:                                       # or pinned memory would be of the first GPU
@@ -3258,13 +3260,15 @@ def settle(config, hardware, data, is_demo):
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
-    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config['batch_size'] * sample_bytes(config))
-    decide('num_workers', 0 if on_cpu else min(cores, room),
-           'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8' if cores <= room else
-           'no more batches fit into /dev/shm; docker run --shm-size=8g gives more')
     size = count * sample_bytes(config)
     size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
     fits = config['size_policy'] == 'resize' and size < free_memory() / 4
+    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config['batch_size'] * sample_bytes(config))
+    if hardware.kind == 'mps' and fits and config['cache_images'] in ('auto', True):
+        decide('num_workers', 0, 'all images fit into memory, which workers would not share')
+    decide('num_workers', 0 if on_cpu else min(cores, room),
+           'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8' if cores <= room else
+           'no more batches fit into /dev/shm; docker run --shm-size=8g gives more')
     forks = sys.platform == 'linux' or config['num_workers'] == 0
     decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free_memory() / 2**30:.1f} GiB free')
     return config, why
@@ -3402,10 +3406,31 @@ def build_model(config, own=None):
 
 
 def laid_out(model, config, device):
-    """A model in channels_last, where that is asked for. Not for an Apple GPU: with it BatchNorm's gradients were wrong
-    by orders of magnitude there (pytorch issue 175189, mended in 2026), and convolutions slower."""
-    wants = config['channels_last'] and device.type != 'mps'
-    return model.to(memory_format=torch.channels_last) if wants else model
+    """A model in channels_last, where that is asked for. Never on an Apple GPU: with it BatchNorm's gradients were wrong
+    by orders of magnitude, and pooling crashed (pytorch issues 175189 and 175190, mended in 2026). Some encoders come to
+    that layout by themselves."""
+    if device.type != 'mps':
+        return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
+    for module in list(model.modules()):
+        if isinstance(module, nn.AdaptiveAvgPool2d):
+            change_forward(module, PooledByProduct)
+        elif isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
+            change_forward(module, TakesRows)
+    return model.to(memory_format=torch.contiguous_format)
+
+
+class TakesRows:
+    """Mixin: what comes in another layout is copied into rows of columns."""
+
+    def forward(self, maps):
+        return super().forward(maps.contiguous())
+
+
+class PooledByProduct:
+    """Mixin: adaptive pooling of any size, which Apple GPUs have for divisors only (pytorch issue 96056)."""
+
+    def forward(self, maps):
+        return pool_by_product(maps.contiguous(), self.output_size)
 
 
 @torch.no_grad()
@@ -3768,7 +3793,7 @@ def confusion_matrix(predicted, target, num_classes, copies=None):
     A GPU's threads would queue for a few counters, so there many `copies` of them are counted side by side.
     """
     size = num_classes ** 2
-    copies = copies or (1 if target.device.type == 'cpu' else max(1, 2**14 // size))
+    copies = copies or (1 if target.device.type == 'cpu' else 2 ** int(math.log2(max(1, 2**14 // size))))
     keep = (target != IGNORE).flatten()
     cells = target.long().flatten() * keep * num_classes + predicted.long().flatten()
     if copies > 1:
@@ -4152,8 +4177,10 @@ def to_float32(values):
 
 def to_device(batch, device):
     """Every tensor of a batch (dict, list, tuple or tensor). Copies to CUDA are not waited for: its kernels do that."""
-    to_cuda = torch.device(device).type == 'cuda'                      # a copy to the CPU is read at once
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, non_blocking=to_cuda), batch)
+    kind = torch.device(device).type
+    to_cuda = kind == 'cuda'                                           # a copy to the CPU is read at once
+    known = lambda x: torch.float32 if kind == 'mps' and x.dtype == torch.float64 else x.dtype     # it has no float64
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, known(x), non_blocking=to_cuda), batch)
 
 
 def batch_length(batch):
@@ -4295,6 +4322,7 @@ def is_out_of_memory(error):
                                           'STATUS_ALLOC_FAILED',       # cuBLAS and cuDNN
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'could not create a primitive',      # oneDNN
+                                          'Invalid buffer size',       # an Apple GPU's for a single tensor
                                           'less than INT_MAX elements', 'canUse32BitIndexMath'))   # 32 bits to count
 
 
@@ -5242,9 +5270,10 @@ def build_state(model, config, precision, device):
         for name, buffer in module.named_buffers(recurse=False):
             if 0 in buffer.stride():                                   # by expand(); undoing a step writes into it
                 setattr(module, name, buffer.contiguous())
-    if isinstance(model, SegmentationModel):                           # others may count on their layout
-        try_size(model)
+    if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
         model = laid_out(model, config, device)
+    if isinstance(model, SegmentationModel):
+        try_size(model)
     average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
     if world()[1] > 1:
@@ -6580,7 +6609,7 @@ def trace_example(model, is_free):
 def pool_by_product(x, size):
     """F.adaptive_avg_pool2d as two matrix products: torch's export of it to ONNX runs at the example's size only."""
     def shares(length, bins):                                          # (bins, length): the mean over each bin
-        number, at = torch.arange(bins)[:, None], torch.arange(length)
+        number, at = torch.arange(bins, device=x.device)[:, None], torch.arange(length, device=x.device)
         inside = ((at >= number * length // bins) & (at < -(-(number + 1) * length // bins))).to(x.dtype)
         return inside / inside.sum(1, keepdim=True)
 
@@ -6910,14 +6939,14 @@ def timed_step(candidate, window, loss_fn, config):
     """Seconds of one real step, the device waited for."""
     apply_tf32(candidate.tf32)
     device = candidate.state.device
+    getattr(torch, device.type).synchronize()
     if device.type == 'cuda':
-        torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         others = torch.cuda.memory_allocated(device) - sum(resident_memory(candidate.state).values())
     begun = time.perf_counter()
     guarded_step(candidate.state, window, loss_fn, config)
+    getattr(torch, device.type).synchronize()
     if device.type == 'cuda':
-        torch.cuda.synchronize(device)
         candidate.memory = torch.cuda.max_memory_allocated(device) - others
     return time.perf_counter() - begun
 

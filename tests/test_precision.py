@@ -476,6 +476,61 @@ def test_channels_last_is_left_on_apple_gpus(tmp_path):
     assert layouts == {'mps': True, 'cpu': False}
 
 
+@pytest.mark.parametrize('network', [{'architecture': 'Segformer'}, {'encoder': 'tu-convnext_atto'},
+                                     {'architecture': 'PSPNet'}, {'architecture': 'UPerNet'}], ids=str)
+def test_norms_and_pooling_take_rows_on_apple_gpus(network):
+    """Some encoders and decoders come to channels_last by themselves; pooling into 3 or 6 of 16 is not to be had there.
+    The network is the same function."""
+    settings = {**CONFIG, 'encoder': 'resnet18', 'decoder_channels': [16, 12, 8, 8, 8], 'mean': [0.0], 'std': [1.0],
+                'num_classes': 2, 'image_size': [64, 64], **network}
+    model, images = train_unet.build_model(settings).eval(), torch.randn(2, 3, 128, 128)
+    usual, pools, norms = model(images), [], []
+    train_unet.laid_out(model, settings, torch.device('mps'))
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.register_forward_hook(lambda module, inputs, made: norms.append(made.is_contiguous()))
+    real = torch.nn.functional.adaptive_avg_pool2d
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, 'adaptive_avg_pool2d', lambda x, size: pools.append(size) or real(x, size))
+        assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
+    assert norms and all(norms) and not pools
+
+
+def test_float64_reaches_no_apple_gpu():
+    """It has none: a data set of NumPy's usual numbers would end there."""
+    class Heard(torch.Tensor):
+        def to(self, *how, **named):
+            heard.append(how)
+            return self
+
+    heard = []
+    for dtype in (torch.float64, torch.float32, torch.int64):
+        train_unet.to_device([torch.zeros(2, dtype=dtype).as_subclass(Heard)], torch.device('mps'))
+    assert [dtype for _, dtype in heard] == [torch.float32, torch.float32, torch.int64]
+
+
+def test_memory_of_apple_gpus_ends_before_they_swap(monkeypatch):
+    limits = []
+    monkeypatch.setattr(torch.mps, 'set_per_process_memory_fraction', limits.append)
+    monkeypatch.setenv('PYTORCH_MPS_HIGH_WATERMARK_RATIO', '0.0')
+    train_unet.try_device(torch.device('mps'))
+    monkeypatch.delenv('PYTORCH_MPS_HIGH_WATERMARK_RATIO')
+    train_unet.try_device(torch.device('mps'))
+    assert limits == [1.0]
+    assert train_unet.is_out_of_memory(RuntimeError('Invalid buffer size: 9.75 GB'))
+
+
+@pytest.mark.parametrize('kind, free, workers', [('mps', 2**33, 0), ('mps', 2**10, 3), ('cuda', 2**33, 3)])
+def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set, kind, free, workers):
+    """They are spawned there, and share no memory."""
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(4)), raising=False)
+    monkeypatch.setattr(train_unet, 'free_memory', lambda: free)
+    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
+    data = train_unet.inspect_data(config)
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware(kind, ''), data, False)
+    assert settled['num_workers'] == workers
+
+
 def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
     """No /proc and no sysconf there: MEMORYSTATUSEX, whose third number of 64 bits is what is free."""
     def tell(status):
