@@ -819,20 +819,21 @@ def choose_device(wish):
 
 
 def try_device(device):
-    """ConfigError for a GPU that this build of torch has no kernels for (too old, or too new); else it is current."""
+    """ConfigError for a GPU that cannot be used: this torch has no kernels for it, or others hold its memory."""
     if device.type == 'mps' and 'PYTORCH_MPS_HIGH_WATERMARK_RATIO' not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)                 # usually 1.7: it would swap, and not be told
     if device.type != 'cuda':
         return
-    if device.index is not None:                                       # or pinned memory would be of the first GPU
-        torch.cuda.set_device(device)
     try:
-        torch.zeros(1, device=device).add_(1)
+        with torch.cuda.device(device):
+            torch.zeros(1, device=device).add_(1)
     except RuntimeError as error:
+        why = f'it cannot be used now ({in_words(error)}): start anew'
         if is_out_of_memory(error):
-            raise
-        raise ConfigError(f'device={device}: this build of torch cannot compute on it ({in_words(error)}): install one '
-                          'that can (pytorch.org/get-started tells the lines), or type device=cpu') from None
+            why = 'other programs hold its memory (nvidia-smi shows them): end them'
+        elif 'kernel image' in str(error):
+            why = 'this build of torch has no kernels for it: install one that has (pytorch.org/get-started)'
+        raise ConfigError(f'device={device}: {why}, or type device=cpu') from None
 
 
 def world():
@@ -1082,7 +1083,7 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
-                    'panoptic instance instances color colour edge edges gray invgray depth dsm'.split())
+                    'panoptic instance instances color colour colormap edge edges gray inv ref depth dsm'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1130,7 +1131,7 @@ def read_place(folder, role=''):
     for part in Path(folder).parts:
         words = folder_words(part)
         said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
-        is_alone = said or len(words) == 2                             # imagesTs and ts, but not TCGA-TS-A7P1
+        is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|TE|TS)\d*$', part)      # DIS-TE1, not TCGA-TS-A7P1
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         split, role = split or found, role or said
@@ -1407,8 +1408,10 @@ def unite_folders(images, masks):
             or not len(images) / 2 <= len(groups) < len(masks):
         return None
     folder = lambda mask: dataclasses.replace(mask, path=os.path.dirname(mask.path))
+    names = Counter(name for group in groups.values() for name in {re.sub(r'\d+', '', mask.stem) for mask in group})
+    kinds = sorted(name for name, count in names.items() if count > 0.8 * len(groups) and len(name) > 2)
     return ([(places[place], folder(group[0])) for place, group in groups.items()],
-            'one folder per image, its masks united',
+            'one folder per image, its masks united' + f' ({", ".join(kinds)})' * (len(kinds) > 1),
             [image for place, image in places.items() if place not in groups], [], [])
 
 
@@ -1655,9 +1658,9 @@ def likelihood(settings):
     else:
         names = [settings.get(key, '').replace('{stem}', ' ') for key in ('image_pattern', 'mask_pattern')]
     said = [read_place(re.sub('[^A-Za-z]+', '/', name).strip('/'))[1] for name in names]
-    made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+', name)) for name in names]
+    made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', name)) for name in names]
     fits = sum(1 if word == role else -2 for word, role in zip(said, ('image', 'mask')) if word)
-    fits += ('manual' in names[1]) - 2 * made[0] - made[1]             # manual: beside a mask of the field of view
+    fits += ('manual' in names[1]) - 2 * made[0] - 2 * made[1]         # manual: beside a mask of the field of view
     plain_image = names[0].strip().startswith('.') and len(names[1]) > len(names[0])
     return fits + ('masks' not in settings and (plain_image or 'image_pattern' not in settings))
 
@@ -1691,15 +1694,16 @@ def folder_answers(files):
                  for column in columns]                                # test/ may lack what train/ has
         shape = '/'.join(parts)
         glob = re.compile(re.escape(shape).replace(r'\*', '[^/]*'))
-        is_wide = set(parts) == {'*'} or any(map(glob.fullmatch, everywhere - folders.keys()))     # others too
+        below = parts[len(Path(shared).parts):]                        # what all are in tells nothing
+        is_wide = set(below) == {'*'} or any(map(glob.fullmatch, everywhere - folders.keys()))     # others too
         kinds = [folders] * is_wide
         for at, column in enumerate(columns):
             if '*' in parts[at] != '*' and not read_place(column[1])[0]:           # mask-0 and mask-1 of two raters
                 kinds.append(Counter())
                 for folder, count in folders.items():
                     kinds[-1]['/'.join([*parts[:at], folder.split('/')[at], *parts[at + 1:]])] += count
-        for few in [kind for kind in kinds if len(kind) < 5]:
-            shapes |= few
+        for kind in kinds:
+            shapes |= kind if len(kind) < (12 if kind is folders else 5) else {}
         shapes |= {shape: folders.total()} if not is_wide else {}
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(posixpath.dirname(shape)) == shapes[shape]:
@@ -1713,8 +1717,11 @@ def folder_answers(files):
         twins |= {image.replace(*pair) for pair in numbers}
         above = [posixpath.basename(folder) for folder in (beside, inside)]
         twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
-        if twins & everywhere - {image, mask} or re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != '':
+        is_alike = re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != ''
+        if is_alike or twins & (everywhere | shapes.keys()) - {image, mask}:
             continue                                                   # masks/frog are not those of images/worm
+        if len({read_place(side)[0] for side in (image, mask)} - {''}) > 1:
+            continue                                                   # nor those in val/ of what is in train/
         is_apart = posixpath.commonpath([image, mask]) not in (image, mask)
         if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
             yield {'images': image, 'masks': mask}
@@ -1732,7 +1739,8 @@ def pattern_answers(files):
 
     def is_other(first, second):                                       # frame 1 with the mask of frame 3
         digits = [re.findall(r'\d+', re.sub(r'\.\w+$', '', side)) for side in (first, second)]
-        return all(digits) and digits[0] != digits[1]
+        splits = [{SPLIT_WORDS.get(word) for word in folder_words(side)} - {None} for side in (first, second)]
+        return all(digits) and digits[0] != digits[1] or all(splits) and splits[0] != splits[1]
 
     for image in dict.fromkeys([images[0], images[len(images) // 2], images[-1]]) if images else ():
         stem, suffix = os.path.splitext(image)
@@ -3406,9 +3414,9 @@ def build_model(config, own=None):
 
 
 def laid_out(model, config, device):
-    """A model in channels_last, where that is asked for. Never on an Apple GPU: with it BatchNorm's gradients were wrong
-    by orders of magnitude, and pooling crashed (pytorch issues 175189 and 175190, mended in 2026). Some encoders come to
-    that layout by themselves."""
+    """A model in channels_last, where that is asked for. Never on an Apple GPU, though some encoders come to that by
+    themselves: BatchNorm's gradients were wrong there, by orders of magnitude, and pooling crashed (pytorch issues
+    175189 and 175190, mended in 2026)."""
     if device.type != 'mps':
         return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
     for module in list(model.modules()):
@@ -3688,6 +3696,7 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
     total, weight, ramp = 0, 0, tile_weights(tile, overlap, reach)
     for top, following in zip(tops, [*tops[1:], size[0]]):
         strip = rows(top, min(top + tile[0], size[0]))
+        ramp = ramp.to(strip.device)                                   # once: a copy waits for the device
         logits, ramps = blend_tiles(model, strip, lefts, ramp, batch_size)
         if top:                                                        # what the tiles above said of these rows
             logits[:, :total.shape[1]] += total
@@ -3702,7 +3711,7 @@ def blend_tiles(model, strip, lefts, ramp, batch_size):
     *others, last = (strip[..., left:left + ramp.shape[1]] for left in lefts)      # the last may be narrower
     groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
     outputs = [output for group in groups for part in in_halves(model, group) for output in part]
-    ramp = ramp[:strip.shape[-2]].to(strip.device)
+    ramp = ramp[:strip.shape[-2]]
     total, weights = outputs[0].new_zeros(len(outputs[0]), *strip.shape[-2:]), outputs[0].new_zeros(strip.shape[-2:])
     for left, output in zip(lefts, outputs):
         right = left + output.shape[-1]
@@ -4291,7 +4300,8 @@ def commit(state, result, before, config):
     now = before.now()
     result.bad_loss = add_up((result.bad_loss | before.is_spoilt(now)).float()) > 0    # in any process
     result.bad = result.bad | result.bad_loss
-    begun = bool(state.optimizer.state)                                # a skipped first step would leave NaN in it
+    first = state.optimizer.param_groups[0]
+    begun = state.optimizer.state or not first.get('momentum', 1)      # a skipped first step would leave NaN in a state
     if begun and all(group.get('fused') for group in state.optimizer.param_groups):
         state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
         state.optimizer.step()                                         # fused kernels skip where found_inf is 1
@@ -4319,7 +4329,7 @@ def is_out_of_memory(error):
     """CUDA says so by its type, the CPU by a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
-                                          'STATUS_ALLOC_FAILED',       # cuBLAS and cuDNN
+                                          'STATUS_ALLOC_FAILED', 'STATUS_NOT_INITIALIZED',     # cuBLAS and cuDNN
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'could not create a primitive',      # oneDNN
                                           'Invalid buffer size',       # an Apple GPU's for a single tensor
@@ -4895,7 +4905,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
         with heard_later():
             for group in state.optimizer.param_groups:
                 group['lr'] = lr_at_step(state.step, total_steps, config)
-            window = [at_half_size(batch) for batch in window] if state.step < small_steps else window
+            window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
             result = guarded_step(state, window, loss_fn, config)
             names = lambda number, position: name_of(int(                  # position in a micro-batch of this window
                 sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
@@ -4919,12 +4929,13 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
 
 
-def at_half_size(batch):
+def at_half_size(batch, device):
     """A batch of images and masks of half the height and width: images as the mean of what is there, masks nearest."""
-    images, size = batch['image'], [side // 2 for side in batch['mask'].shape[-2:]]
+    images, masks = to_device([batch['image'], batch['mask']], device)
+    size = [side // 2 for side in masks.shape[-2:]]
     small = F.interpolate(images.float(), size, mode='area')
     small = small if images.is_floating_point() else small.round().to(images.dtype)
-    return batch | {'image': small, 'mask': F.interpolate(batch['mask'][:, None], size, mode='nearest-exact')[:, 0]}
+    return batch | {'image': small, 'mask': F.interpolate(masks[:, None], size, mode='nearest-exact')[:, 0]}
 
 
 def broken_rows(batch):
@@ -5215,6 +5226,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     """
     limit_threads()
     try_device(device)
+    if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
+        torch.cuda.set_device(device)
     hardware = detect_hardware(device)
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
@@ -5510,7 +5523,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         train_data = Plain(train_data, name_of, config['seed'])
         val_data = Plain(val_data, 'validation sample {}'.format, config['seed'])
     loader = build_loader(train_data, config, device, batch_sampler=sampler)
-    val_loader = build_loader(val_data, {**config, 'num_workers': min(2, config['num_workers'])}, device,
+    val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=val_batch_size(config))
     state.images = name_images(train_data, val_data)
@@ -5990,9 +6003,9 @@ def relative(path, start):
 
 def read_all(dataset, indices, skip_broken=True):
     """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
-    for index in indices:
+    for future in read_ahead(lambda index: (index, *dataset.read(index)), indices):
         try:
-            image, truth = dataset.read(index)
+            index, image, truth = future.result()
             yield (index, truth), image
         except DataError as error:
             if not skip_broken:
@@ -6381,12 +6394,11 @@ def are_its_images(folder, data, config):
 
 def count_at_levels(bands, truth, levels, num_classes):
     """{threshold: confusion (K, K)} of one image: bands of logits (K, h, W) against the truth (H, W)."""
-    counts, truth = dict.fromkeys(levels, 0), torch.from_numpy(truth)
+    counts, truth = 0, torch.from_numpy(truth)
     for band in bands:
         target, truth = truth[:band.shape[1]].to(band.device), truth[band.shape[1]:]
-        for level in levels:
-            counts[level] += confusion_matrix(classify(band, level), target, num_classes).cpu()
-    return counts
+        counts += torch.stack([confusion_matrix(classify(band, level), target, num_classes) for level in levels])
+    return dict(zip(levels, counts.cpu()))                             # once: this waits for the device
 
 
 def store_threshold(folder, level, model):
@@ -6852,6 +6864,8 @@ def tune(preset, overrides, seconds=60.0):
         keep_freed_memory()
     sampler = WindowSampler(len(dataset), config)
     window = [collate([dataset[key] for key in keys.tolist()]) for keys in sampler.micro_batches(sampler.windows()[0])]
+    if device.type == 'cuda':                                          # as a loader does
+        window = pytree.tree_map_only(torch.Tensor, torch.Tensor.pin_memory, window)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
@@ -7135,7 +7149,8 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     """The memory of a step by part, estimated and measured, and the largest power of two that fits as a batch: tried
     on a GPU, estimated for 90 % of a CPU's memory."""
     print(describe_memory(estimate_memory(config, winner.dtype)))
-    measured = measure_memory(winner.state, window[0], loss_fn, winner.memory)
+    first, *_ = split_batch(window[0], winner.state.batch_size)        # perhaps memory has halved it
+    measured = measure_memory(winner.state, first, loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
 
     estimated = [sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values())
@@ -7145,7 +7160,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
         if hardware.kind == 'cpu':
             two, four = estimated
             return two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
-        batch = {key: torch.cat([window[0][key][:1]] * size) for key in ('image', 'mask')}
+        batch = {key: one[key].expand(size, *one[key].shape[1:]) for key in ('image', 'mask')}
         winner.state.batch_size = size
         return len(in_halves(attempt, batch)) == 1
 
@@ -7154,7 +7169,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
         return train_step(winner.state, [batch], loss_fn, config)
 
     winner.state.model._compiled_call_impl = None                      # each size would be compiled anew
-    size = 1
+    size, one = 1, to_device({key: value[:1] for key, value in first.items()}, winner.state.device)
     while size < 4096 and fits(2 * size):
         size *= 2
     how = 'estimated' if hardware.kind == 'cpu' else 'tried'

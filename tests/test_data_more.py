@@ -289,6 +289,11 @@ OFFERED = [
     ('Mapillary Vistas, two versions', ['{s}/images/a{n:02}.jpg', *(f'{{s}}/v{version}/{kind}/a{{n:02}}.png'
                                         for version in ('1.2', '2.0') for kind in ('labels', 'panoptic'))],
      ['images="*/images" masks="*/v1.2/labels"', 'images="*/images" masks="*/v2.0/labels"']),
+    ('splits below a folder that holds all', ['MySet/images/{s}/{n}.png', 'MySet/masks_a/{s}/{n}.png',
+                                              'MySet/masks_b/{s}/{n}.png'],
+     ['images="MySet/images" masks="MySet/masks_a"', 'images="MySet/images" masks="MySet/masks_b"']),
+    ('SYNTHIA, colours in capitals', ['RGB/{n:04}.png', 'GT/COLOR/{n:04}.png', 'GT/LABELS/{n:04}.png'],
+     ['images="RGB" masks="GT/LABELS"']),
     ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
      ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
 ]
@@ -311,6 +316,32 @@ def test_lines_that_pair_are_offered(tmp_path, names, lines):
         number = lambda path: int(re.search(r'\d+', Path(path).name)[0])
         assert len({number(i) for i in partners(data, folder)}) == 12
         assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
+
+
+def test_names_of_splits_in_two_letters(tmp_path):
+    """DIS5K: DIS-TR and DIS-TE1; but TCGA_TS_1 is a patient."""
+    for folder in ('DIS-TR', 'DIS-TE1', 'DIS-TE2'):
+        fill(tmp_path / 'set', [f'{folder}/im/{folder}{n}.jpg' for n in range(3)],
+             [f'{folder}/gt/{folder}{n}.png' for n in range(3)])
+    _, data = inspect(tmp_path / 'set')
+    assert len(names_of(data, 'test')) == 6 and len(names_of(data, 'train')) + len(names_of(data, 'val')) == 3
+    assert train_unet.read_place('TCGA_TS_1')[0] == ''
+
+
+def test_views_are_not_paired_with_the_masks_of_others(tmp_path):
+    """images-0 belongs to mask-0: no line may cross them."""
+    fill(tmp_path / 'set', [f'{n:02}/images-{view}/{n}.png' for n in range(8) for view in (0, 1)],
+         [f'{n:02}/mask-{view}/{n}.png' for n in range(8) for view in (0, 1)])
+    for line in typed_lines(ask(tmp_path / 'set')):
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        assert all(i.split('/')[1][-1] == m.split('/')[1][-1] for i, m in partners(data, tmp_path / 'set').items()), line
+
+
+def test_kinds_of_masks_that_are_united_are_named(tmp_path):
+    for n in range(4):
+        fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{kind}.png' for kind in ('cup', 'disc')])
+    _, data = inspect(tmp_path / 'set')
+    assert data.pairs.rule == 'one folder per image, its masks united (cup, disc)'
 
 
 def test_images_left_over_are_offered_to_be_skipped(tmp_path):

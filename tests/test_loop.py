@@ -826,6 +826,22 @@ def test_a_failed_training_leaves_nothing_in_its_frames():
     assert len(below) > 3 and not any(frame.f_locals for frame in below)
 
 
+@pytest.mark.parametrize('momentum, waits', [(0.9, 1), (0.0, 0)])
+def test_sgd_asks_for_its_step_only_before_it_has_a_state(momentum, waits, monkeypatch):
+    """What is asked waits for a GPU: once, or never where there will be no state."""
+    config = {**tu.CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0], 'std': [1.0],
+              'num_classes': 2, 'image_size': [32, 32], 'image_dtype': 'uint8', 'learning_rate': 0.01, 'ema_decay': None,
+              'optimizer': 'SGD', 'momentum': momentum, 'progressive_resizing': 0.0}
+    state = fresh(config, tu.build_model(config))
+    batch, asked, item = {'image': torch.zeros(2, 3, 32, 32, dtype=torch.uint8),
+                          'mask': torch.ones(2, 32, 32, dtype=torch.uint8)}, [], torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, 'item', lambda value: asked.append(value.dtype) or item(value))
+    before = state.parts.parameters[0].detach().clone()
+    for _ in range(3):
+        tu.guarded_step(state, [batch], tu.SegmentationLoss(config), config)
+    assert asked.count(torch.bool) == waits and not torch.equal(before, state.parts.parameters[0])
+
+
 def test_the_gpu_that_was_current_is_so_again(monkeypatch):
     """train(device='cuda:1') makes that one current: what follows in a notebook would run there."""
     chosen = []
@@ -1676,12 +1692,12 @@ def test_a_validation_that_overflows_float16_steps_down_and_is_judged_again():
 def test_half_the_size_is_the_mean_of_images_and_invents_no_class(dtype):
     images = torch.randint(0, 256, (2, 3, 9, 12)).to(dtype).contiguous(memory_format=torch.channels_last)
     masks = torch.tensor([0, 7, 255], dtype=torch.uint8)[torch.randint(0, 3, (2, 9, 12))]
-    small = tu.at_half_size({'image': images, 'mask': masks, 'index': torch.arange(2)})
+    small = tu.at_half_size({'image': images, 'mask': masks, 'index': torch.arange(2)}, CPU)
     assert small['image'].shape == (2, 3, 4, 6) and small['mask'].shape == (2, 4, 6)
     assert small['image'].dtype == dtype and small['mask'].dtype == torch.uint8 and small['index'].tolist() == [0, 1]
     assert small['image'].is_contiguous(memory_format=torch.channels_last)
     assert set(small['mask'].unique().tolist()) <= {0, 7, 255}
-    even = tu.at_half_size({'image': images[:, :, :8], 'mask': masks[:, :8]})['image'].float()
+    even = tu.at_half_size({'image': images[:, :, :8], 'mask': masks[:, :8]}, CPU)['image'].float()
     mean = images[:, :, :8].float().unflatten(2, (4, 2)).unflatten(4, (6, 2)).mean((3, 5))
     assert (even - mean).abs().max() <= (0.5 if dtype == torch.uint8 else 1e-4)
 

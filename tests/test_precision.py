@@ -2,8 +2,10 @@
 
 Run: python -m pytest tests/test_precision.py
 """
+import contextlib
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -422,12 +424,16 @@ def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_thre
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.parametrize('fault, told', [
+    ('CUDA error: no kernel image is available for execution on the device', 'this build of torch has no kernels for it'),
+    ('CUDA out of memory. Tried to allocate 2.00 MiB', 'other programs hold its memory'),
+    ('CUDA error: device-side assert triggered', 'it cannot be used now (RuntimeError: CUDA error: device-side')])
 @pytest.mark.parametrize('use', ['prepare', 'load'])
-def test_a_gpu_without_kernels_in_this_torch_is_told(monkeypatch, tmp_path, use):
+def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, tmp_path, use, fault, told):
     """A build for CUDA 13 knows no V100 any more, yet calls it available."""
     def refuse(*size, device=None, **named):
         if device is not None and torch.device(device).type == 'cuda':
-            raise RuntimeError('CUDA error: no kernel image is available for execution on the device')
+            raise RuntimeError(fault)
         return zeros(*size, device=device, **named)
 
     zeros, chosen = torch.zeros, []
@@ -436,14 +442,15 @@ def test_a_gpu_without_kernels_in_this_torch_is_told(monkeypatch, tmp_path, use)
                                     'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
     train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
     monkeypatch.setattr(torch, 'zeros', refuse)
-    monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
+    monkeypatch.setattr(torch.cuda, 'device', lambda device: chosen.append(device) or contextlib.nullcontext())
     config, sources, _ = train_unet.resolve_config(None, {'device': 'cuda:1'})
-    with pytest.raises(train_unet.UserError, match='this build of torch cannot compute on it.*no kernel image') as caught:
+    with pytest.raises(train_unet.UserError, match=re.escape(told)) as caught:
         if use == 'prepare':
             train_unet.prepare(config, sources, choose_device('cuda:1'), own_data=True)
         else:
             train_unet.load(tmp_path, 'cuda:1')
-    assert 'device=cuda:1' in str(caught.value) and chosen == [torch.device('cuda:1')]
+    assert 'device=cuda:1' in str(caught.value) and 'type device=cpu' in str(caught.value)
+    assert chosen == [torch.device('cuda:1')]
 
 
 # --- other machines ---
