@@ -1083,7 +1083,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
-                    'panoptic instance instances color colour colormap edge edges gray inv ref depth dsm'.split())
+                    'panoptic instance instances color colour colormap edge edges gray inv invgray ref depth '
+                    'dsm'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1606,12 +1607,15 @@ def lines_that_pair(config, root, files, seconds=10.0):
             tried = settings | ({'skip_unpaired': True} if skip else {})
             tried |= {'val_fraction': 0} if len(pairs) == 1 and config['val_fraction'] else {}
             choose_splits([image for image, _ in pairs], {**config, **tried})
+            if skip and len(collect({**config, **settings}, root, files)[1]) >= 2 * len(pairs):
+                continue                                               # several masks for each: the first is not meant
         except DataError:
             continue
         three = [[seen(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
         looks = sum(suit(*two) for two in three) / 3 - all(mask and mask[3] for _, mask in three)
         is_absurd = 'masks' in settings and likelihood(settings) + looks <= -2     # masks of one kind as images
-        if looks > -2 and not is_absurd and (not skip or not settings or 10 * len(pairs) >= len(files)):
+        is_absurd |= bool(settings) and len(pairs) * (10 if skip else 20) < len(files)     # one name's own pattern
+        if looks > -2 and not is_absurd:
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = len(pairs), (likelihood(settings) + looks, not skip)
     lines = [line for line in works                                    # no key too many
@@ -4696,7 +4700,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
             self.after.enter_context(contextlib.suppress(OSError))     # for the folder may be gone by then
-            self.locks.add(os.stat(self.folder / '.lock')[1:3])    # inode and device
+            self.locks.add(os.stat(self.folder / '.lock')[1:3])        # inode and device
             self.after.callback(lambda: self.is_gone() or (self.folder / '.holder').unlink(missing_ok=True))
             (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
             for left_over in self.folder.glob('.*.tmp'):               # of a run that was killed in mid-save
@@ -6003,7 +6007,7 @@ def relative(path, start):
 
 def read_all(dataset, indices, skip_broken=True):
     """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
-    for future in read_ahead(lambda index: (index, *dataset.read(index)), indices):
+    for future in read_ahead(lambda index: (index, *dataset.read(index)), indices, depth=2):
         try:
             index, image, truth = future.result()
             yield (index, truth), image

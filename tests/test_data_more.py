@@ -337,6 +337,18 @@ def test_views_are_not_paired_with_the_masks_of_others(tmp_path):
         assert all(i.split('/')[1][-1] == m.split('/')[1][-1] for i, m in partners(data, tmp_path / 'set').items()), line
 
 
+def test_the_first_of_several_kinds_of_masks_is_not_offered_for_all(tmp_path):
+    """skip_unpaired alone would take the colours, which come first in the alphabet."""
+    fill(tmp_path / 'set', [f'rgb/cam0_rgb_{n:04}.png' for n in range(12)],
+         [f'gt/cam0_gt_{kind}_{n:04}.png' for kind in ('color', 'labels') for n in range(12)])
+    assert typed_lines(ask(tmp_path / 'set')) == []
+
+
+def test_a_few_masks_of_many_images_may_be_all_that_is_meant(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(60)], [f'masks/{n}.png' for n in range(2)])
+    assert 'skip_unpaired=True' in typed_lines(ask(tmp_path / 'set'))
+
+
 def test_kinds_of_masks_that_are_united_are_named(tmp_path):
     for n in range(4):
         fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{kind}.png' for kind in ('cup', 'disc')])
