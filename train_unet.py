@@ -1083,8 +1083,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
-                    'panoptic instance instances color colour colormap edge edges gray inv invgray ref depth '
-                    'dsm'.split())
+                    'panoptic instance instances color colors colour colours colormap edge edges gray inv invgray ref '
+                    'depth dsm'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1602,13 +1602,13 @@ def lines_that_pair(config, root, files, seconds=10.0):
         if time.monotonic() > deadline:
             break
         try:
-            pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
+            pairs, rule, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
             skip = any(note.startswith('skipped ') for note in notes)
             tried = settings | ({'skip_unpaired': True} if skip else {})
             tried |= {'val_fraction': 0} if len(pairs) == 1 and config['val_fraction'] else {}
             choose_splits([image for image, _ in pairs], {**config, **tried})
-            if skip and len(collect({**config, **settings}, root, files)[1]) >= 2 * len(pairs):
-                continue                                               # several masks for each: the first is not meant
+            if skip and is_derived(rule):                              # of several kinds of masks one that nobody means
+                continue
         except DataError:
             continue
         three = [[seen(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
@@ -1652,6 +1652,11 @@ def suit(image, mask):
     return -(image[0] != mask[0]) - 2 * (not mask[2]) - (not image[1])
 
 
+def is_derived(name):
+    """Whether a name holds a word of what is made of masks or images, as colours and overlays are."""
+    return any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', name))
+
+
 def likelihood(settings):
     """How much these names sound like images and masks; below 0: the wrong way round."""
     if not settings:
@@ -1662,7 +1667,7 @@ def likelihood(settings):
     else:
         names = [settings.get(key, '').replace('{stem}', ' ') for key in ('image_pattern', 'mask_pattern')]
     said = [read_place(re.sub('[^A-Za-z]+', '/', name).strip('/'))[1] for name in names]
-    made = [any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', name)) for name in names]
+    made = [is_derived(name) for name in names]
     fits = sum(1 if word == role else -2 for word, role in zip(said, ('image', 'mask')) if word)
     fits += ('manual' in names[1]) - 2 * made[0] - 2 * made[1]         # manual: beside a mask of the field of view
     plain_image = names[0].strip().startswith('.') and len(names[1]) > len(names[0])
@@ -1742,7 +1747,8 @@ def pattern_answers(files):
     seen = Counter()
 
     def is_other(first, second):                                       # frame 1 with the mask of frame 3
-        digits = [re.findall(r'\d+', re.sub(r'\.\w+$', '', side)) for side in (first, second)]
+        digits = [re.findall(r'(?<![A-Za-z\d])\d+|\d+(?![A-Za-z\d])', re.sub(r'\.\w+$', '', side))
+                  for side in (first, second)]                         # but not of leftImg8bit
         splits = [{SPLIT_WORDS.get(word) for word in folder_words(side)} - {None} for side in (first, second)]
         return all(digits) and digits[0] != digits[1] or all(splits) and splits[0] != splits[1]
 
