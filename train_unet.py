@@ -1679,7 +1679,7 @@ def folder_answers(files):
     """
     shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
     folders = set(next(zip(*files), ()))
-    ways = {folder: [*itertools.accumulate(folder.split('/'), posixpath.join)] for folder in folders}
+    ways = {folder: [*itertools.accumulate(Path(folder).parts, posixpath.join)] for folder in folders}
     everywhere = {path for way in ways.values() for path in way}
     words = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
     for path in everywhere:
