@@ -129,11 +129,15 @@ def run_forked(count, script, codes=(0,)):
 
 def run_on_two_machines():
     """The script under two launchers that meet at one address, with one process each, to its end."""
-    script = write_script(2)
-    meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{free_port()}']
+    script, port = write_script(2), free_port()
+    # held here: the launcher that holds it may end first, and now and then the other one asks it once more
+    store = torch.distributed.TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)
+    meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}',
+               '--rdzv-conf=is_host=0']
     for job in [start(*meeting, script) for _ in range(2)]:
         _, errors = job.communicate(timeout=120)
         assert job.returncode == 0, errors[-2000:]
+    del store
 
 
 def test_one_process_four_and_two_machines_give_the_same_weights(forks):
