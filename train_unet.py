@@ -1674,9 +1674,9 @@ def likelihood(settings):
     return fits + ('masks' not in settings and (plain_image or 'image_pattern' not in settings))
 
 
-def folder_answers(files):
-    """images= and masks= for any two folders; * for numbers, splits, and what holds the same folders as its brothers.
-    """
+def folder_shapes(files):
+    """Folders as images= and masks= take them, * for numbers, splits, and what holds the same folders as its brothers
+    -> ({shape: files in it}, all folders there are)."""
     shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
     folders = set(next(zip(*files), ()))
     ways = {folder: [*itertools.accumulate(Path(folder).parts, posixpath.join)] for folder in folders}
@@ -1717,6 +1717,12 @@ def folder_answers(files):
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(posixpath.dirname(shape)) == shapes[shape]:
             del shapes[shape]
+    return shapes, everywhere
+
+
+def folder_answers(files):
+    """images= and masks= for any two folders that may belong together."""
+    (shapes, everywhere), shared = folder_shapes(files), shared_folder(files)
     usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
     role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
     for image, mask in itertools.permutations(sorted(usual), 2):
@@ -5403,6 +5409,32 @@ def start_compiled(state, probe, config, run):
         probe()
 
 
+def check_own(model, loss_fn, train_data, val_data):
+    """UserError for a network, a loss or data sets of the user's that train cannot use."""
+    own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
+    missing = [name for name, value in own.items() if value is None]
+    if missing and (train_data is not None or val_data is not None):
+        raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss')
+    if model is not None and not isinstance(model, nn.Module):
+        raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
+    for name in ('train_data', 'val_data'):
+        is_map = all(hasattr(own[name], word) for word in ('__getitem__', '__len__')) \
+            and not isinstance(own[name], torch.utils.data.IterableDataset)
+        if own[name] is not None and not (is_map and len(own[name])):
+            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
+                            'DataLoader give its .dataset')
+    known = set(model.parameters()) if model is not None else set()
+    if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
+        raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
+
+
+def forget_frames(error):
+    """A notebook keeps the last error, and so all that its frames held: the network on the GPU, the workers."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
 ONE_TRAINING = threading.Lock()
 
 
@@ -5419,21 +5451,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
         raise UserError("a data worker runs your script from its beginning: put what trains below "
                         "if __name__ == '__main__':")
-    own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
-    missing = [name for name, value in own.items() if value is None]
-    if missing and (train_data is not None or val_data is not None):
-        raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss')
-    if model is not None and not isinstance(model, nn.Module):
-        raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
-    for name in ('train_data', 'val_data'):
-        is_map = all(hasattr(own[name], word) for word in ('__getitem__', '__len__')) \
-            and not isinstance(own[name], torch.utils.data.IterableDataset)
-        if own[name] is not None and not (is_map and len(own[name])):
-            raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
-                            'DataLoader give its .dataset')
-    known = set(model.parameters()) if model is not None else set()
-    if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
-        raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
+    check_own(model, loss_fn, train_data, val_data)
     current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
         raise UserError('another training is at work in this process; give each a process of its own')
@@ -5463,11 +5481,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if world()[1] > 1:
             atexit.register(leave_processes)
         return result
-    except UserError as error:                                         # a notebook keeps it, and so all its frames held
-        cause = error
-        while cause is not None:
-            traceback.clear_frames(cause.__traceback__)
-            cause = cause.__context__
+    except UserError as error:
+        forget_frames(error)
         raise
     finally:
         ONE_TRAINING.release()
@@ -6872,10 +6887,7 @@ def tune(preset, overrides, seconds=60.0):
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
     if device.type == 'cpu':
         keep_freed_memory()
-    sampler = WindowSampler(len(dataset), config)
-    window = [collate([dataset[key] for key in keys.tolist()]) for keys in sampler.micro_batches(sampler.windows()[0])]
-    if device.type == 'cuda':                                          # as a loader does
-        window = pytree.tree_map_only(torch.Tensor, torch.Tensor.pin_memory, window)
+    window = first_window(dataset, config, device)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
@@ -6919,6 +6931,13 @@ def tune(preset, overrides, seconds=60.0):
         base = translate(load_preset(preset), [])[0] if preset is not None else {}
         write_winner(winner, config, asked, hardware, images, base, overrides)
     return 0
+
+
+def first_window(dataset, config, device):
+    """The micro-batches of the first step, where a loader would have put them."""
+    sampler = WindowSampler(len(dataset), config)
+    window = [collate([dataset[key] for key in keys.tolist()]) for keys in sampler.micro_batches(sampler.windows()[0])]
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.pin_memory, window) if device.type == 'cuda' else window
 
 
 def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
