@@ -12,7 +12,7 @@
     python train_unet.py resume=runs/x                  continue a run that was stopped
 
     python train_unet.py check data=PATH                look at the data, settings and hardware; train nothing
-    python train_unet.py tune data=PATH                 measure which precision and batch size this machine wants
+    python train_unet.py tune data=PATH                 measure which precision this machine wants, what batch fits
     python train_unet.py evaluate runs/x [data=PATH]    score the best weights, draw the worst images
     python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks (save=palette, overlay or probability)
     python train_unet.py export runs/x [format=onnx]        for other programs: onnx, pt2, smp (half=True)
@@ -45,6 +45,7 @@ import ctypes
 import dataclasses
 import datetime
 import difflib
+import filecmp
 import functools
 import gc
 import glob
@@ -145,9 +146,11 @@ CONFIG = {
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
                                   # 'ce+dice' for two classes or with class_weights, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run
+    'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run,
+                                  # off for data sets of your own
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: sooner good;
-                                  # 'auto': 0.18 for the default network on a CPU, else 0
+                                  # 'auto': 0.18 for the default network on a CPU, not compiled, if images are
+                                  # resized to 128 and more, else 0
     'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
     'seed': 0,                    # of weights, split, order and augmentation
 
@@ -168,11 +171,12 @@ CONFIG = {
     'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
     'channels_last': True,        # memory layout; faster for convolutions, but on Apple GPUs, where it is left
     'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result
-    'deterministic': False,       # only repeatable GPU kernels; slower (a CPU is repeatable without)
+    'deterministic': False,       # repeatable GPU kernels, where there are some; slower (a CPU is repeatable without)
 
     # --- the run ---
     'run_dir': 'auto',            # folder for everything a run writes; 'auto': runs/<data>-<number>
-    'resume': None,               # run folder to continue; 'auto': continue run_dir if there is something to continue
+    'resume': None,               # run folder to continue; 'auto': run_dir, or the newest unfinished run on this data,
+                                  # if there is something to continue
     'checkpoint_minutes': 10.0,   # last.pt is also written every so often inside an epoch
     'tensorboard': False,         # True: curves and predictions for TensorBoard too (pip install tensorboard)
 }
@@ -328,6 +332,16 @@ def parse_value(text, kinds=()):
         return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
 
 
+def take_value(key, kinds, words):
+    """The text that --key takes from what follows; 'true' for a flag without one, None if its value is missing."""
+    known = FOREIGN.get(key, {})
+    is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
+    after = words[0] if words else '--'
+    if after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--'):
+        return words.pop(0)
+    return None if kinds and not is_flag else 'true'
+
+
 def parse_overrides(words):
     """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'lr': 0.001}, [words that are neither])."""
     overrides, others, words = {}, [], list(words)
@@ -339,18 +353,10 @@ def parse_overrides(words):
         key = name.lstrip('-').replace('-', '_')
         kinds = ['str'] if key == 'preset' else TYPES.get(SHORT_NAMES.get(key, key), [])
         if word.startswith('--') and not equals:
-            known = FOREIGN.get(key, {})
-            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
-            after = words[0] if words else '--'
-            takes = after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--')
-            if not takes and kinds and not is_flag:                    # its value is missing
-                others.append(word)
-                continue
-            text = words.pop(0) if takes else 'true'
+            text = take_value(key, kinds, words)
         elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
-            others.append(word)
-            continue
-        if key == 'preset' and key in overrides:                       # the first one would go unnoticed
+            text = None
+        if text is None or key == 'preset' and key in overrides:       # of two presets one would go unnoticed
             others.append(word)
             continue
         for old in [old for old in overrides if SHORT_NAMES.get(old, old) == SHORT_NAMES.get(key, key)]:
@@ -645,13 +651,14 @@ def parse_command(argv):
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
-        hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
-        if key in {'preset', *CONFIG, *SHORT_NAMES}:
-            hint = f'; type {key}=VALUE'
-        if key.partition('=')[0] == 'preset' and preset is not None:
-            hint = f': there is one preset, {shown(preset)}; what you want of the other type as key=value'
         if os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
+        elif key.partition('=')[0] == 'preset' and preset is not None:
+            hint = f': there is one preset, {shown(preset)}; what you want of the other type as key=value'
+        elif key in {'preset', *CONFIG, *SHORT_NAMES}:
+            hint = f'; type {key}=VALUE'
+        else:
+            hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
         problems.append(f'{word!r} is no command and no key=value{hint}')
     problems += [f'{key}={shown(own[key])}: must be True or False' for key in ('tta', 'half')
                  if not isinstance(own.get(key, False), bool)]
@@ -836,10 +843,13 @@ def try_device(device):
         raise ConfigError(f'device={device}: {why}, or type device=cpu') from None
 
 
+World = namedtuple('World', 'rank size')   # which process this is, and of how many
+
+
 def world():
-    """(rank, number of processes): (0, 1) unless torchrun started several."""
+    """(0, 1) unless torchrun started several processes."""
     several = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+    return World(dist.get_rank(), dist.get_world_size()) if several else World(0, 1)
 
 
 def join_processes(config):
@@ -848,7 +858,7 @@ def join_processes(config):
     The effective batch belongs to the config, not to the number of devices: they share the accumulation steps
     first and then the batch, so their number must divide it.
     """
-    count, device = int(os.environ.get('WORLD_SIZE', 1)), choose_device(config['device'])
+    count, device = max(world().size, int(os.environ.get('WORLD_SIZE', 1))), choose_device(config['device'])
     if count == 1:
         return device
     effective = config['batch_size'] * config['accumulation_steps']
@@ -858,7 +868,8 @@ def join_processes(config):
                           f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type a batch_size or '
                           f'accumulation_steps that suits, such as batch_size={count * max(2, -(-8 // count))}')
     if device.type == 'cuda':
-        device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", 0)}')
+        local = world().rank % torch.cuda.device_count()               # of a group that the user's script made
+        device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'        # what is agreed on waits for no GPU
@@ -890,7 +901,7 @@ def from_first(make):
 
 def from_all(value):
     """The values of all processes as a list."""
-    values = [value] * world()[1]
+    values = [value] * world().size
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
@@ -912,6 +923,16 @@ def detect_hardware(device):
     return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
 
 
+def common_hardware(hardware):
+    """The hardware of this process with the units that all processes have: one precision for all. ConfigError where
+    some have no GPU."""
+    kinds, units = zip(*from_all((hardware.kind, hardware.units)))
+    if len({*kinds}) > 1:
+        raise ConfigError(f'the processes found different devices ({", ".join(sorted({*kinds}))}): find out why some '
+                          'have no GPU, or type device=cpu')
+    return dataclasses.replace(hardware, units=frozenset.intersection(*units))
+
+
 def cpu_quota():
     """Cores that a container may keep busy (docker --cpus, Kubernetes) while it sees all of them; infinite without."""
     with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
@@ -929,7 +950,12 @@ def limit_threads():
 def num_cores():
     """CPU cores for this process: those it may run on, shared with the others that torchrun started here."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return max(1, min(allowed, cpu_quota()) // int(os.environ.get('LOCAL_WORLD_SIZE', 1)))
+    return max(1, min(allowed, cpu_quota()) // processes_here())
+
+
+def processes_here():
+    """How many processes torchrun started on this machine, among whom its cores and memory are shared."""
+    return int(os.environ.get('LOCAL_WORLD_SIZE', 1))
 
 
 def free_memory():
@@ -1069,12 +1095,18 @@ def seed_everything(seed):
     torch.manual_seed(seed)
 
 
+def seed_of(*numbers):
+    """One seed that follows from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 # ===== data: pairing ==================================================================
 
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
-SPLIT_WORDS = {'train': 'train', 'training': 'train', 'tr': 'train', 'trainval': 'train', 'val': 'val', 'valid': 'val',
-               'dev': 'val', 'validation': 'val', 'test': 'test', 'testing': 'test', 'ts': 'test', 'te': 'test'}
+SPLIT_WORDS = {word: split for split, words in {
+    'train': 'train training trn tr trainval', 'val': 'val valid validation vd dev eval evaluation',
+    'test': 'test testing tst ts te holdout'}.items() for word in words.split()}
 LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
 SET_WORDS = {'crop', 'crops', 'set', 'data', 'split'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
@@ -1132,7 +1164,7 @@ def read_place(folder, role=''):
     for part in Path(folder).parts:
         words = folder_words(part)
         said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
-        is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|TE|TS)\d*$', part)      # DIS-TE1, not TCGA-TS-A7P1
+        is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)   # DIS-TE1, not TCGA-TS-A7P1
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         split, role = split or found, role or said
@@ -1155,13 +1187,13 @@ def list_files(root):
     def refuse(error):
         raise DataError(f'{error.filename}: cannot be read: {error.strerror}')
 
-    ours = os.path.realpath('runs')                                    # no data, unless it is asked for
-    found, seen = [], {ours: ''} if ours != os.path.realpath(root) else {}
+    found, seen = [], {os.path.realpath('runs'): ''}                   # ours: no data, unless it is asked for
+    seen.pop(os.path.realpath(root), None)
     for path, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        real = os.path.realpath(path)
-        if seen.setdefault(real, path) != path or {'config.py', 'log.txt'} <= set(names):          # a run of ours
-            if seen[real] not in ('', path):
-                log.warning('ignored %s: it is the same folder as %s', path, seen[real])
+        first = seen.setdefault(os.path.realpath(path), path)
+        if first not in ('', path):
+            log.warning('ignored %s: it is the same folder as %s', path, first)
+        if first != path or {'config.py', 'log.txt'} <= set(names):    # known already, or a run of ours
             folders.clear()
             continue
         folders[:] = sorted(folder for folder in folders if not folder.startswith('.'))
@@ -1209,18 +1241,18 @@ def collect(config, root, files):
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
     found, ignored, seen = {'image': [], 'mask': [], '': []}, defaultdict(list), set()
-    for source, (path, place, name) in ((source, file) for source, base in sources.items()
-                                        for file in files_of(base, root, files)):
+    candidates = [(source, *file) for source, base in sources.items() for file in files_of(base, root, files)]
+    for source, path, place, name in candidates:
         seen.add(path)
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(plain.get(place, place)[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
             continue
-        stems = {key: stem_of(name) for key, stem_of in stem_keys.items()}
-        if not role and stems:
-            role = 'mask' if stems.get('mask') is not None else 'image' if stems.get('image', '') is not None else ''
-        if stems.get(role, '') is None or not role and len(stems) == 2:
+        stems = {key: part for key, stem_of in stem_keys.items() if (part := stem_of(name)) is not None}
+        if not role and patterns:
+            role = 'mask' if 'mask' in stems else 'image' if 'image' in stems or 'image' not in patterns else ''
+        if role in patterns and role not in stems or not role and len(patterns) == 2:
             ignored[f'not like {patterns.get(role) or " or ".join(patterns.values())}'].append(name)
             continue
         stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
@@ -1286,13 +1318,12 @@ def tell_apart(files):
     """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
     being the lossless twin of a photograph."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
-    said_by_folder = lambda file: bool(MASK_WORDS & {*folder_words(os.path.basename(file.rest))})   # images/masks/
-    name = lambda file: (file.split, file.rest, file.stem)
-    twins = Counter(map(name, files))
-    is_mask = lambda file: bool(word.search(file.stem)) or said_by_folder(file)
-    if not any(map(is_mask, files)):
-        is_mask = lambda file: twins[name(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
-    roles = grouped(files, is_mask)
+    in_folder = lambda file: MASK_WORDS & {*folder_words(os.path.basename(file.rest))}     # images/masks/
+    says_mask = lambda file: bool(word.search(file.stem) or in_folder(file))
+    place = lambda file: (file.split, file.rest, file.stem)
+    times = Counter(map(place, files))
+    is_twin = lambda file: times[place(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
+    roles = grouped(files, says_mask if any(map(says_mask, files)) else is_twin)
     return roles[False], roles[True]
 
 
@@ -1312,12 +1343,12 @@ def existing_folder(path):
 def refuse_kinds(images, masks):
     """Several folders of the same role are different tasks, and only the user knows which is meant."""
     for role, files in (('images', images), ('masks', masks)):
-        kinds = {}
-        for kind in sorted({file.kind for file in files}):
+        kinds = defaultdict(dict)                                      # of each split: Test_v2_Masks are a test's only
+        for split, kind in sorted({(file.split, file.kind) for file in files}):
             words = [w for w in folder_words(kind)[:-1] if w not in SPLIT_WORDS]
-            kinds.setdefault((*words, *re.findall(r'\d+', kind)), kind)
-        if len(kinds) > 1:
-            raise DataError(f'several folders could hold the {role}: {", ".join(kinds.values())}')
+            kinds[split].setdefault((*words, *re.findall(r'\d+', kind)), kind)
+        if several := [found for found in kinds.values() if len(found) > 1]:
+            raise DataError(f'several folders could hold the {role}: {", ".join(several[0].values())}')
 
 
 def name_patterns(image, masks):
@@ -1356,10 +1387,10 @@ def stem_rules(images, masks):
     for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
-    ends = lambda files, at: [int((re.findall(r'\d+', file.stem) or ['-1'])[at]) for file in files]
-    if ends(images, 0) != ends(images, -1) and sorted(ends(images, 0)) == sorted(ends(masks, -1)):
+    number = lambda stem, at=-1: str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
+    first, last = ([number(image.stem, at) for image in images] for at in (0, -1))
+    if first != last and sorted(first) == sorted(number(mask.stem) for mask in masks):
         return                                                         # frame_0_t3: is its mask 0 or 3?
-    number = lambda stem: str(int((re.findall(r'\d+', stem) or ['-1'])[-1]))
     yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
 
 
@@ -1376,17 +1407,19 @@ def match_pairs(images, masks):
 
     -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)
     """
-    best, split_of = None, lambda file: file.split
-    if not any(map(split_of, images)) or not any(map(split_of, masks)):    # train/ and val/ on one side only
-        split_of = lambda file: ''
-    rules = ((*rule, with_rest) for rule in stem_rules(images, masks) for with_rest in (True, False))
+    both_split = any(file.split for file in images) and any(file.split for file in masks)     # train/ on one side only
+
+    def keyed(files, stem_key, with_rest):
+        """{(split, folder, what the rule makes of the stem): files}"""
+        return grouped(files, lambda file: (file.split if both_split else '', file.rest if with_rest else '',
+                                            stem_key(file.stem.casefold())))
+
+    best, rules = None, ((*rule, with_rest) for rule in stem_rules(images, masks) for with_rest in (True, False))
     for rule, image_key, mask_key, with_rest in rules:
-        place = lambda file: (split_of(file), file.rest if with_rest else '')
-        tables = [grouped(files, lambda file: (*place(file), stem_key(file.stem.casefold())))
-                  for files, stem_key in ((images, image_key), (masks, mask_key))]
-        common = sorted(key for key in tables[0].keys() & tables[1].keys() if key[-1] is not None)
-        clashes = [table[key] for table in tables for key in common if len(table[key]) > 1]
-        pairs = [(tables[0][key][0], tables[1][key][0]) for key in common]
+        of_image, of_mask = keyed(images, image_key, with_rest), keyed(masks, mask_key, with_rest)
+        common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
+        clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
+        pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
         pairs = [(image if image.split or not mask.split else dataclasses.replace(image, split=mask.split), mask)
                  for image, mask in pairs]
         if best is None or len(pairs) - len(clashes) > len(best[0]) - len(best[2]):
@@ -1400,19 +1433,26 @@ def match_pairs(images, masks):
 
 
 def unite_folders(images, masks):
-    """One folder of mask files per image, one for each object (DSB-2018) -> as match_pairs, the folders for masks; or
-    None. The folder lies beside the image, or has the name of its stem."""
+    """One folder of mask files per image, one for each object (DSB-2018) -> as match_pairs, the folders for masks where
+    some hold several; or None. The folder lies beside the image, or has the name of its stem."""
     groups = grouped(masks, lambda mask: (mask.split, mask.rest))
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
-    if together or len(places) < len(images) or not groups.keys() <= places.keys() \
-            or not len(images) / 2 <= len(groups) < len(masks):
+    is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
+    if together or not is_one_each or len(groups) < len(images) / 2:
         return None
-    folder = lambda mask: dataclasses.replace(mask, path=os.path.dirname(mask.path))
-    names = Counter(name for group in groups.values() for name in {re.sub(r'\d+', '', mask.stem) for mask in group})
-    kinds = sorted(name for name, count in names.items() if count > 0.8 * len(groups) and len(name) > 2)
-    return ([(places[place], folder(group[0])) for place, group in groups.items()],
-            'one folder per image, its masks united' + f' ({", ".join(kinds)})' * (len(kinds) > 1),
+    mixed = [group for group in groups.values() if len({is_derived(mask.stem) for mask in group}) == 2]
+    if len(mixed) > len(groups) / 2:                                   # mask.png and its mask_color.png
+        return None
+    names = Counter(os.path.basename(mask.path) for mask in masks)
+    kinds = sorted(name for name, count in names.items() if count > 0.8 * len(groups) and name[:2].isalpha())
+    rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
+    if len(groups) < len(masks):
+        rule += ', its masks united'
+        united = {place: dataclasses.replace(mask, path=os.path.dirname(mask.path)) for place, mask in united.items()}
+    if len(kinds) > 1:
+        rule += f' ({", ".join(kinds[:4])}; one alone: mask_pattern="{{stem}}{kinds[0]}")'
+    return ([(places[place], mask) for place, mask in united.items()], rule,
             [image for place, image in places.items() if place not in groups], [], [])
 
 
@@ -1479,31 +1519,44 @@ def find_pairs(config):
             raise DataError([*error.problems, *problems_of_pairs(config, root, files),
                              *lines_that_pair(config, root, files)], error.title) from None
     splits = choose_splits([image for image, _ in pairs], config)
-    if any(image.split in ('val', 'test') and image.split != SPLITS[split] for (image, _), split in zip(pairs, splits)):
+    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config))
+
+
+def doubts(pairs, splits, config):
+    """What may be wrong with the splits of these pairs, as notes: images that leak, one mask for many, torn groups."""
+    images, notes = [image for image, _ in pairs], []
+    if any(image.split in ('val', 'test') and image.split != SPLITS[split] for image, split in zip(images, splits)):
         notes.append('no image is named for training: all of them were split afresh')
     mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
     notes += [f'{count} images have one and the same mask: {mask}'] * (count > 1)
-    unnamed = [image.path for image, _ in pairs if not image.split]
-    if unnamed and (named := {image.split for image, _ in pairs} - {''}):
+    unnamed = [image.path for image in images if not image.split]
+    if unnamed and (named := {image.split for image in images} - {''}):
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
-    files = [what_file(image.path) for image, _ in pairs]
-    trained = {file for file, split in zip(files, splits) if split == 0}
-    leaks = [image.path for (image, _), file, split in zip(pairs, files, splits) if split and file in trained]
-    notes += [f'{len(leaks)} images of validation or test, such as {path}, are links to images that are trained on: '
-              'their scores flatter' for path in leaks[:1]]
+    notes += find_leaks([image.path for image in images], splits)
     if config['group_pattern']:
-        sides = grouped(zip(pairs, splits), lambda item: group_of(item[0][0], config['group_pattern']))
+        sides = grouped(zip(images, splits), lambda item: group_of(item[0], config['group_pattern']))
         torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
         notes += [f'group_pattern: the folders have {len(torn)} of {len(sides)} groups on both sides'] * bool(torn)
-    return Pairs(*paths_of(pairs), splits, rule, notes)
+    return notes
 
 
-def what_file(path):
-    """What tells that two paths are one file; the path itself where it cannot be looked at."""
-    with contextlib.suppress(OSError):
-        return os.stat(path)[1:3]
-    return path
+def find_leaks(paths, splits):
+    """A note on images of validation or test that are trained on too: links to a file, or copies under its name."""
+    def marks(path):                                                   # what a link shares, and what a copy does
+        with contextlib.suppress(OSError):
+            facts = os.stat(path)
+            return facts[1:3], (os.path.basename(path), facts.st_size)
+        return ()
+
+    trained = {mark: path for path, split in zip(paths, splits) if split == 0 for mark in marks(path)}
+    twins = {path: trained[mark] for path, split in zip(paths, splits) if split
+             for mark in marks(path) if mark in trained}
+    leaks = []
+    with contextlib.suppress(OSError):                                 # an unreadable one is told by who reads it
+        leaks = [path for path in [*twins][:100] if filecmp.cmp(path, twins[path], shallow=False)]
+    return [f'{len(leaks)}{" or more" * (len(twins) > 100)} images of validation or test, such as {path}, are trained '
+            f'on too, as {twins[path]}: their scores flatter' for path in leaks[:1]]
 
 
 def split_named(name):
@@ -1513,7 +1566,7 @@ def split_named(name):
 
 def split_listed(name):
     """The split that a text file of this name, val.txt, lists the images of; None for others."""
-    return split_named(name) if name.endswith('.txt') and not name.startswith('trainval') else None
+    return split_named(name) if name.endswith('.txt') else None
 
 
 def bare(path):
@@ -1534,7 +1587,10 @@ def split_by_names(pairs, root, files, notes):
     stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
     ways = {'the first word of their names': {stem: split_named(os.path.basename(stem)) for stem in stems}}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
+    halved = {folder for folder, name in lists if split_listed(name) == 'val'}     # by others than trainval.txt
     for folder, name in lists if not is_split else ():
+        if folder in halved and re.match('train[-_]?val', name):
+            continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError), open(os.path.join(root, folder, name), encoding='utf-8-sig',
                                                        errors='replace') as file:
@@ -1596,7 +1652,8 @@ def refuse_selves(pairs):
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     files = [(folder, name) for folder, name in files if may_be_read(name)]
-    works, deadline, seen = {}, time.monotonic() + seconds, functools.cache(lambda path: appearance(path, config))
+    count, score, deadline = {}, {}, time.monotonic() + seconds        # of each line that works
+    seen = functools.cache(lambda path: appearance(path, config))
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:
@@ -1612,44 +1669,47 @@ def lines_that_pair(config, root, files, seconds=10.0):
         except DataError:
             continue
         three = [[seen(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
-        looks = sum(suit(*two) for two in three) / 3 - all(mask and mask[3] for _, mask in three)
+        looks = sum(suit(*two) for two in three) / 3 - all(mask and mask.is_even for _, mask in three)
         is_absurd = 'masks' in settings and likelihood(settings) + looks <= -2     # masks of one kind as images
         is_absurd |= bool(settings) and len(pairs) * (10 if skip else 20) < len(files)     # one name's own pattern
         if looks > -2 and not is_absurd:
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            works[line] = len(pairs), (likelihood(settings) + looks, not skip)
-    lines = [line for line in works                                    # no key too many
-             if not any(line.endswith(f' {other}') and works[line][0] <= works[other][0] for other in works)]
-    most = max((works[line][0] for line in lines), default=0)
-    lines = [line for line in lines if works[line][0] * 4 >= most * (3 if 'masks=' not in line else 2)]
-    best = max((works[line][1] for line in lines), default=None)
-    lines = sorted((line for line in lines if works[line][1] == best), key=lambda line: (-works[line][0], len(line)))
+            count[line], score[line] = len(pairs), (likelihood(settings) + looks, not skip)
+    lines = [line for line in count                                    # no key too many
+             if not any(line.endswith(f' {other}') and count[line] <= count[other] for other in count)]
+    most = max((count[line] for line in lines), default=0)
+    lines = [line for line in lines if 4 * count[line] >= most * (3 if 'masks=' not in line else 2)]
+    best = max((score[line] for line in lines), default=None)
+    lines = sorted((line for line in lines if score[line] == best), key=lambda line: (-count[line], len(line)))
     return [*['type one of these, each tried on your files:'][:len(lines)],
-            *(f'    {line}   ({works[line][0]} pairs)' for line in lines[:6]),
+            *(f'    {line}   ({count[line]} pairs)' for line in lines[:6]),
             'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
 
 
+Look = namedtuple('Look', 'size is_photo is_mask is_even')             # what a file may be, by what it looks like
+
+
 def appearance(path, config):
-    """What a file looks like -> (its size (H, W), whether it may be a photograph, a mask, a mask of one value)."""
+    """What a file looks like -> Look: its size (H, W), whether it may be a photograph, a mask, a mask of one value."""
     with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
         height, width, _ = read_header(path, config)
         if height * width > 2**24:                                     # not to be decoded for a guess
-            return (height, width), True, True, False
+            return Look((height, width), True, True, False)
     try:
         codes = read_mask(path, config)
     except DataError:                                                  # fractions, many bands
         with contextlib.suppress(DataError):
-            return read_array(path, config).shape[:2], True, False, False
+            return Look(read_array(path, config).shape[:2], True, False, False)
         return None
     counts = np.sort(np.unique(codes, return_counts=True)[1])[::-1] / codes.size
-    return codes.shape, counts[:16].sum() < 0.9, counts[:64].sum() > 0.7, len(counts) == 1
+    return Look(codes.shape, counts[:16].sum() < 0.9, counts[:64].sum() > 0.7, len(counts) == 1)
 
 
 def suit(image, mask):
     """0 if two appearances are those of an image and its mask, down to -4 where they are not."""
-    if image is None or mask is None or not same_shape(image[0], mask[0]):
+    if image is None or mask is None or not same_shape(image.size, mask.size):
         return -3
-    return -(image[0] != mask[0]) - 2 * (not mask[2]) - (not image[1])
+    return -(image.size != mask.size) - 2 * (not mask.is_mask) - (not image.is_photo)
 
 
 def is_derived(name):
@@ -1697,27 +1757,32 @@ def folder_shapes(files):
             starred.append('*' if has_brothers or is_split else words.sub('*', name))
             alike['/'.join(starred)][part] += 1
     shapes = {}
-    for general, folders in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
-        columns = [*zip(general.split('/'), *(folder.split('/') for folder in folders))]
-        parts = [column[0] if len(set(column[1:])) > 1 or column[1].lower() in SPLIT_WORDS else column[1]
-                 for column in columns]                                # test/ may lack what train/ has
-        shape = '/'.join(parts)
-        glob = re.compile(re.escape(shape).replace(r'\*', '[^/]*'))
-        below = parts[len(Path(shared).parts):]                        # what all are in tells nothing
-        is_wide = set(below) == {'*'} or any(map(glob.fullmatch, everywhere - folders.keys()))     # others too
-        kinds = [folders] * is_wide
-        for at, column in enumerate(columns):
-            if '*' in parts[at] != '*' and not read_place(column[1])[0]:           # mask-0 and mask-1 of two raters
-                kinds.append(Counter())
-                for folder, count in folders.items():
-                    kinds[-1]['/'.join([*parts[:at], folder.split('/')[at], *parts[at + 1:]])] += count
-        for kind in kinds:
-            shapes |= kind if len(kind) < (12 if kind is folders else 5) else {}
-        shapes |= {shape: folders.total()} if not is_wide else {}
+    for general, counts in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
+        shapes |= shapes_of(general, counts, shared, everywhere)
     for shape in sorted(shapes):                                       # a folder that only holds a folder
         if shapes.get(posixpath.dirname(shape)) == shapes[shape]:
             del shapes[shape]
     return shapes, everywhere
+
+
+def shapes_of(general, counts, shared, everywhere):
+    """Ways to write the folders {path: files} that one general shape covers -> {shape: files in it}."""
+    columns = [*zip(general.split('/'), *(folder.split('/') for folder in counts))]
+    parts = [starred if len(set(names)) > 1 or names[0].lower() in SPLIT_WORDS else names[0]
+             for starred, *names in columns]                           # test/ may lack what train/ has
+    shape, shapes = '/'.join(parts), {}
+    covers = re.compile(re.escape(shape).replace(r'\*', '[^/]*')).fullmatch
+    below = parts[len(Path(shared).parts):]                            # what all are in tells nothing
+    is_wide = set(below) == {'*'} or any(map(covers, everywhere - counts.keys()))      # others too
+    if is_wide and len(counts) < 12:
+        shapes |= counts
+    for at, (part, (_, name, *_)) in enumerate(zip(parts, columns)):
+        if '*' in part and part != '*' and not read_place(name)[0]:    # mask-0 and mask-1 of two raters
+            kind = Counter()
+            for folder, count in counts.items():
+                kind['/'.join([*parts[:at], folder.split('/')[at], *parts[at + 1:]])] += count
+            shapes |= kind if len(kind) < 5 else {}
+    return shapes if is_wide else shapes | {shape: counts.total()}
 
 
 def folder_answers(files):
@@ -1746,7 +1811,7 @@ def pattern_answers(files):
     """mask_pattern, alone and with image_pattern, after what some names have in common with others; where a folder
     for each image holds img.png and label.png, {stem} stands for nothing."""
     cut, (folders, names) = len(shared_folder(files)), map(Counter, zip(*files)) if files else ((), Counter())
-    same = [name for name, count in names.items() if count > max(1, 0.8 * len(folders))]
+    same = [name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     whole = itertools.permutations(['{stem}' + name for name in same] if len(same) <= 8 else (), 2)
     images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
                      [name for _, name in files] for other in ('mask', 'image'))
@@ -1845,11 +1910,11 @@ PILLOW_FORMATS = ('PNG', 'JPEG', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
 def check_pixels(path, shape, config):
     """Refuse an image of shape (H, W[, bands]) that would explode in memory."""
     (height, width, *bands), most = shape, config['max_image_pixels']
-    pixels = math.ceil(math.prod(shape) / max(4, config['in_channels']) if bands else height * width)
-    if max(pixels, height * width) > most:
+    pixels = max(height * width, math.ceil(math.prod(shape) / max(4, config['in_channels'])))
+    if pixels > most:
         size = ' x '.join(map(str, [width, height, *bands]))
         raise DataError(f'{path}: {size} pixels is above max_image_pixels={most}; '
-                        f'if it is no bomb, type max_image_pixels={max(pixels, height * width)}')
+                        f'if it is no bomb, type max_image_pixels={pixels}')
 
 
 def open_pillow(path, config):
@@ -1863,6 +1928,10 @@ def open_pillow(path, config):
         picture.filename = ''                                          # else Pillow maps a rotated one, side for side
     if picture.format in ('GIF', 'PNG', 'WEBP') and (frames := getattr(picture, 'n_frames', 1)) > 1:
         raise ValueError(f'holds {frames} pictures, a film; save the one that is meant')
+    if picture.format in ('BMP', 'DIB') and picture.mode == '1' and picture.tile[0][0] == 'raw':
+        codec, box, start, (_, *rest) = picture.tile[0]                # Pillow takes black and white for one bit
+        if rest[0] == (picture.width * 8 + 31) // 32 * 4 and picture.width > 4:
+            picture.tile = [(codec, box, start, ('1;8', *rest))]
     return picture
 
 
@@ -1872,23 +1941,27 @@ def read_pillow(path, config, as_mask):
         if pillow_mode(picture) == 'RGB48':
             colours = deep_colours(path, picture)
             return narrowed(colours[..., :3]) if as_mask else colours[..., :4 if config['in_channels'] == 4 else 3]
-        if as_mask:
-            tags = picture.tag_v2 if picture.format == 'TIFF' else {}
-            is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
-            PIL.ImageOps.exif_transpose(picture, in_place=True)        # scan_pair sees that its image is turned alike
-            if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
-                pixels = np.array(picture.convert('RGBA'))
-                codes = pixels[..., :3] @ np.array([1, 256, 65536])
-                if np.ptp(pixels[..., 3]) and not 1 < len(np.unique(codes)) <= 256:        # one colour, or a photograph
-                    raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
-            if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
-                picture = picture.convert('L')                         # index 0 may be the white one
-            elif picture.mode == 'P' and has_moved_black(picture):
-                picture = picture.convert('RGB')
-            if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
-                picture = picture.convert('RGB')
-            return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
-        return pillow_pixels(PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+        return mask_pixels(picture) if as_mask else pillow_pixels(
+            PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+
+
+def mask_pixels(picture):
+    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
+    tags = picture.tag_v2 if picture.format == 'TIFF' else {}
+    is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
+    PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
+    if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
+        pixels = np.array(picture.convert('RGBA'))
+        codes = pixels[..., :3] @ np.array([1, 256, 65536])
+        if np.ptp(pixels[..., 3]) and not 1 < len(np.unique(codes)) <= 256:        # one colour, or a photograph
+            raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
+    if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
+        picture = picture.convert('L')                                 # index 0 may be the white one
+    elif picture.mode == 'P' and has_moved_black(picture):
+        picture = picture.convert('RGB')
+    if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
+        picture = picture.convert('RGB')
+    return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
 
 
 def deep_colours(path, picture):
@@ -1919,8 +1992,10 @@ def means_its_colours(picture):
 
 
 def has_moved_black(picture):
-    """Whether a palette image shows black, but not by number 0: what wrote it numbers the colours as they occur."""
-    return '#000000' in palette_colours(picture).values() and picture.getpalette('RGB')[:3] != [0, 0, 0]
+    """Whether a palette image shows black, but not by number 0, and leaves no number out: what wrote it numbers the
+    colours as they occur. (A palette of classes may end in black, for what is ignored.)"""
+    used = palette_colours(picture)
+    return '#000000' in used.values() and picture.getpalette('RGB')[:3] != [0, 0, 0] and max(used) < len(used)
 
 
 def palette_colours(picture):
@@ -2290,7 +2365,7 @@ class Coding:
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
-            left_out = (codes < 0) | (codes == self.ignored)
+            left_out = (codes < 0) | (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
             if (codes >= COLOUR).any():
                 brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
                 codes = np.where(codes >= COLOUR, brightest, codes)
@@ -2329,13 +2404,14 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
     `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG.
     """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
+    grey_only = all(as_grey(code) < COLOUR for code in values)
     if isinstance(wish, int):
+        seen = {as_grey(code) if grey_only else code for code in values}
         words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
-        usual = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)  # a brightness, an id
-        ignored = -1 if ignore is None or ignore not in values or usual else ignore
+        usual = ignore == 255 and (wish or max(seen) > 255 or 254 in seen or len(seen) < 3)    # a brightness, an id
+        ignored = -1 if ignore is None or ignore not in seen or usual else ignore
         words += ' are foreground' + f'; {ignored} is ignored' * (ignored != -1)
         return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
-    grey_only = all(as_grey(code) < COLOUR for code in values)
     plain, folded = as_grey if grey_only else int, defaultdict(int)
     for code, (pixels, _) in values.items():
         folded[plain(code)] += pixels
@@ -2370,7 +2446,8 @@ def coding_from_table(wish, values, ignore, lossy):
     noise = {code: named[name] for code, name in near.items()}
     if not wish.keys() & values.keys() and not noise:
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
-    table = noise | dict.fromkeys({ignore, -1} - {None}, IGNORE) | wish
+    below = {code for code in values if code < 0}                      # GDAL's -9999
+    table = noise | dict.fromkeys({ignore, -1, *below} - {None}, IGNORE) | wish
     unnamed = values.keys() - table.keys()
     if unnamed and 0 in wish.values():
         raise DataError(f'mask_values does not name {names(unnamed)}; add them, '
@@ -2380,6 +2457,8 @@ def coding_from_table(wish, values, ignore, lossy):
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
     share = sum(values[code] for code in noise.keys() - wish.keys()) / sum(values.values())
     words += f'; {share:.2%} of the pixels are noise around these' if share else ''
+    left_out = sorted(code for code in values if code not in wish and table[code] == IGNORE and code not in noise)
+    words += f'; {names(left_out)} is ignored' if left_out else ''
     return Coding(table, None, max(2, highest + 1), words)
 
 
@@ -2422,16 +2501,18 @@ def suggest(table, more=(), meaning=None):
 
 def is_noisy(values, lossy=False):
     """Whether {grey: pixels} are those of 0 and 255 with JPEG noise or soft edges between."""
+    if 0 not in values or max(values) != 255 or len(values) <= (2 if lossy else 16):
+        return False
     total = sum(values.values())
     share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
-    return 0 in values and max(values) == 255 and len(values) > (2 if lossy else 16) \
-        and share(0, 32) + share(223, 255) > 0.9 and share(223, 254) > 0 and share(223, 255) > 0.5 * share(33, 222) \
-        and max(share(low, low + 15) for low in range(64, 176, 16)) < max(0.5 * share(33, 222), 1e-4)
+    dark, between, bright = share(0, 32), share(33, 222), share(223, 255)
+    peak = max(share(low, low + 15) for low in range(64, 176, 16))     # a class would be one
+    return dark + bright > 0.9 and share(223, 254) > 0 and between / 2 < bright and peak < max(between / 2, 1e-4)
 
 
 def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
     """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
-    special = values.keys() & {ignore, -1}
+    special = {code for code in values if code == ignore or code < 0}
     plain = sorted(values.keys() - special)
     total = sum(values.values())
     share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
@@ -2442,14 +2523,16 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         return Coding({0: 0, top: 1}, None, 2, f'0 is background, {top} foreground')
     is_rare_void = 255 not in special or share(1, 1) > share(255, 255) / 10
     if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or is_rare_void):
+        said += '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
-    fits = highest < MOST_CLASSES and (palette or dense) and not counts_up if wanted == 'auto' else highest < wanted
-    starts = plain[:1] == [0] or wanted != 'auto' and plain and plain[0] > 0          # who gives a number means indices
-    if starts and highest < 255 and fits and not (lossy and wanted == 'auto'):
-        count = highest + 1 if wanted == 'auto' else wanted
-        table = {code: code for code in range(count)} | ignored
+    if wanted == 'auto':
+        fits = plain[:1] == [0] and highest < MOST_CLASSES and (palette or dense) and not counts_up and not lossy
+    else:                                                              # who gives a number means indices
+        fits = plain and 0 <= plain[0] and highest < wanted
+    if fits and highest < 255:
+        table = {code: code for code in range(highest + 1 if wanted == 'auto' else wanted)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
     if plain[:1] == [0] and is_noisy(values, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
@@ -2461,7 +2544,11 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
 def explain_values(values, raw, plain, special, total, lossy):
     """What was found, what it may be, and the line to type for each reading."""
     numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
-    is_scale = lambda codes: min(steps := np.diff(sorted(codes)).tolist()) > 1 and max(steps) - min(steps) <= 2
+
+    def is_scale(codes):                                               # 0, 50, 100: numbers spread over the greys
+        steps = np.diff(sorted(codes))
+        return steps.min() > 1 and np.ptp(steps) <= 2
+
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
@@ -2480,21 +2567,21 @@ def explain_values(values, raw, plain, special, total, lossy):
         void = () if is_scale(main) else special & {*main}
         lines.append(f'if these {"colours" if colours else "values"} are the classes and others are noise around them '
                      f'type mask_values={suggest(numbered(main) | dict.fromkeys(void, IGNORE))}')
-    elif len(plain) <= MOST_CLASSES and (colours or len(values) > 2 or special):
+    elif not noisy and (colours or len(values) > 2 or special):
         void = numbered(plain) | dict.fromkeys(special, IGNORE)
         said = [f'if these {"colours" if colours else "values"} are the classes type '
                 f'mask_values={suggest(numbered(values))}']
         if special and len(plain) > 1:
             rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
             names = ', '.join(map(name_code, special))
-            said.insert(is_scale(values) or not rare,
-                        f'if {names} marks what is to be ignored type mask_values={suggest(void)}')
+            ignores = f'if {names} marks what is to be ignored type mask_values={suggest(void)}'
+            said = [ignores, *said] if rare and not is_scale(values) else [*said, ignores]
         lines += [*said, '(255 after a colon means ignored; reorder as you like)']
     if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
         place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
                             'mask_values=nonzero' + ' ignore_index=None' * (255 in special and len(values) > 2))
-    if not colours and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
+    if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
     channels = [(code >> 16 & 255, code >> 8 & 255, code & 255) for code in plain if code >= COLOUR]
@@ -2502,7 +2589,7 @@ def explain_values(values, raw, plain, special, total, lossy):
     soft = len(plain) > MOST_CLASSES or near_grey and len(plain) > 2
     if not colours and plain[0] <= 127 < max(values) <= 255 or colours and soft:
         lines.append('if bright is foreground type mask_values=">127"')
-    if len(plain) <= MOST_CLASSES and not (special and len(plain) == 1):         # else nothing would be background
+    if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
@@ -2570,14 +2657,17 @@ def scan_pair(image, mask, config):
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
-    if codes.shape != (height, width) and not (config['rescale_masks'] and same_shape(codes.shape, (height, width))):
-        hint = codes.shape == (width, height) and '; one of them is turned: does the image carry an EXIF rotation?'
-        if same_shape(codes.shape, (height, width)):
-            hint = '; if they show the same type rescale_masks=True'
+    is_alike = same_shape(codes.shape, (height, width))
+    if codes.shape != (height, width) and not (config['rescale_masks'] and is_alike):
+        hint = ''
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             hint = f'; if its bands come first type in_channels={height}'
+        elif is_alike:
+            hint = '; if they show the same type rescale_masks=True'
+        elif codes.shape == (width, height):
+            hint = '; one of them is turned: does the image carry an EXIF rotation?'
         raise DataError(f'{image}: is {width} x {height} pixels, '
-                        f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint or ""}')
+                        f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
             'codes': found.tolist(), 'pixels': counts.tolist()}
 
@@ -2669,10 +2759,11 @@ def inspect_data(config, decode=False):
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixture(masks, config)
     refuse_black_and_white_beside_numbers(records, config)
-    plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
+    plain = [greys[-1] for codes in masks if (greys := sorted({*map(as_grey, codes)})) == [*range(len(greys))]]
     counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
-    coding = find_coding(dict(values), 'P' in kinds, config, counts_up, all('JPEG' in kind for kind in kinds))
+    has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
+    coding = find_coding(dict(values), has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     images = Counter(itertools.chain.from_iterable(found))
@@ -2683,7 +2774,9 @@ def inspect_data(config, decode=False):
     shares /= max(shares.sum(), 1)
     notes = [*pairs.notes, *differing_palettes(records, config)]
     wide = config['in_channels'] + 1
-    if wide in (2, 4) and any(record['mode'] == f'uint8 x {wide}' for record in records):
+    is_wide = lambda path, mode: mode == f'uint8 x {wide}' or \
+        wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
+    if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):
         notes.append(f'band {wide} of the images is taken for alpha and left out; in_channels={wide} takes it')
     notes += [f'class {i} is in no training mask: it cannot be learnt, yet it counts in the scores'
               for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
@@ -2694,7 +2787,8 @@ def inspect_data(config, decode=False):
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it, '
                      'another seed or val_fraction draws other images')
-    falling = falls([values[code][1] for code in sorted(values) if 0 < code < 255])
+    times = Counter(as_grey(code) for codes in masks for code in codes)
+    falling = falls([times[code] for code in sorted(times) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
     if guessed and (falling or few):
@@ -2761,12 +2855,13 @@ def differing_palettes(records, config):
     if config['mask_values'] is None and any(len(moved & colours.keys()) > 1 for colours in seen.values()):
         raise DataError(['palette masks number their colours anew in each file: save them as RGB',
                          'if it is the numbers that count type them in mask_values'], 'the mask values are not clear')
-    twice = [f'palette masks differ: {colour} has the numbers {", ".join(str(code) for code, _ in pairs)}, which are '
-             'taken for different classes' for colour, pairs in numbers.items() if len(pairs) > 1]
-    return twice[:1] + [f'palette masks differ: {code} is ' + ', '.join(f'{colour} in {count}' for colour, count in
-                                                            colours.most_common(4)) +
-            ' masks. The numbers are taken, not the colours; if the colours are meant save the masks as RGB'
-            for code, colours in seen.items() if len(colours) > 1][:1]
+    notes = [f'{colour} has the numbers {", ".join(str(code) for code, _ in pairs)}, which are taken for different '
+             'classes' for colour, pairs in numbers.items() if len(pairs) > 1][:1]
+    for code, colours in [item for item in seen.items() if len(item[1]) > 1][:1]:
+        found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
+        notes.append(f'{code} is {found} masks. The numbers are taken, not the colours; if the colours are meant save '
+                     'the masks as RGB')
+    return [f'palette masks differ: {note}' for note in notes]
 
 
 def describe_data(data, config):
@@ -3037,6 +3132,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
             try:
                 mask = self.coding.encode(read_mask(mask_path, self.config), mask_path)
                 image = read_image(image_path, self.config)
+                if self.is_mixed:
+                    refuse_other_scale(image, image_path, self.config)
                 break
             except DataError:
                 if attempt == 2:
@@ -3084,23 +3181,27 @@ class SegmentationDataset(torch.utils.data.Dataset):
             sample['full_mask'] = torch.from_numpy(mask)
             if self.is_resized:
                 image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
-        if self.cuts_off and image.max() > 1:
-            raise DataError(f'{self.name(index)}: holds values above 1, and augment={self.config["augment"]} has steps '
-                            'that limit float images to 0..1; leave these out')
         if self.augmentation is not None:
-            seed = int(np.random.SeedSequence((self.config['seed'], epoch, index)).generate_state(1)[0])
-            # set_random_seed would give every transform the same draws
-            self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
-            try:
-                augmented = self.augmentation(image=image, mask=mask)
-            except (cv2.error, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-                raise DataError(f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch '
-                                f'{epoch + 1}: {in_words(error)}') from None
-            image, mask = augmented['image'], augmented['mask']
+            image, mask = self.augmented(image, mask, epoch, index)
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
         sample['mask'] = torch.from_numpy(mask)
         return sample
+
+    def augmented(self, image, mask, epoch, index):
+        """An image and its mask as the pipeline draws them for this epoch. DataError where it cannot."""
+        if self.cuts_off and image.max() > 1:
+            raise DataError(f'{self.name(index)}: holds values above 1, and augment={self.config["augment"]} has steps '
+                            'that limit float images to 0..1; leave these out')
+        seed = seed_of(self.config['seed'], epoch, index)
+        # set_random_seed would give every transform the same draws
+        self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        try:
+            made = self.augmentation(image=image, mask=mask)
+        except (cv2.error, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise DataError(f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch '
+                            f'{epoch + 1}: {in_words(error)}') from None
+        return made['image'], made['mask']
 
 
 def collate(samples):
@@ -3156,6 +3257,10 @@ class WindowSampler(torch.utils.data.Sampler):
         count = min(math.ceil(len(shares[0]) / self.batch_size), max(1, len(shares[-1])))
         return np.array_split(shares[self.rank], count)
 
+    def row(self, number, position):
+        """The image at a position of a micro-batch of the window at work."""
+        return int(self.micro_batches(self.windows()[self.first_window])[number][position])
+
     def __iter__(self):
         for window in self.windows()[self.first_window:]:
             for indices in self.micro_batches(window):
@@ -3168,7 +3273,9 @@ def start_worker(_):
     cv2.setNumThreads(0)
     with contextlib.suppress(AttributeError, OSError):
         os.setpgid(0, 0)                                               # torchrun signals whole process groups
-    signal.signal(signal.SIGINT, signal.SIG_IGN)                       # the parent decides when to stop
+    several = int(os.environ.get('WORLD_SIZE', 1)) > 1
+    for name in ['SIGINT', *['SIGTERM', 'SIGUSR1'] * several]:         # the parent decides; SLURM's signals reach all
+        signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
 
 
 WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
@@ -3186,8 +3293,7 @@ def batches_that_fit(batch):
         return 10**6
     if not os.access('/dev/shm', os.W_OK):
         return 0
-    processes = int(os.environ.get('LOCAL_WORLD_SIZE', 1))             # of torchrun, on this machine
-    return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes))
+    return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
 
 
 def build_loader(dataset, config, device, **how):
@@ -3226,10 +3332,10 @@ def image_statistics(dataset, config, most=100):
     where some are scaled to 0..1 and others, as they are stored, go beyond."""
     chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
     images, moments = read_all(dataset, chosen, config['skip_broken']), []
-    for _, image in progress(images, len(chosen), 'Mean and spread of the images'):
+    for (row, _), image in progress(images, len(chosen), 'Mean and spread of the images'):
         if dataset.is_mixed and abs(image).max() > 1.5:
-            raise DataError(f'some images are stored as integers of 8 or 16 bits, which become 0 to 1, others as float '
-                            f'or wider integers, which stay as they are, up to {abs(image).max():g}: save all alike')
+            raise DataError(f'{dataset.name(row)}: goes up to {abs(image).max():g}, as it is stored as float or wide '
+                            'integers, while other images of 8 or 16 bits become 0 to 1: save all alike')
         square = np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])    # no copy of it
         moments.append([image.mean((0, 1), dtype=np.float64), square])
     if not moments:
@@ -3247,6 +3353,7 @@ def settle(config, hardware, data, is_demo):
     """Replace each 'auto' that depends on the data or the machine -> (config, {key: reason}). What was typed stays."""
     config, why = dict(config), {}
     on_cpu = hardware.kind == 'cpu'
+    limit, steps, least = (256, 1000, 10) if on_cpu else (512, 4000, 20)
 
     def decide(key, value, reason):
         if config[key] == 'auto':
@@ -3256,8 +3363,8 @@ def settle(config, hardware, data, is_demo):
     names, wanted = config['class_names'], config['num_classes']
     if names and len(names) != wanted:
         raise ConfigError(f'class_names has {len(names)} names, the masks hold {wanted} classes with the background')
-    sizes, limit = np.array(list(data.sizes.elements())), 256 if on_cpu else 512
-    pixels, largest, pads = np.median(sizes, axis=0), sizes.max(axis=0), config['size_policy'] == 'pad'
+    sizes, pads = np.array(list(data.sizes.elements())), config['size_policy'] == 'pad'
+    pixels, largest = np.median(sizes, axis=0), sizes.max(axis=0)
     if pads:
         usual, reason = [math.ceil(side / 32) * 32 for side in largest], 'the largest image, in steps of 32'
     else:
@@ -3277,7 +3384,6 @@ def settle(config, hardware, data, is_demo):
                'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
-    steps, least = (1000, 10) if on_cpu else (4000, 20)
     epochs = 10 if is_demo else min(200, max(least, round(steps * effective / count)))
     decide('num_epochs', epochs, 'enough for the demo' if is_demo else f'about {steps:,} steps, {least} to 200 epochs')
     decide('loss', usual_loss(config), f'the usual one for {wanted} classes')
@@ -3286,16 +3392,24 @@ def settle(config, hardware, data, is_demo):
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
     size = count * sample_bytes(config)
     size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
-    fits = config['size_policy'] == 'resize' and size < free_memory() / 4
-    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config['batch_size'] * sample_bytes(config))
-    if hardware.kind == 'mps' and fits and config['cache_images'] in ('auto', True):
-        decide('num_workers', 0, 'all images fit into memory, which workers would not share')
-    decide('num_workers', 0 if on_cpu else min(cores, room),
-           'the CPU is busy training' if on_cpu else 'one per core of this process, at most 8' if cores <= room else
-           'no more batches fit into /dev/shm; docker run --shm-size=8g gives more')
+    free = free_memory() / processes_here()
+    fits = config['size_policy'] == 'resize' and size < free / 4
+    decide('num_workers', *usual_workers(config, hardware, fits))
     forks = sys.platform == 'linux' or config['num_workers'] == 0
-    decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free_memory() / 2**30:.1f} GiB free')
+    decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free')
     return config, why
+
+
+def usual_workers(config, hardware, fits):
+    """How many processes load the data -> (number, reason). `fits`: all images fit into memory."""
+    cores, room = min(8, max(1, num_cores() - 1)), batches_that_fit(config['batch_size'] * sample_bytes(config))
+    if hardware.kind == 'cpu':
+        return 0, 'the CPU is busy training'
+    if hardware.kind == 'mps' and fits and config['cache_images'] in ('auto', True):
+        return 0, 'all images fit into memory, which workers would not share'
+    if cores <= room:
+        return cores, 'one per core of this process, at most 8'
+    return room, 'no more batches fit into /dev/shm; docker run --shm-size=8g gives more'
 
 
 def usual_rate(config):
@@ -3648,31 +3762,29 @@ class SegmentationLoss:
 
     def losses(self, logits, target):
         """(B, K, H, W) float32 logits, (B, H, W) class ids with 255 ignored -> (B,)."""
-        valid = (target != IGNORE).float()
-        truth = target * (target != IGNORE)
-        if logits.shape[1] == 1:
-            truth = truth.float()
-            entropy = F.binary_cross_entropy_with_logits(logits[:, 0], truth, reduction='none')
-            probability, one_hot = logits.sigmoid(), truth[:, None]
+        binary, valid = logits.shape[1] == 1, (target != IGNORE).float()
+        truth, total = target * (target != IGNORE), 0
+        if binary:
+            entropy = F.binary_cross_entropy_with_logits(logits[:, 0], truth.float(), reduction='none')
+            probability, one_hot = logits.sigmoid(), truth[:, None].float()
         else:
             entropy = F.cross_entropy(logits, truth, reduction='none')
             probability = logits.softmax(1)
             one_hot = (truth[:, None] == torch.arange(logits.shape[1], device=truth.device).view(1, -1, 1, 1)).float()
-        total = torch.zeros(len(logits), device=logits.device)
         if 'focal' in self.kind:
             entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
         if self.class_weights is not None:
             self.class_weights = self.class_weights.to(entropy.device)         # once: a copy waits for the device
             entropy = entropy * self.class_weights[truth.long()]
-        if 'dice' != self.kind:
+        if self.kind != 'dice':
             total = total + (entropy * valid).sum((1, 2)) / valid.sum((1, 2)).clamp_min(1)
         if 'dice' in self.kind:
             one_hot = one_hot * valid[:, None]
             overlap = (probability * one_hot).sum((2, 3))
             present = one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
-            counted = torch.ones_like(present) if logits.shape[1] == 1 else (present > 0).float()
-            missed = 1 - dice if logits.shape[1] == 1 else 1 - dice - 0.1 * dice.log()
+            counted = torch.ones_like(present) if binary else (present > 0).float()
+            missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
             total = total + (missed * counted).sum(1) / counted.sum(1).clamp_min(1)
         return total * (valid.sum((1, 2)) > 0)
 
@@ -4017,7 +4129,7 @@ def restore(state, saved):
     for name in TrainState.PLAIN:
         setattr(state, name, copy.deepcopy(saved[name]))
     state.bad = to_device(state.bad, state.device)
-    state.totals = {} if world()[0] else to_device(state.totals, state.device)     # they hold what all processes saw
+    state.totals = {} if world().rank else to_device(state.totals, state.device)   # they hold what all processes saw
     set_random_states(saved['random'])
 
 
@@ -4245,12 +4357,11 @@ def train_step(state, window, loss_fn, config):
         state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     forward = UnderAutocast(state.engine or state.model, state.dtype)
-    pieces = window if world()[1] > 1 else \
-        [piece for batch in window for piece in split_batch(batch, state.batch_size)]   # else equally many everywhere
+    several = world().size > 1                                         # which need equally many pieces each
+    pieces = window if several else [piece for batch in window for piece in split_batch(batch, state.batch_size)]
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
-    everywhere = max(1, images) if world()[1] == 1 else \
-        add_up(torch.full((), float(images), device=state.device)).clamp_min(1)        # a copy would wait for it
-    share = world()[1] / everywhere                                    # DDP averages over the processes
+    everywhere = add_up(torch.full((), float(images), device=state.device)).clamp_min(1)       # a copy would wait
+    share = world().size / everywhere                                  # DDP averages over the processes
     loss, counts = torch.zeros((), device=state.device), None
     for number, piece in enumerate(pieces, 1):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
@@ -4267,7 +4378,7 @@ def train_step(state, window, loss_fn, config):
 
 def add_up(tensor):
     """The sum over all processes, in place; alone, the tensor itself."""
-    if world()[1] > 1:
+    if world().size > 1:
         dist.all_reduce(tensor)
     return tensor
 
@@ -4448,8 +4559,8 @@ def one_image_told(was_halved=False):
 
 def halve(state):
     """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
-    if world()[1] > 1:
-        raise UserError(f'batch_size={state.batch_size} does not fit on process {world()[0]}: type half of it and '
+    if world().size > 1:
+        raise UserError(f'batch_size={state.batch_size} does not fit on process {world().rank}: type half of it and '
                         'twice the accumulation_steps, which changes nothing about the result', 'out of memory')
     if state.batch_size == 1:
         raise OneTooLarge(TOO_LARGE, 'out of memory')
@@ -4476,34 +4587,41 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
         what = 'loss or statistics' if lost == fresh else 'loss, statistics or gradient' if lost else 'gradient'
         record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: {what} not finite')
-    if in_a_row < config['max_bad_steps'] and not in_vain:
-        return
-    in_a_row = max(in_a_row, int(state.bad['run']))
+    if in_a_row >= config['max_bad_steps'] or in_vain:
+        give_up_precision(state, window, loss_fn, config, hardware, names, folder, max(in_a_row, int(state.bad['run'])))
+
+
+def give_up_precision(state, window, loss_fn, config, hardware, names, folder, in_a_row):
+    """After so many unsound steps in a row: raise DataError for a sample that is not finite itself, else Rewind to a
+    safer precision, else TrainingDiverged."""
     unsound = unsound_samples(window)
-    without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
-    is_lost = lambda window: find_nonfinite(state, window, loss_fn, 'float32')[0]
     if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
-        lost = is_lost(window), is_lost(without)
-    if unsound and lost == (True, False):                              # else the loss leaves them out
-        raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
+        without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
+        is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
+        if unsound and is_lost and not is_lost_without:                # else the loss leaves them out
+            raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     lower = safer_dtype(state.dtype, hardware)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
                      f'precision {state.dtype} -> {lower}', dtype=lower)
     files = [names(number, i) for number, batch in enumerate(window) for i in range(batch_length(batch))]
-    saved = ''
+    raise TrainingDiverged([
+        f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
+        *shorten([f'in the batch: {name}' for name in files]), save_bad_batch(state, window, config, folder),
+        f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
+        'training diverged')
+
+
+def save_bad_batch(state, window, config, folder):
+    """Keep a window and the weights that it broke, for replay -> how to run it; '' if the disk does not take it."""
     with contextlib.suppress(OSError):
-        path = folder / f'bad_batch{world()[0] or ""}.pt'
+        path = folder / f'bad_batch{world().rank or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
         is_known = isinstance(state.model, SegmentationModel) and not state.model.is_own
         own = '' if is_known else ', model=YOUR_NETWORK, loss_fn=YOUR_LOSS'
-        saved = f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}'{own})"
-    raise TrainingDiverged([
-        f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
-        *shorten([f'in the batch: {name}' for name in files]), saved,
-        f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
-        'training diverged')
+        return f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}'{own})"
+    return ''
 
 
 def unsound_samples(window):
@@ -4576,6 +4694,7 @@ def running_shell():
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
     shows = sys.stderr and sys.stderr.isatty() or running_shell()      # a service has no stderr
+    shows = shows and not world().rank                                 # one bar for all processes
     width = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
     with contextlib.suppress(OSError, ValueError, AttributeError):     # what is no terminal
         if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers tell 0
@@ -4600,7 +4719,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
     Every process validates with the statistics (BatchNorm) of the first.
     """
-    for buffer in model.buffers() if world()[1] > 1 else ():
+    for buffer in model.buffers() if world().size > 1 else ():
         dist.broadcast(buffer, 0)
     model.eval()
     device, before = next(model.parameters()).device, random_states()
@@ -4628,7 +4747,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
             broken += broken_rows(batch)
             totals['images'] -= len(broken_rows(batch))
             if number % 10 == 0 and not bar.disable:
-                bar.set_postfix_str(show_numbers(totals), refresh=False)
+                bar.set_postfix_str(show_numbers(mean_scores(totals)), refresh=False)
     finally:
         set_random_states(before)
     broken, parts = zip(*from_all((broken, parts)))
@@ -4684,7 +4803,7 @@ class Run:
 
     def __enter__(self):
         try:
-            if not world()[0]:                                         # only the first process writes
+            if not world().rank:                                       # only the first process writes
                 self.hold()
         except OSError as error:
             raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}') from None
@@ -4694,7 +4813,7 @@ class Run:
     def __exit__(self, kind, error, _):
         if self.unsaved is not None and kind is not KeyboardInterrupt:
             self.write('best.pt', self.unsaved)
-        if self.begun and isinstance(error, UserError) and not world()[0]:
+        if self.begun and isinstance(error, UserError) and not world().rank:
             if (self.folder / 'last.pt').exists():
                 error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
@@ -4756,18 +4875,18 @@ class Run:
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
-            if self.asked and (world()[1] > 1 or number != signal.SIGINT):     # from its sender, and again from others
+            if self.asked and (world().size > 1 or number != signal.SIGINT):   # from its sender, and again from others
                 return
             if self.asked:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
             self.asked = number
-            if self.waiting and world()[1] == 1:                       # perhaps for a worker that hangs
+            if self.waiting and world().size == 1:                     # perhaps for a worker that hangs
                 raise Interrupted
             if not self.begun:                                         # torchrun ends the others
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             name = signal.Signals(number).name
-            again = ' (Ctrl-C: leave at once)' if world()[1] == 1 else ''
+            again = ' (Ctrl-C: leave at once)' if world().size == 1 else ''
             say(f'{name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
@@ -4780,7 +4899,7 @@ class Run:
             from torch.utils.tensorboard import SummaryWriter          # optional
         except ImportError:
             raise UserError('tensorboard=True needs a package: pip install tensorboard') from None
-        if not world()[0]:
+        if not world().rank:
             self.board = SummaryWriter(str(self.folder / 'tensorboard'))
             self.after.callback(self.board.close)
 
@@ -4791,7 +4910,7 @@ class Run:
             before = random_states()
             try:
                 self.waiting = True
-                if self.asked and world()[1] == 1:
+                if self.asked and world().size == 1:
                     raise Interrupted
                 batch = next(batches)
             except StopIteration:
@@ -4817,7 +4936,7 @@ class Run:
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
-        if world()[1] > 1:
+        if world().size > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
         if self.begun:                                                 # before, the optimizer has no states
@@ -4827,7 +4946,7 @@ class Run:
     def write(self, name, content):
         """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
         said once, training goes on and the next one is tried again."""
-        if world()[0]:
+        if world().rank:
             return True
         self.settings = content if name == 'config.py' else self.settings
         if self.begun and not self.taken and self.is_gone():
@@ -4852,7 +4971,7 @@ class Run:
 
     def keep(self, best):
         """The contents of a best.pt until it is written: these weights will not come again."""
-        self.unsaved = None if world()[0] else copy.deepcopy(to_device(best, 'cpu'))
+        self.unsaved = None if world().rank else copy.deepcopy(to_device(best, 'cpu'))
 
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
@@ -4867,7 +4986,7 @@ class Run:
 
         A signal to one stops all, the first one's clock counts.
         """
-        if world()[1] > 1 and os.getppid() != self.launcher:           # torchrun was killed, so nobody would end us
+        if world().size > 1 and os.getppid() != self.launcher:         # torchrun was killed, so nobody would end us
             self.asked = signal.SIGTERM
         wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes'], broken])
         asked = max(asked for asked, *_ in wishes)
@@ -4915,6 +5034,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     small_steps = config['progressive_resizing'] * total_steps
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
+    names = lambda number, position: name_of(sampler.row(number, position))        # of an image of the window at work
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
     for window in bar:
@@ -4922,9 +5042,9 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             for group in state.optimizer.param_groups:
                 group['lr'] = lr_at_step(state.step, total_steps, config)
             window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
+            if world().rank:                                           # what dropout draws is another on each process
+                seed_everything(seed_of(config['seed'], state.step, world().rank))
             result = guarded_step(state, window, loss_fn, config)
-            names = lambda number, position: name_of(int(                  # position in a micro-batch of this window
-                sampler.micro_batches(sampler.windows()[sampler.first_window])[number][position]))
             state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
             if state.window % look_every == 0 or state.window == sampler.num_windows:
                 in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
@@ -4938,10 +5058,10 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
                 raise Interrupted
             if save:
                 run.save(state, config)
-    if not images and (world()[0] or 'speed' in state.totals):         # resumed after the last step of the epoch
+    if not images and (world().rank or 'speed' in state.totals):       # resumed after the last step of the epoch
         return
     seconds = max(1e-9, time.monotonic() - begun)
-    state.totals['seconds'] = torch.tensor(seconds / world()[1])                        # totals are added up
+    state.totals['seconds'] = torch.tensor(seconds / world().size)     # totals are added up
     state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
 
 
@@ -4959,10 +5079,10 @@ def broken_rows(batch):
     return batch['index'][batch['_left_out']].tolist() if isinstance(batch, dict) and '_left_out' in batch else []
 
 
-def show_numbers(totals):
-    """Loss and running IoU for a bar."""
-    scores = mean_scores(totals)
-    return ' '.join(f'{name} {scores[key]:.3f}' for name, key in (('loss', 'loss'), ('IoU', 'iou')) if key in scores)
+def show_numbers(scores, side=''):
+    """Loss and IoU for a bar, or of a row of the history, where `side` is 'train_' or 'val_', for a line."""
+    return ' '.join(f'{name} {scores[side + key]:.3f}' for name, key in (('loss', 'loss'), ('IoU', 'iou'))
+                    if side + key in scores)
 
 
 def live_numbers(state, speed):
@@ -4970,7 +5090,7 @@ def live_numbers(state, speed):
     rate, memory = state.optimizer.param_groups[0]['lr'], ''
     if state.device.type == 'cuda':
         memory = f' {torch.cuda.max_memory_allocated(state.device) / 2**30:.1f} GiB'
-    return f'{show_numbers(state.totals)} lr {rate:.1e} {speed:.1f} images/s {state.dtype}{memory}'
+    return f'{show_numbers(mean_scores(state.totals))} lr {rate:.1e} {speed:.1f} images/s {state.dtype}{memory}'
 
 
 def close_epoch(state, metrics, config, run, is_due):
@@ -5028,13 +5148,12 @@ def show_epoch(run, state, val_data):
 
 def say_epoch(row, best, state, config):
     """One line a person reads; `best` says what was done with the best weights so far, if these are."""
-    part = lambda side: f'{side} loss {row[side + "_loss"]:.3f}' + \
-        (f' IoU {row[side + "_iou"]:.3f}' if f'{side}_iou' in row else '')
     since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
     waits = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
-    log.info('Epoch %d/%d  %s | %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
-             part('train'), part('val'), row['lr'], row['images_per_second'], row['precision'], memory,
+    log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
+             show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'],
+             row['precision'], memory,
              best or ('no sound step' if math.isnan(row['train_loss']) else
                       waits if since else 'no better, on small images'))
 
@@ -5186,12 +5305,13 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
 
 
 def resume_config(folder, preset, overrides):
-    """The config of a run with the settings that make sense -> (config, notes). Raises ConfigError for the others."""
+    """The config of a run with the settings that make sense -> as resolve_config. Raises ConfigError for the others."""
     saved = settings_of(folder)
     base = {key: saved.get(key, value) for key, value in CONFIG.items()}
-    edited = edited_settings(folder, saved)                            # as if they had been typed
+    edited = edited_settings(folder, saved)
     saved = saved | edited
     config, sources, notes = resolve_config(preset, overrides, base=base)
+    sources |= {key: 'config.py' for key in edited if sources[key] == 'default'}       # as if they had been typed
     if absolute(config['data']) == absolute(saved.get('data')):        # typed in another way
         config['data'] = base['data']
     for key, value in config.items():                                  # as settling has them
@@ -5199,7 +5319,7 @@ def resume_config(folder, preset, overrides):
             config[key] = saved.get(key, value)
     if saved.get('device') == 'auto' and config['device'].startswith(choose_device('auto').type):
         saved = {**saved, 'device': config['device']}                  # the one it would be anyway
-    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and (sources[k] != 'default' or k in edited)]
+    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
     fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
              if k in FIXED_ON_RESUME]
     sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base | edited, config)]
@@ -5210,15 +5330,15 @@ def resume_config(folder, preset, overrides):
         raise ConfigError(fixed)
     notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
-    return config, notes
+    return config, sources, notes
 
 
 def edited_settings(folder, settings):
     """What somebody has changed in the config.py of a run since its checkpoint -> {key: as the checkpoint has it}."""
     with contextlib.suppress(UserError):                               # that there is no checkpoint is told later
-        trained, free = load_last(folder)[0]['config'], {'use_amp', 'amp_dtype', 'data', *FREE_ON_RESUME}
+        trained, free = load_last(folder)[0]['config'], {'data', *FREE_ON_RESUME}
         return {key: trained[key] for key, value in settings.items() if key in trained and key not in free
-                and type(trained[key]) is type(value) and trained[key] != value}
+                and trained[key] != value and (value != 'auto' or key == 'class_weights')}
     return {}
 
 
@@ -5248,6 +5368,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
               'https://pytorch.org/get-started tells the line that installs the other one'])
+    hardware = common_hardware(hardware)
     precision = resolve_precision(config, hardware, chosen_keys(sources, config))
     if own_data:
         idle = sorted(chosen_keys(sources, config) & NO_USE_FOR_OWN_DATA)
@@ -5305,8 +5426,8 @@ def build_state(model, config, precision, device):
         try_size(model)
     average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
-    if world()[1] > 1:
-        images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world()[1])
+    if world().size > 1:
+        images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             from timm.layers import convert_sync_batchnorm             # torch's loses the activation in BatchNormAct2d
             model = convert_sync_batchnorm(model)
@@ -5467,7 +5588,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError(f"run_dir={config['run_dir']!r}: a resumed run stays where it is, in {folder}",
                             'cannot resume')
         if folder:
-            config, notes = resume_config(folder, preset, overrides)
+            config, sources, notes = resume_config(folder, preset, overrides)
         if config['data'] == OWN_DATA and train_data is None:
             raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
                             'it began with', 'cannot resume')
@@ -5478,7 +5599,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
-        if world()[1] > 1:
+        if world().size > 1:
             atexit.register(leave_processes)
         return result
     except UserError as error:
@@ -5489,7 +5610,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if current is not None:
             torch.cuda.set_device(current)
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
-        if torch.cuda.is_initialized() and world()[1] == 1:            # else it may wait for a process that died
+        if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
@@ -5503,6 +5624,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     own_data, resuming = train_data is not None, config['resume'] is not None
     kept = settings_of(run.folder) if resuming else {}
     typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
+    typed |= {key for key, origin in sources.items() if origin == 'config.py'}
     if not resuming:
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
@@ -5551,6 +5673,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=val_batch_size(config))
+    run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
         resume_state(state, run, config, precision, hardware, typed, getattr(loss_fn, 'num_classes', None))
@@ -5591,7 +5714,7 @@ def choose_model(model, config, data):
 
 class Plain(torch.utils.data.Dataset):
     """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
-    random follows from that and the seed, also while a batch is joined. A sample that holds NaN is named, once."""
+    random follows from that and the seed, also while a batch is joined. A worker names what holds NaN once."""
 
     def __init__(self, dataset, name_of, seed):
         self.dataset, self.name_of, self.named, self.seed = dataset, name_of, set(), seed
@@ -5611,7 +5734,7 @@ class Plain(torch.utils.data.Dataset):
 
     def draw(self, epoch, index):
         """The sample, drawn with a seed of its own."""
-        seed = int(np.random.SeedSequence((self.seed, epoch, index)).generate_state(1)[0])
+        seed = seed_of(self.seed, epoch, index)
         random.seed(seed)
         np.random.seed(seed)                                           # torch.manual_seed would write a traceback
         (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
@@ -5658,16 +5781,16 @@ def settle_own(config):
 
 def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
-    patience, deaths, alone = config['early_stopping_patience'] or math.inf, 0, False
-    while state.epoch < config['num_epochs'] and (alone or not run.agree(config)[0]):
-        alone = False                                                  # in starting again: the others are in the epoch
+    patience, deaths, is_late = config['early_stopping_patience'] or math.inf, 0, False
+    while state.epoch < config['num_epochs'] and (is_late or not run.agree(config)[0]):
+        is_late, epoch = False, state.epoch                            # started again: the others are in the epoch
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:
             train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             is_due = run.is_due()                                      # once: the save before validation counts as one
-            if is_due and (world()[1] > 1 or time.monotonic() - run.last_save > 60):
+            if is_due and (world().size > 1 or time.monotonic() - run.last_save > 60):
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
@@ -5690,26 +5813,27 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             if isinstance(error, OneTooLarge):
                 state.batch_size = config['batch_size']                # with the settings of a resume it may fit
-            if world()[1] == 1:
+            if world().size == 1:
                 run.save(state, config)
             if isinstance(error, MemoryError):
                 raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
                                  'cache_images=False and fewer num_workers need less'], 'out of memory') from None
             raise
         except (RuntimeError, EOFError) as error:
-            if is_out_of_memory(error) and world()[1] == 1:            # where no smaller batch would help
+            several = world().size > 1
+            if is_out_of_memory(error) and not several:                # where no smaller batch would help
                 run.save(state, config)
                 raise UserError(TOO_LARGE, 'out of memory') from None
-            deaths += 1
-            alone = world()[1] > 1
-            died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
-            if died and deaths > 3 and not alone:                      # between two steps
+            deaths, is_late = deaths + 1, several
+            has_died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
+            if has_died and deaths > 3 and not several:                # between two steps
                 run.save(state, config)
                 raise UserError([f'{in_words(error)}; the fourth one',
                                  'too little memory? fewer num_workers need less, num_workers=0 needs none'],
                                 'the data workers die') from None
-            if not died or deaths > 3 or alone and state.window == sampler.num_windows:
+            if not has_died or deaths > 3 or several and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
+            is_late = is_late and state.epoch == epoch                 # else it is closed: the others agree anew
             stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
@@ -5735,7 +5859,7 @@ def go_back(state, config, run, **changes):
     state.scaler = build_scaler(changes.get('dtype', state.dtype), config, state.device)
     saved, _ = from_first(lambda: load_last(run.folder))
     restore(state, saved)
-    run.unsaved = None if world()[0] else saved.get('unsaved')         # what was best since then comes again
+    run.unsaved = None if world().rank else saved.get('unsaved')       # what was best since then comes again
     state.history += [row for row in history[len(state.history):] if row['event']]
     for key, value in changes.items():
         setattr(state, key, value)
@@ -5754,11 +5878,38 @@ def resume_state(state, run, config, precision, hardware, typed, classes):
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
     unsaved = saved.get('unsaved')                                     # best.pt, which the disk did not take
     is_whole = isinstance(unsaved, dict) and {'config', 'weights', 'metrics'} <= unsaved.keys()
-    run.unsaved = unsaved if is_whole and not world()[0] else None     # the first process writes it
+    run.unsaved = unsaved if is_whole and not world().rank else None   # the first process writes it
     if state.best_epoch >= 0 and not is_whole and not from_first((run.folder / 'best.pt').exists):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+
+
+def check_counters(saved, classes):
+    """ValueError for counters, totals or history that no run writes. `classes`: how many the loss counts, or None."""
+    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
+    told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
+    is_number = lambda value: isinstance(value, (int, float))
+
+    def is_row(row):
+        if not isinstance(row, dict) or 'event' not in row:
+            return False
+        return row['event'] or told <= row.keys() and all(is_number(row[key]) for key in told - {'precision'}) \
+            and all(is_number(value) or value is None or isinstance(value, str) for value in row.values())
+
+    def is_total(key, value):
+        if not torch.is_tensor(value) or torch.is_complex(value):
+            return False
+        return value.shape == (classes or len(value),) * 2 if key == 'counts' else value.numel() == 1
+
+    if not (min(counters) >= 0 and max(counters) <= 10**9
+            and ('images' in saved['totals'] or not saved['window'])
+            and saved['dtype'] in ('float32', 'bfloat16', 'float16')
+            and all(map(is_row, saved['history']))
+            and all(value.numel() == 1 and value.dtype == torch.int64 for value in saved['bad'].values())
+            and all(isinstance(times, int) for times in saved['left_out'].values())
+            and all(itertools.starmap(is_total, saved['totals'].items()))):
+        raise ValueError('its counters make no sense')
 
 
 def take_up(state, saved, config, precision, hardware, typed, classes):
@@ -5767,21 +5918,7 @@ def take_up(state, saved, config, precision, hardware, typed, classes):
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
-    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
-    told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
-    plain = lambda value: isinstance(value, (int, float))
-    row_fits = lambda row: isinstance(row, dict) and 'event' in row and (row['event'] or told <= row.keys() and all(
-        plain(value) or value is None or isinstance(value, str) for value in row.values()) and all(
-        plain(row[key]) for key in told - {'precision'}))
-    if min(counters) < 0 or max(counters) > 10**9 or saved['window'] and 'images' not in saved['totals'] \
-            or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
-            or not all(map(row_fits, saved['history'])) \
-            or not all(value.numel() == 1 and value.dtype == torch.int64 for value in saved['bad'].values()) \
-            or any(torch.is_complex(value) for value in saved['totals'].values() if torch.is_tensor(value)) \
-            or not all(isinstance(times, int) for times in saved['left_out'].values()) \
-            or not all(torch.is_tensor(value) and (value.shape == (classes or len(value),) * 2 if key == 'counts' else
-                                                   value.numel() == 1) for key, value in saved['totals'].items()):
-        raise ValueError('its counters make no sense')
+    check_counters(saved, classes)
     if saved['images'] != state.images:
         log.warning('The images, or their split, are not those this run began with: scores before and after do not '
                     'compare, and images that validate now may have been trained on')
@@ -5889,7 +6026,7 @@ def finish(state, val_data, config, run):
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
     model.eval()
-    if world()[0]:
+    if world().rank:
         return Result(state.history, best, model, run.folder, run.asked)
     run.write('history.csv', history_csv(state.history))
     try:
@@ -6070,7 +6207,7 @@ def best_file(run):
 
 def load(path, device='auto', model=None):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
-    given again, as it was to train. Raises UserError."""
+    given again, as it was to train; one that saw data sets of its own is not loaded here. Raises UserError."""
     path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
@@ -6239,13 +6376,14 @@ def list_inputs(inputs, output):
     folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
+    written = os.path.join(os.path.realpath(output), '')
     for item in inputs:
-        found, inside = {}, os.path.join(os.path.realpath(output), '')
+        found = {}
         for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
             if os.path.isdir(place):                                   # without masks of an earlier time
                 entries = {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
                 found |= {path: name for path, name in entries.items()
-                          if not os.path.realpath(path).startswith(inside) or not is_written_by_predict(Path(path))}
+                          if not (os.path.realpath(path).startswith(written) and is_written_by_predict(Path(path)))}
             elif os.path.isfile(place):
                 found[place] = os.path.basename(place)
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
@@ -6255,9 +6393,9 @@ def list_inputs(inputs, output):
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
-        inside = {path: os.path.splitdrive(path)[1] for path in files}     # Windows may have several
-        common = os.path.commonpath([os.path.dirname(path) for path in inside.values()])
-        files = {path: os.path.relpath(inside[path], common) for path in files}
+        places = {path: os.path.splitdrive(path)[1] for path in files}     # Windows may have several
+        common = os.path.commonpath([os.path.dirname(place) for place in places.values()])
+        files = {path: os.path.relpath(place, common) for path, place in places.items()}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
     for _ in range(2):                                                 # a.jpg, A.tif, and then perhaps a.jpg.png
         times = Counter(stem.casefold() for stem in stems.values())    # many disks know no cases
@@ -6369,7 +6507,8 @@ def evaluate_run(folder, overrides):
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
         warn_of_other_depth(model.config['data'], lambda: data.modes, model)
-        if model.coding not in (None, data.coding.words):
+        plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')       # the share of noise is another in any set
+        if plain(model.coding) not in ('', plain(data.coding.words)):
             log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
         if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
             raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
@@ -6377,6 +6516,7 @@ def evaluate_run(folder, overrides):
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
+    dataset.is_mixed |= other                                          # its images may be of another scale
     are_known = other or are_its_images(folder, data, model.config) is not False
     if not are_known:
         log.warning('The images, or their split, are not those this run began with: some that are scored may have '
@@ -6803,7 +6943,7 @@ def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
     config, sources, notes = resolve_config(preset, overrides)
     if folder := find_resume(config):
-        config, notes = resume_config(folder, preset, overrides)
+        config, sources, notes = resume_config(folder, preset, overrides)
     device = choose_device(config['device'])
     try:
         config, hardware, precision, data, why = prepare(config, sources, device, decode=True)

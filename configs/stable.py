@@ -6,5 +6,5 @@ config = {
     'use_amp': False,                    # float32 throughout
     'tf32_matmul_precision': 'highest',  # exact float32 products, in convolutions too
     'compile_model': False,
-    'deterministic': True,               # repeatable kernels only
+    'deterministic': True,               # repeatable kernels, where there are some
 }

@@ -987,7 +987,7 @@ def test_typing_the_device_that_is_taken_anyway_changes_nothing(data, monkeypatc
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
     tu.train(**{**SMALL, 'num_epochs': 1, 'device': 'auto'})
-    assert tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})[1] == []
+    assert tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})[2] == []
 
 
 @pytest.mark.parametrize('crafted', [
@@ -1572,7 +1572,7 @@ def test_a_checkpoint_that_would_never_end_is_refused():
 
 
 def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
-    config, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
+    config, _, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
     assert config['class_weights'] == 'auto' and len(notes) == 2
     assert all('changes the result' in note for note in notes)
 

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +66,9 @@ def save(path, array, kind=None):
 
 
 def fill(folder, images, masks):
-    """Blank images and masks of 0 and 1 under these relative names."""
+    """Images of one shade each and masks of 0 and 1 under these relative names."""
     for name in images:
-        save(folder / name, np.zeros((8, 8, 3)) + 50)
+        save(folder / name, np.zeros((8, 8, 3)) + zlib.crc32(name.encode()) % 200)
     for name in masks:
         save(folder / name, np.eye(8, dtype=int))
 

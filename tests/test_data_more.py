@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_data_more.py
 """
 import contextlib
 import csv
+import itertools
 import json
 import logging
 import os
@@ -323,12 +324,11 @@ def test_lines_that_pair_are_offered(tmp_path, names, lines):
 
 
 def test_names_of_splits_in_two_letters(tmp_path):
-    """DIS5K: DIS-TR and DIS-TE1; but TCGA_TS_1 is a patient."""
-    for folder in ('DIS-TR', 'DIS-TE1', 'DIS-TE2'):
+    """DIS5K: DIS-TR, DIS-VD and DIS-TE1; but TCGA_TS_1 is a patient."""
+    for folder in ('DIS-TR', 'DIS-VD', 'DIS-TE1', 'DIS-TE2'):
         fill(tmp_path / 'set', [f'{folder}/im/{folder}{n}.jpg' for n in range(3)],
              [f'{folder}/gt/{folder}{n}.png' for n in range(3)])
-    _, data = inspect(tmp_path / 'set')
-    assert len(names_of(data, 'test')) == 6 and len(names_of(data, 'train')) + len(names_of(data, 'val')) == 3
+    assert split_sizes(inspect(tmp_path / 'set')[1]) == [3, 3, 6]
     assert train_unet.read_place('TCGA_TS_1')[0] == ''
 
 
@@ -357,7 +357,30 @@ def test_kinds_of_masks_that_are_united_are_named(tmp_path):
     for n in range(4):
         fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{kind}.png' for kind in ('cup', 'disc')])
     _, data = inspect(tmp_path / 'set')
-    assert data.pairs.rule == 'one folder per image, its masks united (cup, disc)'
+    line = 'mask_pattern="{stem}cup.png"'
+    assert data.pairs.rule == f'one folder per image, its masks united (cup.png, disc.png; one alone: {line})'
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert partners(data, tmp_path / 'set') == {f'id{n}/images/id{n}.png': f'id{n}/masks/cup.png' for n in range(4)}
+
+
+@pytest.mark.parametrize('extra', ['mask_color', 'overlay', 'viz'])
+def test_pictures_made_of_masks_are_not_united_with_them(tmp_path, extra):
+    for n in range(6):
+        fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{kind}.png' for kind in ('mask', extra)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines
+    for line in lines:
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        assert partners(data, tmp_path / 'set') == {f'id{n}/images/id{n}.png': f'id{n}/masks/mask.png' for n in range(6)}
+
+
+def test_one_folder_of_masks_in_each_split_is_no_choice(tmp_path):
+    """ISIC 2017: the folders of the test split alone are called v2."""
+    for number, (split, version) in enumerate([('Training', ''), ('Validation', ''), ('Test', '_v2')]):
+        stems = [f'ISIC_{number * 4 + n:07}' for n in range(4)]
+        fill(tmp_path / 'set', [f'ISIC-2017_{split}{version}_Data/{stem}.jpg' for stem in stems],
+             [f'ISIC-2017_{split}{version}_Part1_GroundTruth/{stem}_segmentation.png' for stem in stems])
+    assert split_sizes(inspect(tmp_path / 'set')[1]) == [4, 4, 4]
 
 
 def test_images_left_over_are_offered_to_be_skipped(tmp_path):
@@ -813,7 +836,7 @@ def test_runs_below_the_data_are_no_data(tmp_path, monkeypatch, capsys):
     assert (tmp_path / 'runs/check/samples.png').exists()
 
 
-@pytest.mark.parametrize('splits, told', [(('train', 'val', 'holdout'), 'trained on'),
+@pytest.mark.parametrize('splits, told', [(('train', 'val', 'spare'), 'trained on'),
                                           (('train', 'extra'), 'by chance')])
 def test_folders_that_name_no_split_beside_those_that_do_are_told(tmp_path, splits, told):
     fill(tmp_path / 'set', *[[f'{s}/{kind}/{s}{n}.png' for s in splits for n in range(3)]
@@ -1938,9 +1961,9 @@ def test_codes_become_the_classes_that_a_plain_loop_gives(seed):
 
 
 def test_a_threshold_is_of_the_brightest_channel_and_leaves_out_only_grey():
-    codes = np.array([[-1, 255, 90, 200, train_unet.COLOUR + 0xffffff, train_unet.COLOUR + 0x00c800, train_unet.COLOUR + 0x101010]])
+    codes = np.array([[-1, 255, 90, 200, *(train_unet.COLOUR + rgb for rgb in (0xffffff, 0x00ff00, 0x101010))]])
     above, below = (train_unet.Coding(None, 127, below=below, ignored=255).encode(codes) for below in (False, True))
-    assert above.tolist() == [[255, 255, 0, 1, 1, 1, 0]] and below.tolist() == [[255, 255, 1, 0, 0, 0, 1]]
+    assert above.tolist() == [[255, 255, 0, 1, 255, 1, 0]] and below.tolist() == [[255, 255, 1, 0, 255, 0, 1]]
 
 
 def split_sizes(data):
@@ -1975,13 +1998,26 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     data = inspect(tmp_path)[1]
     assert [names_of(data, part) for part in ('train', 'val', 'test')] == [set(parts[p]) for p in ('train', 'val', 'test')]
     told = [note for note in data.notes if 'text files' in note or '.txt' in note]
-    assert told == ['ignored trainval.txt', 'the images are split by the text files in ImageSets/Segmentation']
+    assert told == ['the images are split by the text files in ImageSets/Segmentation']
     (folder / 'val.txt').write_text('\n'.join(stems[5:9]))             # one of train too
     (other / 'val.txt').unlink()
     data = inspect(tmp_path)[1]
     assert split_sizes(data) == [10, 2, 0]
-    told = 'ignored 4 files, *.txt, which do not list every image once: ImageSets/Main/train.txt, ...'
-    assert [note for note in data.notes if '.txt' in note] == ['ignored trainval.txt', told]
+    told = 'ignored 5 files, *.txt, which do not list every image once: ImageSets/Main/train.txt, ...'
+    assert [note for note in data.notes if '.txt' in note] == [told]
+
+
+@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval')])
+def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
+    """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt."""
+    stems = [f'pug_{n}' for n in range(12)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'annotations/trimaps/{stem}.png' for stem in stems])
+    (tmp_path / f'annotations/{train}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[:8]))
+    (tmp_path / f'annotations/{val}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[8:]))
+    (tmp_path / 'annotations/list.txt').write_text('\n'.join(stems))
+    data = inspect(tmp_path)[1]
+    assert names_of(data, 'test' if val == 'test' else 'val') == set(stems[8:])
+    assert split_sizes(data) == ([6, 2, 4] if val == 'test' else [8, 4, 0])
 
 
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
@@ -2087,17 +2123,28 @@ def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('inside', [True, False])
-def test_links_that_validate_on_what_is_trained_on_are_told(tmp_path, inside):
+@pytest.mark.parametrize('again', [os.symlink, shutil.copy])
+def test_links_and_copies_that_validate_on_what_is_trained_on_are_told(tmp_path, inside, again):
     data, whole = tmp_path / 'set', tmp_path / ('set/all' if inside else 'all')
-    fill(whole, [f'images/{n}.png' for n in range(8)], [f'masks/{n}.png' for n in range(8)])
+    for n, kind in itertools.product(range(8), ('images', 'masks')):
+        save(whole / f'{kind}/{n}.png', np.random.default_rng(n).integers(0, 2, (32, 32), np.uint8))
     for split, rows in (('train', range(6)), ('val', range(6, 8))):
         for kind in ('images', 'masks'):
             (data / split / kind).mkdir(parents=True)
             for n in rows:
-                (data / split / kind / f'{n}.png').symlink_to(whole / kind / f'{n}.png')
-    told = [note for note in inspect(data)[1].notes if 'are links to' in note]
-    assert told == [f'2 images of validation or test, such as {data}/val/images/6.png, are links to images that are '
-                    'trained on: their scores flatter'] * inside
+                again(whole / kind / f'{n}.png', data / split / kind / f'{n}.png')
+    told = [note for note in inspect(data)[1].notes if 'are trained on too' in note]
+    assert told == [f'2 images of validation or test, such as {data}/val/images/6.png, are trained on too, as '
+                    f'{whole}/images/6.png: their scores flatter'] * inside
+
+
+def test_one_name_and_one_size_in_two_splits_is_no_copy(tmp_path):
+    for seed, split in enumerate(('train', 'val')):
+        for n in range(4):
+            picture = np.random.default_rng((seed, n)).integers(0, 2, (32, 32, 3), np.uint8)
+            save(tmp_path / f'images/{split}/{n}.tif', picture)
+            save(tmp_path / f'masks/{split}/{n}.png', picture[..., 0])
+    assert not [note for note in inspect(tmp_path)[1].notes if 'are trained on too' in note]
 
 
 def test_fractions_in_masks_of_three_bands_are_refused(tmp_path):
@@ -2258,7 +2305,7 @@ def test_images_of_two_scales_in_one_set_are_refused(tmp_path):
         if top == 1:
             assert 0.4 < train_unet.image_statistics(data, config)[0][0] < 0.6
             continue
-        with pytest.raises(DataError, match='others as float or wider integers, which stay as they are, up to 25'):
+        with pytest.raises(DataError, match=r'goes up to 25.*, as it is stored as float or wide integers, while'):
             train_unet.image_statistics(data, config)
 
 
@@ -2371,3 +2418,129 @@ def test_masks_coded_otherwise_than_in_training_are_told(tmp_path, caplog):
         assert train_unet.main(['evaluate', str(run), f'data={tmp_path / name}']) == 0
         assert caplog.text.count('the masks are not coded as in training: 0 is background, 255 foreground; there: 0 is '
                                  'background, 1 foreground; 255 is ignored') == times
+
+
+# --- masks as public sets have them ---------------------------------------------------
+
+
+def with_masks(folder, masks, suffix='.png', palette=None):
+    """A set of one image for each of these masks (H, W) or (H, W, 3); returns the folder."""
+    for number, mask in enumerate(masks):
+        save(folder / f'images/{number}.png', np.zeros((*mask.shape[:2], 3)) + number)
+        picture = PIL.Image.fromarray(np.asarray(mask, np.uint8))
+        if palette:
+            picture.putpalette(palette)
+        (folder / 'masks').mkdir(exist_ok=True)
+        picture.save(folder / f'masks/{number}{suffix}')
+    return folder
+
+
+def block(value, row=4):
+    """(32, 48) of 0 with a block of a value: a sixth of it."""
+    mask = np.zeros((32, 48))
+    mask[row:row + 16, 8:24] = value
+    return mask
+
+
+def test_black_and_white_bmp_of_eight_bits_is_read_whole(tmp_path):
+    """Pillow 13 takes it for one bit per pixel."""
+    folder = with_masks(tmp_path, [block(1, row) for row in range(4)], '.bmp', [0, 0, 0, 255, 255, 255])
+    config, data = inspect(folder)
+    assert data.shares.tolist() == pytest.approx([5 / 6, 1 / 6])
+    assert (mask_of(data, config, '2') == block(1, 2)).all()
+    picture = train_unet.read_image(folder / 'masks/3.bmp', config)    # an image of this kind is read likewise
+    assert (picture[..., 0] == block(255, 3)).all()
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_ids_of_objects_are_asked_about_also_where_they_are_grey_colours(tmp_path, channels):
+    masks = [np.zeros((32, 48)) for _ in range(6)]
+    for count, mask in enumerate(masks, 2):
+        for number in range(1, count + 1):
+            mask[2:10, 5 * number:5 * number + 3] = number
+    masks = [np.stack([mask] * 3, -1) if channels == 3 else mask for mask in masks]
+    assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) == {'mask_values': 'nonzero'}
+
+
+def test_a_palette_of_classes_that_ends_in_black_keeps_its_numbers(tmp_path):
+    """Cityscapes as its users save it: 0 is purple; 255, which only some files hold, is black as all behind 7 are."""
+    masks = [np.arange(8).repeat(6)[None].repeat(32, 0) for _ in range(4)]
+    for mask in masks[::2]:
+        mask[28:] = 255
+    palette = bytes.fromhex('804080 f423e8 464646 66669c be9999 999999 faaa1e dcdc00')
+    coding = inspect(with_masks(tmp_path, masks, palette=[*palette, *[0] * (768 - 24)]))[1].coding
+    assert coding.words == 'class indices 0 to 7; 255 is ignored'
+
+
+def test_two_classes_that_leave_out_most_of_the_picture_say_so(tmp_path):
+    """A stray pixel of 1 beside the foreground 255."""
+    masks = [block(255, row) for row in range(4)]
+    for mask in masks:
+        mask[0, 0] = 1
+    folder = with_masks(tmp_path, masks)
+    said = inspect(folder, num_classes=2)[1].coding.words
+    assert said.endswith('1 foreground; 255 is ignored; if 255 is the foreground type mask_values="{255: 1}"')
+    assert inspect(folder, **typed('mask_values="{255: 1}"'))[1].shares[1] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize('settings, expected', [({}, '0 is background, 1 foreground; -9999 is ignored'),
+                                                ({'mask_values': {1: 1}}, 'as mask_values says; 0 -> 0; -9999 is ignored')])
+def test_numbers_below_zero_are_ignored(tmp_path, settings, expected):
+    for number in range(4):
+        mask = block(1, number)
+        mask[:, 40:] = -9999
+        save(tmp_path / f'images/{number}.png', np.zeros((32, 48, 3)))
+        save(tmp_path / f'masks/{number}.npy', mask.astype(np.int16))
+    data = inspect(tmp_path, **settings)[1]
+    assert data.coding.words == expected and data.classes[255][0] == 4 * 32 * 8 and 255 in data.coding.table.values()
+
+
+def test_what_mask_values_leaves_out_is_told(tmp_path):
+    """REFUGE: cup 0, disc 128, all else 255."""
+    masks = [255 - 127 * (block(1, row) > 0) for row in range(4)]
+    for mask in masks:
+        mask[10:14, 10:14] = 0
+    words = inspect(with_masks(tmp_path, masks), mask_values={0: 1})[1].coding.words
+    assert words == 'as mask_values says; 128 -> 0; 255 is ignored'
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_void_is_left_out_of_nonzero_also_where_it_is_a_grey_colour(tmp_path, channels):
+    masks = [block(number, 4) + block(255, 24) for number in (1, 2, 3, 1)]
+    masks = [np.minimum(mask, 255) for mask in masks]
+    masks = [np.stack([mask] * 3, -1) if channels == 3 else mask for mask in masks]
+    data = inspect(with_masks(tmp_path, masks), mask_values='nonzero')[1]
+    assert data.coding.words == 'values above 0 are foreground; 255 is ignored'
+    assert data.classes[255][0] == 4 * 8 * 16 and data.classes[1][0] == 4 * 16 * 16
+
+
+def test_a_grey_gif_is_no_palette_of_classes(tmp_path):
+    assert offered(ask(with_masks(tmp_path, [block(38, row) for row in range(4)], '.gif')), 'mask_values="{38') \
+        == 'mask_values="{38: 1}"'
+
+
+def test_jpeg_masks_are_offered_no_numbers_of_their_noise(tmp_path):
+    text = str(ask(with_masks(tmp_path, [block(200, row) for row in range(4)], '.jpg')))
+    assert 'mask_values="{0: 0, 200: 1}"' in text
+    assert 'num_classes=' not in text and text.count('mask_values="{') == 1
+
+
+def test_near_infrared_that_a_tiff_calls_alpha_is_told_of(tmp_path):
+    for number in range(4):
+        (tmp_path / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / f'images/{number}.tif', np.full((32, 48, 4), number, np.uint8), photometric='rgb',
+                         extrasamples=['unassalpha'])
+        save(tmp_path / f'masks/{number}.png', block(255))
+    assert 'band 4 of the images is taken for alpha and left out; in_channels=4 takes it' in inspect(tmp_path)[1].notes
+    assert not any('alpha' in note for note in inspect(tmp_path, in_channels=4)[1].notes)
+
+
+def test_validation_images_of_another_scale_are_refused_by_name(tmp_path):
+    """Training images of 8 bits become 0 to 1 beside floats; floats of 0 to 255 are none of theirs."""
+    for number in range(8):
+        split, suffix = ('train', 'png') if number < 6 else ('val', 'npy')
+        image = np.random.default_rng(number).integers(0, 256, (32, 48, 3)).astype(np.float32)
+        save(tmp_path / f'{split}/images/{number}.{suffix}', image)
+        save(tmp_path / f'{split}/masks/{number}.png', block(255))
+    with pytest.raises(DataError, match=r'val/images/6.npy: values around 1\d\d.* are far from all'):
+        train_unet.train(data=str(tmp_path), **TINY)

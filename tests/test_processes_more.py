@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 
@@ -267,6 +268,89 @@ def test_a_killed_data_worker_of_one_process_is_replaced(undisturbed, tmp_path, 
     before, after = re.findall(r'^data workers: (\d+)$', printed[1], re.MULTILINE)
     assert before != after
     assert_same(final(tmp_path / 'run'), final(undisturbed[0]))
+
+
+def kill_worker_when_an_epoch_is_closed(rank):
+    """The data worker of process 1 is killed while that writes down its first epoch."""
+    usual = train_unet.close_epoch
+
+    def close(state, *rest):
+        usual(state, *rest)
+        if rank == 1 and state.epoch == 1:
+            worker = multiprocessing.active_children()[0]
+            worker.kill()
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+            open('killed', 'w').close()
+
+    train_unet.close_epoch = close
+
+
+def test_a_worker_killed_between_two_epochs_of_one_process_is_replaced(undisturbed, tmp_path):
+    """The process that starts again agrees with the others before its next epoch, as they do."""
+    codes, printed = run_job(tmp_path, undisturbed[1], kill_worker_when_an_epoch_is_closed, num_workers=1)
+    assert codes == [0, 0] and (tmp_path / 'killed').exists(), printed
+    assert_same(final(tmp_path / 'run'), final(undisturbed[0]))
+
+
+def signal_everybody_in_validation(rank):
+    """As SLURM does: SIGTERM to each process and to its data workers, when the first epoch is scored."""
+    usual = train_unet.evaluate
+
+    def score(*args, **named):
+        if args and multiprocessing.active_children():                 # not in the smoke test
+            pids = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
+            subprocess.run(['kill', *map(str, pids)])                  # torch's workers know the hand of their parent
+            time.sleep(1)                                              # a worker that dies has died by then
+        return usual(*args, **named)
+
+    train_unet.evaluate = score
+
+
+def test_a_signal_to_all_processes_and_workers_in_validation_loses_nothing(undisturbed, tmp_path):
+    codes, printed = run_job(tmp_path, undisturbed[1], signal_everybody_in_validation, num_workers=1)
+    assert codes == [128 + signal.SIGTERM] * 2, printed
+    assert not any('Traceback' in text for text in printed), printed
+    last = train_unet.load_last(tmp_path / 'run')[0]
+    assert (last['epoch'], last['window'], len(last['history'])) == (1, 0, 1)
+
+
+# ---------------------------------------------------------------- what must be one, and what must not
+
+
+def have_other_units(rank):
+    """Process 1 runs on a processor with bfloat16 in hardware, process 0 on one without."""
+    torch.backends.mkldnn.is_available = lambda: bool(rank)
+    torch.cpu.get_capabilities = lambda: {'amx_bf16': True}
+    usual = train_unet.train_step
+
+    def step(state, *rest):
+        print('precision:', state.dtype, 'draws:', torch.rand(1).item(), flush=True)
+        return usual(state, *rest)
+
+    train_unet.train_step = step
+
+
+def test_processes_have_one_precision_and_random_numbers_of_their_own(undisturbed, tmp_path):
+    codes, printed = run_job(tmp_path, undisturbed[1], have_other_units, use_amp='auto', num_epochs=1)
+    assert codes == [0, 0], printed
+    told = [re.findall(r'^precision: (\S+) draws: (\S+)$', text, re.MULTILINE)[-WINDOWS:] for text in printed]
+    assert {precision for rows in told for precision, _ in rows} == {'float32'}
+    assert len({draw for rows in told for _, draw in rows}) == 2 * WINDOWS
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'cuda'])
+def test_processes_without_the_gpu_that_others_have_are_refused(monkeypatch, kind):
+    other = kind, frozenset({'float16'})
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_rank', lambda: 0)
+    monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(torch.distributed, 'all_gather_object', lambda into, value: into.__setitem__(1, other))
+    mine = train_unet.Hardware('cuda', 'a GPU', (8, 0), frozenset({'float16', 'bfloat16'}))
+    if kind == 'cuda':
+        assert train_unet.common_hardware(mine).units == {'float16'}
+    else:
+        with pytest.raises(train_unet.ConfigError, match=r'different devices \(cpu, cuda\)'):
+            train_unet.common_hardware(mine)
 
 
 class Readers(torch.utils.data.Dataset):

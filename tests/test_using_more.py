@@ -1018,7 +1018,7 @@ def test_rows_of_a_large_image_are_resized_as_a_whole_image_is(size, wanted):
 @pytest.mark.parametrize('images, wanted', [(3, True), (4, False)])
 def test_statistics_are_shared_where_a_gpu_has_few_images(monkeypatch, images, wanted):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
-    monkeypatch.setattr(train_unet, 'world', lambda: (0, 2))
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, 2))
     monkeypatch.setattr(nn.Module, 'to', lambda self, *_, **__: self)
     monkeypatch.setattr(nn.parallel, 'DistributedDataParallel', lambda network, devices, **_: network)
     config = {**train_unet.CONFIG, 'batch_size': 2 * images, 'learning_rate': 0.01, 'ema_decay': None}

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 TRAIN = [sys.executable, str(ROOT / 'train_unet.py')]
 LIBRARIES = 'import torch, segmentation_models_pytorch, albumentations, cv2, PIL.Image, tqdm.auto'
-FIRST_STEP = re.compile(rb'\[train\][^\r\n]*?\b[1-9]\d*/\d+ \[')
+FIRST_STEP = re.compile(rb'\[train\]:? [1-9]\d*/\d+')
 
 
 def time_command(command, expected, folder):
