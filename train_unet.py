@@ -5661,18 +5661,11 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
     if data is not None:
         try_smallest(model, data.sizes)
-    rank, count = world()
-    if len(train_data) < count:
-        raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
-    sampler = WindowSampler(len(train_data), config, rank, count)
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
         train_data = Plain(train_data, name_of, config['seed'])
         val_data = Plain(val_data, 'validation sample {}'.format, config['seed'])
-    loader = build_loader(train_data, config, device, batch_sampler=sampler)
-    val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
-                              sampler=range(rank, len(val_data), count),     # sharded without padding
-                              batch_size=val_batch_size(config))
+    sampler, loader, val_loader = build_loaders(train_data, val_data, config, device)
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
@@ -5683,6 +5676,19 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
+
+
+def build_loaders(train_data, val_data, config, device):
+    """What this process sees -> (sampler of windows, loader of training batches, loader of validation batches)."""
+    rank, count = world()
+    if len(train_data) < count:
+        raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
+    sampler = WindowSampler(len(train_data), config, rank, count)
+    loader = build_loader(train_data, config, device, batch_sampler=sampler)
+    val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
+                              sampler=range(rank, len(val_data), count),     # sharded without padding
+                              batch_size=val_batch_size(config))
+    return sampler, loader, val_loader
 
 
 def refuse_used(folder):
@@ -5794,8 +5800,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
-            left_out = [val_loader.dataset.name(row) for row in metrics.pop('broken')]
-            state.left_out = dict(Counter(state.left_out) + Counter(left_out))
+            state.left_out = dict(Counter(state.left_out) + Counter(map(val_loader.dataset.name, metrics.pop('broken'))))
             with heard_later():
                 close_epoch(state, metrics, config, run, is_due)
                 show_epoch(run, state, val_loader.dataset)

@@ -1873,9 +1873,25 @@ def test_a_config_that_was_edited_is_told_of_or_refused_at_a_resume(caplog):
     settings.write_text(text.replace("'seed': 0", "'seed': 5").replace("'batch_size': 4", "'batch_size': 2"))
     with pytest.raises(tu.ConfigError, match='seed=5: cannot change(.|\n)*must stay 4 on resume'):
         train(resume='run', run_dir='auto', batch_size=2)
-    settings.write_text(text.replace("'max_bad_steps': 5", "'max_bad_steps': 7"))
+    settings.write_text(text.replace("'group_pattern': None", "'group_pattern': '.'"))
+    with pytest.raises(tu.ConfigError, match="group_pattern='.': cannot change"):
+        train(resume='run', run_dir='auto')
+    settings.write_text(text.replace("'max_bad_steps': 5", "'max_bad_steps': 7").replace(
+        "'grad_clip': 1.0", "'grad_clip': None"))
     train(resume='run', run_dir='auto')
     assert 'max_bad_steps: 5 -> 7 changes the result of the run' in caplog.text
+    assert 'grad_clip: 1.0 -> None changes the result of the run' in caplog.text
+
+
+def test_a_precision_that_was_edited_is_the_one_a_resume_goes_on_in(caplog):
+    train(stop_at(network(), 1 + 2 + 1), use_amp=True, amp_dtype='bfloat16')
+    settings = Path('run/config.py')
+    settings.write_text(settings.read_text().replace("'use_amp': True", "'use_amp': False"))
+    typed = {key: value for key, value in OWN.items() if key not in ('use_amp', 'run_dir')}
+    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(), val_data=Samples(5, seed=1), resume='run',
+                      **typed)
+    assert [row['precision'] for row in result.history] == ['bfloat16', 'float32', 'float32']
+    assert 'use_amp: True -> False changes the result of the run' in caplog.text
 
 
 @pytest.mark.parametrize('error', [MemoryError('too much'), torch.OutOfMemoryError('CUDA out of memory (a test)')])
