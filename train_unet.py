@@ -5787,7 +5787,7 @@ def settle_own(config):
 
 def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
-    patience, deaths, is_late = config['early_stopping_patience'] or math.inf, 0, False
+    patience, several, deaths, is_late = config['early_stopping_patience'] or math.inf, world().size > 1, 0, False
     while state.epoch < config['num_epochs'] and (is_late or not run.agree(config)[0]):
         is_late, epoch = False, state.epoch                            # started again: the others are in the epoch
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
@@ -5796,11 +5796,12 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         try:
             train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             is_due = run.is_due()                                      # once: the save before validation counts as one
-            if is_due and (world().size > 1 or time.monotonic() - run.last_save > 60):
+            if is_due and (several or time.monotonic() - run.last_save > 60):
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
-            state.left_out = dict(Counter(state.left_out) + Counter(map(val_loader.dataset.name, metrics.pop('broken'))))
+            left_out = Counter(map(val_loader.dataset.name, metrics.pop('broken')))
+            state.left_out = dict(Counter(state.left_out) + left_out)
             with heard_later():
                 close_epoch(state, metrics, config, run, is_due)
                 show_epoch(run, state, val_loader.dataset)
@@ -5818,14 +5819,13 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             if isinstance(error, OneTooLarge):
                 state.batch_size = config['batch_size']                # with the settings of a resume it may fit
-            if world().size == 1:
+            if not several:
                 run.save(state, config)
             if isinstance(error, MemoryError):
                 raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
                                  'cache_images=False and fewer num_workers need less'], 'out of memory') from None
             raise
         except (RuntimeError, EOFError) as error:
-            several = world().size > 1
             if is_out_of_memory(error) and not several:                # where no smaller batch would help
                 run.save(state, config)
                 raise UserError(TOO_LARGE, 'out of memory') from None
