@@ -2778,8 +2778,9 @@ def inspect_data(config, decode=False):
         wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
     if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):
         notes.append(f'band {wide} of the images is taken for alpha and left out; in_channels={wide} takes it')
-    notes += [f'class {i} is in no training mask: it cannot be learnt, yet it counts in the scores'
-              for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
+    unseen = [str(i) for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
+    if unseen:
+        notes.append(f'class {", ".join(unseen)} is in no training mask: it cannot be learnt, yet counts in the scores')
     held_out = [ids for split, ids in zip(pairs.splits, found) if split == SPLITS.index('val')]
     lacking = {i for i in classes if 0 < i < coding.num_classes}.difference(*held_out)
     if not held_out:
