@@ -1589,7 +1589,7 @@ def split_by_names(pairs, root, files, notes):
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}     # by others than trainval.txt
     for folder, name in lists if not is_split else ():
-        if folder in halved and re.match('train[-_]?val', name):
+        if folder in halved and re.match('(?i)train[-_]?val', name):
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError), open(os.path.join(root, folder, name), encoding='utf-8-sig',
@@ -3274,8 +3274,7 @@ def start_worker(_):
     cv2.setNumThreads(0)
     with contextlib.suppress(AttributeError, OSError):
         os.setpgid(0, 0)                                               # torchrun signals whole process groups
-    several = int(os.environ.get('WORLD_SIZE', 1)) > 1
-    for name in ['SIGINT', *['SIGTERM', 'SIGUSR1'] * several]:         # the parent decides; SLURM's signals reach all
+    for name in ['SIGINT', *['SIGTERM', 'SIGUSR1'] * (world().size > 1)]:      # the parent decides; SLURM's reach all
         signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
 
 
