@@ -601,7 +601,8 @@ def parse_mask_values(mask_values):
     if isinstance(mask_values, str):
         match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', '>0' if mask_values == 'nonzero' else mask_values)
         if not match:
-            raise ValueError("type a dict such as {255: 1}, '>127', '<128' or 'nonzero'")
+            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or mask_values=">127", '
+                             'mask_values="<128", mask_values=nonzero')
         return int(match[1]) if match[1] else -int(match[2])
     if not isinstance(mask_values, dict):
         return None                                                    # other types are reported elsewhere
@@ -644,14 +645,21 @@ def parse_command(argv):
     if needed and preset is not None:
         problems.append(f'--preset {shown(preset)}: no effect on a trained run')
     for word in paths[1:] if verb in ('evaluate', 'export') else []:
-        hint = f'; to score other data type {as_typed("data", word)}' if verb == 'evaluate' else ''
+        hint = f'; to score other data type {as_typed("data", word)}' if verb == 'evaluate' else \
+            f'; type format={word}' * (word in ('onnx', 'pt2', 'smp'))
         problems.append(f'{word!r}: {verb} takes one run{hint}')
     idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'},
             'tune': overrides.keys() & {'resume'}}
     problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
-        if os.path.exists(word):
+        if word in COMMANDS:
+            hint = ': the command comes first'
+        elif os.path.isfile(os.path.join(word, 'config.py')):
+            hint = f'; to go on with that run type {as_typed("resume", word)}'
+        elif word.endswith('.py') and os.path.isfile(word):
+            hint = f'; to use that preset type --preset {quoted(word)}'
+        elif os.path.exists(word):
             hint = f'; to train on that folder type {as_typed("data", word)}'
         elif key.partition('=')[0] == 'preset' and preset is not None:
             hint = f': there is one preset, {shown(preset)}; what you want of the other type as key=value'
@@ -709,7 +717,8 @@ def find_fault(key, value):
         return f'must hold whole numbers{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
-    return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}{default}'
+    return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}' + \
+        ', or None' * ('none' in kinds) + default
 
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
@@ -1135,6 +1144,7 @@ class Pairs:
     splits: np.ndarray             # (N,) index into SPLITS
     rule: str                      # how they were paired, in words
     notes: list                    # what was ignored
+    is_drawn: bool = True          # whether chance chose the validation images, not names
 
     def rows(self, split):
         """Indices of one split, in the order of the names; without validation images the training images."""
@@ -1519,7 +1529,8 @@ def find_pairs(config):
             raise DataError([*error.problems, *problems_of_pairs(config, root, files),
                              *lines_that_pair(config, root, files)], error.title) from None
     splits = choose_splits([image for image, _ in pairs], config)
-    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config))
+    is_drawn = not any(image.split == 'val' for image, _ in pairs)
+    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn)
 
 
 def doubts(pairs, splits, config):
@@ -2743,7 +2754,8 @@ def scan(pairs, config, decode=False):
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, _, problem in found])
     notes = pairs.notes + shorten(f'left out: {problem}' for problem in problems)
-    pairs = Pairs(pairs.images[sound], pairs.masks[sound], pairs.splits[sound], pairs.rule, notes)
+    pairs = dataclasses.replace(pairs, images=pairs.images[sound], masks=pairs.masks[sound],
+                                splits=pairs.splits[sound], notes=notes)
     return pairs, [entry[1] for _, entry, _ in found if entry]
 
 
@@ -2786,8 +2798,8 @@ def inspect_data(config, decode=False):
     if not held_out:
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
-        notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it, '
-                     'another seed or val_fraction draws other images')
+        notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
+                     + ', another seed or val_fraction draws other images' * pairs.is_drawn)
     times = Counter(as_grey(code) for codes in masks for code in codes)
     falling = falls([times[code] for code in sorted(times) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
@@ -3603,9 +3615,11 @@ def try_one_size(model, height, width, other=''):
         if model.is_own:
             raise ConfigError(f'model: cannot take normalised float32 images {shape}{other} ({in_words(error)})') \
                 from None
+        named = re.findall(r'(?<!\d)\d{3}(?!\d)', config['encoder'])   # swin_tiny_patch4_window7_224
+        size = named[-1] if named else f'{height * 2}x{width * 2}'
         raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
                           f'images of {width} x {height} pixels ({in_words(error)}): type another image_size, such as '
-                          f'{height * 2}x{width * 2} or the one in the name of the encoder{other}') from None
+                          f'{size}{other}') from None
 
 
 def change_forward(module, mixin):
@@ -4485,7 +4499,7 @@ def guarded_step(state, window, loss_fn, config):
         scale, state.scaler = state.scaler.state_dict(), build_scaler(state.dtype, config, state.device)
         state.scaler.load_state_dict(scale)                            # afresh: it may have unscaled already
         if is_starved:
-            old, state.batch_size = state.batch_size, halve(state)
+            old, state.batch_size = state.batch_size, halve(state, config)
             torch.cuda.empty_cache()
             record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
     try:
@@ -4497,7 +4511,7 @@ def guarded_step(state, window, loss_fn, config):
     state.optimizer.zero_grad(set_to_none=True)                        # outside, as above
     if state.batch_size == 1:                                          # no checkpoint: weights may be half updated
         raise UserError(TOO_LARGE, 'out of memory')
-    raise Rewind('out of memory inside the optimizer step', batch_size=halve(state))
+    raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
 
 
 def gives_up_compiling(model, error):
@@ -4557,13 +4571,17 @@ def one_image_told(was_halved=False):
         raise UserError(ONE_IMAGE) from None
 
 
-def halve(state):
+def halve(state, config):
     """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
-    if world().size > 1:
-        raise UserError(f'batch_size={state.batch_size} does not fit on process {world().rank}: type half of it and '
-                        'twice the accumulation_steps, which changes nothing about the result', 'out of memory')
-    if state.batch_size == 1:
+    effective = config['batch_size'] * config['accumulation_steps']
+    at_once = min(state.batch_size, effective // world().size)         # processes share the accumulation steps first
+    if at_once == 1:
         raise OneTooLarge(TOO_LARGE, 'out of memory')
+    if world().size > 1:
+        fewer = at_once // 2
+        raise UserError(f'{at_once} images at once do not fit on process {world().rank}: type batch_size={fewer} '
+                        f'accumulation_steps={effective // fewer}, which changes nothing about the result',
+                        'out of memory')
     return state.batch_size // 2
 
 
@@ -4795,6 +4813,7 @@ class Run:
         self.save_seconds = 0.0                                        # of the quickest save so far: disks have hiccups
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
+        self.is_own = False                                            # began with a network, data or loss from Python
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board, self.is_saved = None, True                         # board: TensorBoard's writer
@@ -4815,10 +4834,16 @@ class Run:
             self.write('best.pt', self.unsaved)
         if self.begun and isinstance(error, UserError) and not world().rank:
             if (self.folder / 'last.pt').exists():
-                error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
+                error.problems.append(f'mended? It goes on with:  {self.continued()}')
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
                 self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, line, (), None))
         self.after.close()
+
+    def continued(self):
+        """What to type to go on with this run."""
+        if self.is_own:
+            return f'train_unet.train(resume={str(self.folder)!r}, ...), given what it began with'
+        return command_line(as_typed('resume', self.folder))
 
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
@@ -4840,7 +4865,7 @@ class Run:
             holder = 'another run'
             with contextlib.suppress(OSError):
                 holder = (self.folder / '.holder').read_text()
-            raise UserError(f'{self.folder}: is in use by {holder}; choose another run_dir') from None
+            raise UserError(f'{self.folder}: is in use by {holder}; wait for its end, or start a new run') from None
         self.file = file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         plain = logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S')
@@ -4935,7 +4960,7 @@ class Run:
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
-                           | describe_model(state.evaluated, config | amp_settings(state.dtype)))
+                           | describe_model(state.evaluated, config))  # its precision is the one typed; dtype: at work
         if world().size > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
@@ -5316,7 +5341,7 @@ def resume_config(folder, preset, overrides):
         config['data'] = base['data']
     for key, value in config.items():                                  # as settling has them
         if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
-            config[key] = saved.get(key, value)
+            config[key] = choose_device('auto').type if key == 'device' else saved.get(key, value)
     if saved.get('device') == 'auto' and config['device'].startswith(choose_device('auto').type):
         saved = {**saved, 'device': config['device']}                  # the one it would be anyway
     changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
@@ -5326,6 +5351,8 @@ def resume_config(folder, preset, overrides):
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
+    if config['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data']):
+        fixed.append(f'data={config["data"]!r}: is gone; if it was moved type data=ITS_PLACE')
     if fixed:
         raise ConfigError(fixed)
     notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
@@ -5382,9 +5409,12 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if not len(data.pairs.rows('train')):
         raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
     if data.shares[1:].sum() == 0:
-        other = [name_code(code) for code in sorted(data.values) if code not in (0, -1, COLOUR)]
+        other = [name_code(code) for code in sorted(data.values) if code not in (0, -1, COLOUR)
+                 and not data.coding.encode(np.array([[code]])).any()]
+        held = any(0 < class_id < IGNORE for class_id in data.classes)
         raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
                          f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}',
+                         *['masks of validation or test hold some: another split would train on it'] * held,
                          *[f'mask_values="{{{code}: 1}}" would say that {code} is foreground' for code in other[-1:]]])
     if np.count_nonzero(data.shares) < 2:
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
@@ -5576,7 +5606,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
         raise UserError('another training is at work in this process; give each a process of its own')
-    folder, was_there, run, before = None, True, None, random_states()
+    folder, was_there, run, was_refused, before = None, True, None, False, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
     try:
@@ -5603,6 +5633,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except UserError as error:
+        was_refused = True
         forget_frames(error)
         raise
     finally:
@@ -5614,7 +5645,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
-            is_empty = folder and {p.name for p in folder.iterdir()} <= {'log.txt', '.lock', '.holder'}
+            nothing = {'log.txt', '.lock', '.holder', *(('config.py', *CHECKPOINTS) if was_refused else ())}
+            is_empty = folder and {p.name for p in folder.iterdir()} <= nothing
             if is_empty and not was_there and not (run and run.begun):         # nothing was begun: leave no trace
                 shutil.rmtree(folder)
 
@@ -5622,6 +5654,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From a config to a Result, in a locked run folder."""
     own_data, resuming = train_data is not None, config['resume'] is not None
+    run.is_own = own_data or model is not None or loss_fn is not None
     kept = settings_of(run.folder) if resuming else {}
     typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
     typed |= {key for key, origin in sources.items() if origin == 'config.py'}
@@ -5694,7 +5727,8 @@ def build_loaders(train_data, val_data, config, device):
 def refuse_used(folder):
     """UserError for a folder in which a new run would write over another one, or over a config.py that is of no run."""
     if any((folder / name).exists() for name in CHECKPOINTS):
-        raise UserError(f'{folder}: holds a run already; resume={folder} continues it, another run_dir starts afresh')
+        raise UserError(f'{folder}: holds a run already; {as_typed("resume", folder)} continues it, another run_dir '
+                        'starts afresh')
     settings = folder / 'config.py'
     if settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode())):
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
@@ -5800,7 +5834,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 with heard_later():
                     run.save(state, config)                            # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
-            left_out = Counter(map(val_loader.dataset.name, metrics.pop('broken')))
+            left_out = Counter(val_loader.dataset.name(row) for row in metrics.pop('broken'))
             state.left_out = dict(Counter(state.left_out) + left_out)
             with heard_later():
                 close_epoch(state, metrics, config, run, is_due)
@@ -5821,6 +5855,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
                 state.batch_size = config['batch_size']                # with the settings of a resume it may fit
             if not several:
                 run.save(state, config)
+            if 'cannot be read' in str(error):
+                error.problems.append('skip_broken=True leaves out files that cannot be read')
             if isinstance(error, MemoryError):
                 raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
                                  'cache_images=False and fewer num_workers need less'], 'out of memory') from None
@@ -6052,8 +6088,8 @@ def finish(state, val_data, config, run):
     if not run.is_saved:
         log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
     if run.asked:
-        line = f' Continue with:  {command_line(as_typed("resume", run.folder))}'
-        log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line * ('last.pt' in there))
+        line = f' Continue with:  {run.continued()}' * ('last.pt' in there)
+        log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line)
     elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
     return Result(state.history, best, model, run.folder, run.asked, run.is_saved)
@@ -6253,6 +6289,9 @@ def load_with(run, overrides):
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # which leaves what the run has
     model = load(run, settings.get('device', 'auto'))
+    names, count = settings.get('class_names'), model.config['num_classes']
+    if names and len(names) != count:
+        raise ConfigError(f'class_names has {len(names)} names, the network knows {count} classes with the background')
     model.config |= settings
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
@@ -6507,7 +6546,12 @@ def evaluate_run(folder, overrides):
     model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
-    data = inspect_data(model.config)
+    try:
+        data = inspect_data(model.config)
+    except DataError as error:                                         # num_classes is the network's
+        error.problems = [line for line in error.problems if 'num_classes=' not in line]
+        error.problems += [f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding)})'] * other
+        raise
     if other:
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
@@ -6547,7 +6591,8 @@ def evaluate_run(folder, overrides):
         is_tuned = store_threshold(folder, best, model)
         model.threshold = best if is_tuned else model.threshold
     per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
-    report(folder, model, dataset, split, counts, per_image, other, is_tuned)
+    changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
+    report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
     return 0
 
 
@@ -6589,10 +6634,10 @@ def store_threshold(folder, level, model):
 EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image without any too; in one alone it is 0'
 
 
-def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
+def report(typed_run, model, dataset, split, counts, per_image, other_data, is_tuned, changed):
     """Write and print what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
-    """
-    run, level = best_file(run).parent, model.threshold
+    `changed`: the settings that are not the run's own."""
+    run, level = best_file(typed_run).parent, model.threshold
     folder = evaluation_folder(run, model.config['data']) if other_data else run
     metrics, tuned = compute_metrics(counts[level if other_data else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
@@ -6602,10 +6647,13 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
     tell = lines.append
     tell(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
          f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
-    tell(f'{"class":<20}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
+    if changed:
+        tell(f'with {" ".join(as_typed(*item) for item in sorted(changed.items()))}')
+    wide = max(20, *(len(name) + 1 for name in names))
+    tell(f'{"class":<{wide}}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
     columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
     for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
-        tell(f'{name:<20}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
+        tell(f'{name:<{wide}}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
     if two:
         how = 'the one stored in the run, for all figures here' if other_data else \
             'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
@@ -6618,14 +6666,14 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
         tell(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
              f'{len(images)} images are not counted')
     tell(f'Empty masks: {EMPTY_RULE}')
-    content = {'data': os.path.abspath(model.config['data']), 'split': split,
+    content = {'data': os.path.abspath(model.config['data']), 'split': split, 'settings': changed,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion_at_threshold': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE,
                'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
     right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])
-    agreement = lambda row: (right(row) if math.isnan(row['iou']) else row['iou'], right(row))
+    agreement = lambda row: right(row) + (right(row) if math.isnan(row['iou']) else row['iou'])
     worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
     draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
@@ -6633,7 +6681,7 @@ def report(run, model, dataset, split, counts, per_image, other_data, is_tuned):
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
     tell(f'Written to {clean(folder)}: {", ".join(there)}')
-    tell(f'Next:  {command_line("predict", quoted(run), "YOUR_IMAGES -o masks")}')
+    tell(f'Next:  {command_line("predict", quoted(typed_run), "YOUR_IMAGES -o masks")}')
     print('\n'.join(lines))                                            # last, for whoever reads them may have left
 
 
@@ -6657,13 +6705,13 @@ def draw_confusion(counts, names, path):
     axes = figure.subplots()
     axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)
     for (row, column), share in np.ndenumerate(shares):
-        if share >= 0.005:
+        if share >= 0.005 and len(names) <= 60:                        # of more they take a minute, and cannot be read
             axes.text(column, row, f'{share:.2f}', ha='center', va='center', fontsize=8,
                       color='white' if share > 0.5 else 'black')
     axes.set(xlabel='predicted', ylabel='truth', title='Share of each true class')
     axes.set_xticks(range(len(names)), names, rotation=45, ha='right', parse_math=False)
     axes.set_yticks(range(len(names)), names, parse_math=False)
-    write_file(path, lambda file: figure.savefig(file, format='png', dpi=130))
+    write_file(path, lambda file: figure.savefig(file, format='png', dpi=min(130, 4000 / size)))
 
 
 # ===== export =========================================================================
@@ -6915,7 +6963,7 @@ def estimate_memory(config, dtype):
         with one_image_told():
             activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 0}.get(
+    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 2 / 3}.get(
         config['optimizer'].lower(), 2)
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
@@ -6949,6 +6997,8 @@ def check(preset, overrides):
     config, sources, notes = resolve_config(preset, overrides)
     if folder := find_resume(config):
         config, sources, notes = resume_config(folder, preset, overrides)
+    elif config['run_dir'] != 'auto':
+        refuse_used(Path(config['run_dir']))
     device = choose_device(config['device'])
     try:
         config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
@@ -6986,7 +7036,9 @@ def check(preset, overrides):
              [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
             for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
     path = Path('runs') / 'check' / 'samples.png'
-    sheet(rows, ['image as the network sees it', 'mask'], path)
+    count = config['num_classes']
+    key = zip(colour_mask(np.arange(count), count), class_names(config, count))
+    sheet(rows, ['image as the network sees it', 'mask'], path, [*key, (IGNORED, 'ignored')])
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [*([f'--preset {quoted(preset)}'] if preset else []), *words]
     print(f'what the network will see: {clean(path)}\nready:', command_line(*words))
@@ -7377,6 +7429,8 @@ def main(argv=None):
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
         return {'check': check, 'tune': tune}[verb](preset, overrides)
     except UserError as error:
+        if isinstance(error, OneTooLarge) and verb in NEEDS:      # settings of a training do not help there
+            error.problems = ['one image at a time does not fit into memory either: type device=cpu']
         print(error, file=sys.stderr)
         return getattr(error, 'exit_code', 2)
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ Importing it puts the project root on sys.path, so that `import train_unet` work
 """
 import argparse
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -17,8 +18,8 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-PACKAGES = ('torch', 'segmentation-models-pytorch', 'numpy', 'albumentations', 'lightning',
-            'fastai', 'monai', 'accelerate')
+PACKAGES = ('torch', 'segmentation-models-pytorch', 'timm', 'numpy', 'albumentations', 'lightning',
+            'fastai', 'monai', 'pytorch-ignite', 'accelerate')
 
 
 def default_data(name=''):
@@ -121,7 +122,9 @@ def save_json(name, results, out=None, n=None, seed=None):
     """Results with all that is needed to read them; written whole or not at all -> the path."""
     path = json_path(name, out)
     path.parent.mkdir(parents=True, exist_ok=True)
+    program = hashlib.sha256((ROOT / 'train_unet.py').read_bytes()).hexdigest()[:12]
     record = {'benchmark': name, 'command': ' '.join(sys.argv), 'n': n, 'seed': seed,
+              'train_unet.py': program,
               'date': datetime.datetime.now().isoformat(timespec='seconds'),
               'hardware': describe_hardware(), 'versions': describe_versions(), 'results': results}
     partial = path.with_suffix('.partial')

@@ -24,15 +24,16 @@ PRECISIONS = {'float32': ['use_amp=False', 'tf32_matmul_precision=highest'],
 
 
 def train(settings, folder):
-    """Run the program to its end -> (best validation IoU, seconds)."""
+    """Run the program to its end -> (best validation IoU, seconds, the precisions of its epochs)."""
     command = [sys.executable, str(ROOT / 'train_unet.py'), *settings, f'run_dir={folder}']
     begun = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f'{" ".join(command)} failed:\n{done.stderr[-2000:]}')
     with open(os.path.join(folder, 'history.csv'), newline='') as file:
-        scores = [float(row['val_iou']) for row in csv.DictReader(file) if row['val_iou']]
-    return max(scores), time.perf_counter() - begun
+        rows = [row for row in csv.DictReader(file) if row['val_iou']]
+    return (max(float(row['val_iou']) for row in rows), time.perf_counter() - begun,
+            sorted({row['precision'] for row in rows}))
 
 
 def main():
@@ -55,17 +56,20 @@ def main():
         for name, seed in tqdm(jobs, desc='trainings'):
             settings = [*common, *PRECISIONS[name], f'seed={seed}']
             found[name].append(train(settings, os.path.join(folder, f'{name}-{seed}')))
-            path = save_json('precision_iou', {'settings': vars(args), 'iou_and_seconds': found},
+            path = save_json('precision_iou', {'settings': vars(args), 'iou_seconds_precisions': found},
                              args.out, n=args.seeds, seed=list(range(args.seeds)))
-    means = {name: statistics.mean(iou for iou, _ in runs) for name, runs in found.items()}
+    means = {name: statistics.mean(iou for iou, *_ in runs) for name, runs in found.items()}
     print_table(f'Best validation IoU of {args.epochs} epochs, {" ".join(common)}', [
-        {'precision': name, **{f'seed {seed}': f'{iou:.4f}' for seed, (iou, _) in enumerate(runs)},
+        {'precision': name, **{f'seed {seed}': f'{iou:.4f}' for seed, (iou, *_) in enumerate(runs)},
          'mean IoU': f'{means[name]:.4f}', f'minus {first}': f'{means[name] - means[first]:+.4f}',
-         'seconds each': statistics.median(seconds for _, seconds in runs)}
+         'seconds each': statistics.median(seconds for _, seconds, _ in runs)}
         for name, runs in found.items()])
     same = all(abs(mean - means[first]) <= args.within for mean in means.values())
-    verdict = 'Equal' if same else 'NOT equal'
-    print(f'\n{verdict} within {args.within}\n{describe_machine()}\n{path}')
+    verdict = f'Equal within {args.within}' if same else f'NOT equal within {args.within}'
+    others = {name: precisions for name, runs in found.items() for *_, precisions in runs if precisions != [name]}
+    if others:                                                         # no such units, or healed
+        verdict, same = f'NOT comparable: what was to train in these precisions trained in {others}', False
+    print(f'\n{verdict}\n{describe_machine()}\n{path}')
     return 0 if same else 1
 
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -48,7 +49,8 @@ def time_first_step(settings, folder, most=600):
         try:
             with contextlib.suppress(OSError):                         # the terminal closes with it
                 while not FIRST_STEP.search(seen) and time.perf_counter() - begun < most:
-                    seen += os.read(parent, 65536)
+                    if select.select([parent], [], [], 1)[0]:
+                        seen += os.read(parent, 65536)
             seconds = time.perf_counter() - begun
         finally:
             process.send_signal(signal.SIGKILL)

@@ -8,7 +8,10 @@
 plain: smp.Unet resnet34 from scratch, Adam 2e-4 (constant), Dice, batch 16, no augmentation, in a
 plain PyTorch loop, for --budget seconds of nothing but training steps: reading the images (all are
 decoded and resized beforehand) and scoring after every epoch are off its clock.
-ours: train_unet.train with its defaults and image_size=--size. Its clock is the user's: it runs
+ours: train_unet.train with its defaults and image_size=--size: on a CPU another and smaller network
+(resnet10t, half the decoder's width), half-size images at first, bfloat16 where the CPU has it.
+`--ours encoder=resnet34 decoder_channels=[256,128,64,32,16] progressive_resizing=0 use_amp=False`
+adds one that trains plain's network in plain's precision. Its clock is the user's: it runs
 from the call of train() and holds looking at the data, building, trying a step, loading, training,
 its own validation and its checkpoints. Off the clock are only the imports and the scoring here. A
 point of its curve is taken when an epoch is closed, best.pt and last.pt written; scored are the
@@ -35,6 +38,7 @@ from pathlib import Path
 
 from common import (base_parser, default_data, describe_machine, json_path, median_and_spread,
                     print_table, save_json)
+import albumentations  # noqa: F401  (train_unet imports it when it is used: not on the clock)
 import cv2
 import numpy as np
 import segmentation_models_pytorch as smp
