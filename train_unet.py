@@ -4960,7 +4960,8 @@ class Run:
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
-                           | describe_model(state.evaluated, config))  # its precision is the one typed; dtype: at work
+                           | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
+                           | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world().size > 1:
             dist.barrier()                                             # nobody reads it before it is there
         self.is_saved = saved and self.unsaved is None
@@ -5363,7 +5364,9 @@ def resume_config(folder, preset, overrides):
 def edited_settings(folder, settings):
     """What somebody has changed in the config.py of a run since its checkpoint -> {key: as the checkpoint has it}."""
     with contextlib.suppress(UserError):                               # that there is no checkpoint is told later
-        trained, free = load_last(folder)[0]['config'], {'data', *FREE_ON_RESUME}
+        saved, free = load_last(folder)[0], {'data', *FREE_ON_RESUME}
+        asked = saved.get('asked') if isinstance(saved.get('asked'), dict) else settings
+        trained = saved['config'] | {key: asked.get(key) for key in ('use_amp', 'amp_dtype')}
         return {key: trained[key] for key, value in settings.items() if key in trained and key not in free
                 and trained[key] != value and (value != 'auto' or key == 'class_weights')}
     return {}

@@ -387,11 +387,14 @@ def test_a_resumed_run_uses_the_threads_it_was_begun_with():
 def test_what_healing_arrived_at_comes_with_a_resume():
     train_own(num_epochs=1, use_amp=True, amp_dtype='float16')
     path = tu.Path('run/last.pt')
-    tu.save_checkpoint(path, tu.load_checkpoint(path) | {'dtype': 'float32', 'batch_size': 2})
+    saved = tu.load_checkpoint(path)
+    healed = {'dtype': 'float32', 'batch_size': 2, 'config': saved['config'] | tu.amp_settings('float32')}
+    tu.save_checkpoint(path, saved | healed)
     result = tu.train(model=network(), loss_fn=squares, train_data=Samples(), val_data=Samples(4),
                       resume='run', num_epochs=2)
     assert [row['precision'] for row in result.history] == ['float16', 'float32']
     assert [row['batch_size'] for row in result.history] == [4, 2]
+    assert 'use_amp' not in (result.run_dir / 'log.txt').read_text().partition('Continuing')[2]
 
 
 def test_a_preset_is_not_dropped_on_resume(run_of_two):
