@@ -1080,3 +1080,78 @@ def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(small_s
     done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'predict', run, small_set / 'images', '-o', 'masks'],
                           env={**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}, capture_output=True, timeout=120)
     assert done.returncode == 143 and os.listdir('masks') == []
+
+
+# ---------------------------------------------------------------- advice that holds when it is typed
+
+
+@pytest.mark.parametrize('words, advice', [
+    (['data=x', 'check'], 'the command comes first'), (['configs/fast.py'], '--preset configs/fast.py'),
+    (['RUN'], 'resume='), (['export', 'RUN', 'onnx'], 'type format=onnx'), (['grad_clip=0'], 'or None'),
+    (['mask_values={255:', '1}'], 'mask_values="{255: 1}", with the quotes')])
+def test_words_in_the_wrong_place_are_told_what_they_should_be(two, monkeypatch, words, advice):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(train_unet.ConfigError) as caught:
+        train_unet.parse_command([str(two[0]) if word == 'RUN' else word for word in words])
+    assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize('command', ['train', 'check'])
+def test_a_folder_that_holds_a_run_is_refused_with_a_line_that_can_be_typed(two, tmp_path, command, capsys):
+    run = shutil.copytree(two[0], tmp_path / 'my run')
+    assert train_unet.main([command, f'data={two[1]}', f'run_dir={run}', 'device=cpu']) == 2
+    line, = re.findall(r'holds a run already; (.*) continues it', capsys.readouterr().err)
+    assert train_unet.parse_overrides(shlex.split(line)) == ({'resume': str(run)}, [])
+
+
+def test_a_resume_of_moved_data_says_how_to_name_its_place(own, two, tmp_path, capsys):
+    settings = own / 'config.py'
+    settings.write_text(settings.read_text().replace(str(two[1]), str(tmp_path / 'gone')))
+    assert train_unet.main([f'resume={own}', 'num_epochs=7']) == 2
+    assert 'is gone; if it was moved type data=' in capsys.readouterr().err
+    assert train_unet.main([f'resume={own}', 'num_epochs=7', f'data={two[1]}']) == 0
+
+
+def test_the_device_of_a_run_can_be_left_to_the_machine(own):
+    settings = own / 'config.py'
+    settings.write_text(settings.read_text().replace("'device': 'cpu'", "'device': 'cuda:1'"))
+    assert train_unet.resume_config(own, None, {'device': 'auto'})[0]['device'] == train_unet.choose_device('auto').type
+
+
+def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
+    assert train_unet.main(['evaluate', str(two[0]), 'class_names=[a, b, c]', 'device=cpu']) == 2
+    assert 'class_names has 3 names, the network knows 2 classes' in capsys.readouterr().err
+
+
+def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, capsys):
+    assert train_unet.main(['evaluate', str(two[0]), f'data={three[1]}', 'device=cpu']) == 2
+    told = capsys.readouterr().err
+    assert 'the network knows 2 classes' in told and 'num_classes=' not in told
+
+
+def test_a_score_with_other_settings_says_so(own, capsys):
+    assert train_unet.main(['evaluate', str(own), 'image_size=32', 'device=cpu']) == 0
+    assert 'with image_size="[32, 32]"' in capsys.readouterr().out
+    assert json.loads((own / 'metrics.json').read_text())['settings'] == {'image_size': [32, 32]}
+
+
+def test_images_that_are_mostly_wrong_come_before_empty_ones_with_a_few_false_pixels(own, two, tmp_path, monkeypatch):
+    """Fourteen empty masks, whose IoU is 0 for a single false pixel, and one that is inverted."""
+    for number in range(15):
+        picture = np.full((64, 64, 3), 40)
+        picture[:6, :6] = 250                                          # a corner that may be found
+        mask = np.zeros((64, 64))
+        if number == 7:
+            mask[10:] = 255
+        for kind, array in (('images', picture), ('masks', mask)):
+            (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number:03}.png')
+    drawn = {}
+    monkeypatch.setattr(train_unet, 'draw_samples', lambda *_, captions: drawn.update(captions))
+    assert train_unet.main(['evaluate', str(own), f'data={tmp_path / "set"}', 'device=cpu', 'val_fraction=0']) == 0
+    assert next(iter(drawn)) == 7
+
+
+def test_a_confusion_matrix_of_many_classes_stays_a_picture(tmp_path):
+    train_unet.draw_confusion(torch.eye(150), [f'class {number}' for number in range(150)], tmp_path / 'many.png')
+    assert max(PIL.Image.open(tmp_path / 'many.png').size) < 4500
