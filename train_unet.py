@@ -1345,7 +1345,7 @@ def existing_folder(path):
     except OSError as error:                                           # no permission, or a name of 300 letters
         raise DataError(f'{path}: cannot be read: {error.strerror}') from None
     if path.exists():
-        raise DataError(f'{path}: is a file; expected a folder of images and masks')
+        raise DataError(f'{path}: is a file; expected a folder of images and masks, or a list whose name ends in .csv')
     there = os.listdir(path.parent) if path.parent.is_dir() else []
     raise DataError(f'{path}: there is no such folder{did_you_mean(path.name, there)}')
 
@@ -1476,7 +1476,8 @@ def read_list(path):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
-        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
+        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image, with '
+                        'commas between')
     pairs, problems = [], []
     for number, row in enumerate(table, 2):
         where, split = f'{path}, line {number}', (row.get('split') or '').strip().lower()
@@ -2241,8 +2242,8 @@ def convert_pixels(array, path, config):
     if array.dtype == np.uint8:                                        # 0..1 beside deeper images
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
     if config['image_dtype'] == 'uint8':                               # 0..1 would look black
-        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; '
-                        'a network trained on 8-bit images needs 8-bit images')
+        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; a network trained on 8-bit images '
+                        'needs 8-bit images; one still to be trained image_dtype=auto')
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
     if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
         raise DataError(f'{path}: holds pixels that are not finite (NaN, infinity or -3.4e38 for no data)')
@@ -2713,7 +2714,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 9])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 10])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -6256,7 +6257,8 @@ def load(path, device='auto', model=None):
     try:
         saved = load_checkpoint(path)
         if not {'mean', 'std'} <= saved['weights'].keys():
-            raise UserError(f'{path}: holds a network of your own; build it and use load_state_dict', trouble)
+            raise UserError(f"{path}: holds a network of your own; build it and give it what is in the file: "
+                            "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
         try_device(device)
