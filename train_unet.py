@@ -2242,8 +2242,8 @@ def convert_pixels(array, path, config):
     if array.dtype == np.uint8:                                        # 0..1 beside deeper images
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
     if config['image_dtype'] == 'uint8':                               # 0..1 would look black
-        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; a network trained on 8-bit images '
-                        'needs 8-bit images; one still to be trained image_dtype=auto')
+        raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; a network trained on 8-bit '
+                        'images needs 8-bit images; one still to be trained image_dtype=auto')
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
     if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
         raise DataError(f'{path}: holds pixels that are not finite (NaN, infinity or -3.4e38 for no data)')
