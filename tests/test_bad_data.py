@@ -321,7 +321,7 @@ BAD = [
     ('pattern without stem', keep, {'mask_pattern': '*_mask.png'}, 'must hold {stem} once'),
     ('no regular expression', keep, {'group_pattern': '('}, 'not a regular expression'),
     ('no colour', keep, {'mask_values': {'#ff00': 1}}, "'#ff00' is neither"),
-    ('no threshold', keep, {'mask_values': '>=7'}, "'>127'"),
+    ('no threshold', keep, {'mask_values': '>=7'}, '">127"'),
     ('class above 255', keep, {'mask_values': {255: 300}}, '255 must map to a class'),
     # list files
     ('empty list', listed(''), {}, 'needs a header line'),
