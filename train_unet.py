@@ -5855,16 +5855,7 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             run.write('history.csv', history_csv(state.history))
             raise
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
-            if isinstance(error, OneTooLarge):
-                state.batch_size = config['batch_size']                # with the settings of a resume it may fit
-            if not several:
-                run.save(state, config)
-            if 'cannot be read' in str(error):
-                error.problems.append('skip_broken=True leaves out files that cannot be read')
-            if isinstance(error, MemoryError):
-                raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
-                                 'cache_images=False and fewer num_workers need less'], 'out of memory') from None
-            raise
+            end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError) as error:
             if is_out_of_memory(error) and not several:                # where no smaller batch would help
                 run.save(state, config)
@@ -5885,6 +5876,20 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
     stop_workers(loader, val_loader)                                   # a signal to the whole job kills them too
     if run.agree(config)[0] or not all(from_all(run.is_saved)):
         run.save(state, config)
+
+
+def end_with_advice(error, state, config, run):
+    """Save what was learnt, and raise the error with what to type."""
+    if isinstance(error, OneTooLarge):
+        state.batch_size = config['batch_size']                        # with the settings of a resume it may fit
+    if world().size == 1:
+        run.save(state, config)
+    if isinstance(error, MemoryError):
+        raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
+                         'cache_images=False and fewer num_workers need less'], 'out of memory') from None
+    if 'cannot be read' in str(error):
+        error.problems.append('skip_broken=True leaves out files that cannot be read')
+    raise error
 
 
 def stop_workers(*loaders):
@@ -6551,12 +6556,7 @@ def evaluate_run(folder, overrides):
     model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
-    try:
-        data = inspect_data(model.config)
-    except DataError as error:                                         # num_classes is the network's
-        error.problems = [line for line in error.problems if 'num_classes=' not in line]
-        error.problems += [f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding)})'] * other
-        raise
+    data = inspect_for(model)
     if other:
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
@@ -6599,6 +6599,16 @@ def evaluate_run(folder, overrides):
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
     report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
     return 0
+
+
+def inspect_for(model):
+    """The data that a model is to be scored on -> Data. DataError without the lines that only a training can take."""
+    try:
+        return inspect_data(model.config)
+    except DataError as error:
+        known = f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding or "")})'
+        error.problems = [*(line for line in error.problems if 'num_classes=' not in line), known]
+        raise
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
