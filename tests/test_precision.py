@@ -538,6 +538,16 @@ def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set,
     assert settled['num_workers'] == workers
 
 
+@pytest.mark.parametrize('processes, fits', [(1, True), (8, False)])
+def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch, small_set, processes, fits):
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', str(processes))
+    monkeypatch.setattr(train_unet, 'free_memory', lambda: 2**20)      # of which 12 images want a fifteenth
+    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
+    data = train_unet.inspect_data(config)
+    settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
+    assert settled['cache_images'] is fits, why['cache_images']
+
+
 def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
     """No /proc and no sysconf there: MEMORYSTATUSEX, whose third number of 64 bits is what is free."""
     def tell(status):
