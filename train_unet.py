@@ -2900,6 +2900,12 @@ def describe_data(data, config):
     return lines + data.notes
 
 
+def check_class_names(names, count, known):
+    """ConfigError for names of more or fewer classes than there are."""
+    if names and len(names) != count:
+        raise ConfigError(f'class_names has {len(names)} names, {known} {count} classes with the background')
+
+
 def class_names(config, num_classes):
     """The user's names, or stand-ins."""
     if config['class_names'] and len(config['class_names']) == num_classes:
@@ -3373,9 +3379,8 @@ def settle(config, hardware, data, is_demo):
             config[key], why[key] = value, reason
 
     decide('num_classes', data.coding.num_classes, 'found in the masks')
-    names, wanted = config['class_names'], config['num_classes']
-    if names and len(names) != wanted:
-        raise ConfigError(f'class_names has {len(names)} names, the masks hold {wanted} classes with the background')
+    wanted = config['num_classes']
+    check_class_names(config['class_names'], wanted, 'the masks hold')
     sizes, pads = np.array(list(data.sizes.elements())), config['size_policy'] == 'pad'
     pixels, largest = np.median(sizes, axis=0), sizes.max(axis=0)
     if pads:
@@ -5353,7 +5358,7 @@ def resume_config(folder, preset, overrides):
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
-    if config['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data']):
+    if config['data'] not in ('demo', OWN_DATA) and not os.path.exists(absolute(config['data'])):
         fixed.append(f'data={config["data"]!r}: is gone; if it was moved type data=ITS_PLACE')
     if fixed:
         raise ConfigError(fixed)
@@ -5650,7 +5655,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             torch.cuda.empty_cache()
         with contextlib.suppress(OSError):
             nothing = {'log.txt', '.lock', '.holder', *(('config.py', *CHECKPOINTS) if was_refused else ())}
-            is_empty = folder and {p.name for p in folder.iterdir()} <= nothing
+            held = nothing if run else set()                           # else these are of whoever was faster
+            is_empty = folder and {p.name for p in folder.iterdir()} <= held
             if is_empty and not was_there and not (run and run.begun):         # nothing was begun: leave no trace
                 shutil.rmtree(folder)
 
@@ -6150,11 +6156,15 @@ def colour_errors(mask, truth, num_classes):
 
 def colour_key(config):
     """What the colours of a sheet mean: [(colour, word)]."""
-    count = config['num_classes']
-    if count == 2:
+    if config['num_classes'] == 2:
         return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
-    classes = zip(colour_mask(np.arange(count), count), class_names(config, count))
-    return [*classes, (WRONG, 'wrong'), (IGNORED, 'ignored')]
+    return [*class_key(config), (WRONG, 'wrong'), (IGNORED, 'ignored')]
+
+
+def class_key(config):
+    """The colour and the name of each class."""
+    count = config['num_classes']
+    return [*zip(colour_mask(np.arange(count), count), class_names(config, count))]
 
 
 def sheet(rows, titles, path, legend=()):
@@ -6299,9 +6309,7 @@ def load_with(run, overrides):
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # which leaves what the run has
     model = load(run, settings.get('device', 'auto'))
-    names, count = settings.get('class_names'), model.config['num_classes']
-    if names and len(names) != count:
-        raise ConfigError(f'class_names has {len(names)} names, the network knows {count} classes with the background')
+    check_class_names(settings.get('class_names'), model.config['num_classes'], 'the network knows')
     model.config |= settings
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
@@ -6978,8 +6986,10 @@ def estimate_memory(config, dtype):
         with one_image_told():
             activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1, 'adafactor': 2 / 3}.get(
-        config['optimizer'].lower(), 2)
+        rows_and_columns = lambda p: p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.ndim > 1 else p.numel()
+        factors = sum(rows_and_columns(p) * p.element_size() for p in model.parameters())      # what Adafactor keeps
+    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1,
+              'adafactor': factors / weights}.get(config['optimizer'].lower(), 2)
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
             'workspace': 2 * largest}
@@ -7051,9 +7061,7 @@ def check(preset, overrides):
              [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
             for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
     path = Path('runs') / 'check' / 'samples.png'
-    count = config['num_classes']
-    key = zip(colour_mask(np.arange(count), count), class_names(config, count))
-    sheet(rows, ['image as the network sees it', 'mask'], path, [*key, (IGNORED, 'ignored')])
+    sheet(rows, ['image as the network sees it', 'mask'], path, [*class_key(config), (IGNORED, 'ignored')])
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [*([f'--preset {quoted(preset)}'] if preset else []), *words]
     print(f'what the network will see: {clean(path)}\nready:', command_line(*words))

@@ -2138,6 +2138,29 @@ def test_links_and_copies_that_validate_on_what_is_trained_on_are_told(tmp_path,
                     f'{whole}/images/6.png: their scores flatter'] * inside
 
 
+@pytest.mark.parametrize('named', [True, False])
+def test_another_draw_is_advised_only_where_chance_drew(tmp_path, named):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=6)
+    save(folder / 'masks/0.png', np.arange(4).repeat(16).reshape(4, 16) % 3)
+    if named:
+        for kind, number in itertools.product(('images', 'masks'), range(6)):
+            target = folder / kind / ('val' if number == 5 else 'train') / f'{number}.png'
+            target.parent.mkdir(exist_ok=True)
+            (folder / kind / f'{number}.png').rename(target)
+    note, = [note for note in inspect(folder, num_classes=3)[1].notes if note.startswith('no validation mask has class 2')]
+    assert ('another seed or val_fraction' in note) is not named
+
+
+def test_foreground_in_validation_alone_is_told_of(tmp_path):
+    for number in range(6):
+        split = 'val' if number > 3 else 'train'
+        save(tmp_path / f'{split}/images/{number}.png', np.zeros((32, 48, 3)))
+        save(tmp_path / f'{split}/masks/{number}.png', block(255 * (split == 'val')))
+    with pytest.raises(DataError) as caught:
+        train_unet.train(data=str(tmp_path), **TINY)
+    assert 'masks of validation or test hold some' in str(caught.value) and 'mask_values=' not in str(caught.value)
+
+
 def test_one_name_and_one_size_in_two_splits_is_no_copy(tmp_path):
     for seed, split in enumerate(('train', 'val')):
         for n in range(4):

@@ -1112,6 +1112,33 @@ def test_a_resume_of_moved_data_says_how_to_name_its_place(own, two, tmp_path, c
     assert train_unet.main([f'resume={own}', 'num_epochs=7', f'data={two[1]}']) == 0
 
 
+def test_the_home_of_moved_data_may_be_typed_as_usual(own, two, monkeypatch):
+    monkeypatch.setenv('HOME', str(two[1].parent))
+    settings = own / 'config.py'
+    settings.write_text(settings.read_text().replace(str(two[1]), str(two[1].parent / 'gone')))
+    assert train_unet.resume_config(own, None, {'data': f'~/{two[1].name}'})[0]['data']
+
+
+def test_who_comes_second_leaves_the_run_of_the_first_alone(two, tmp_path, monkeypatch):
+    """Both saw no folder of that name; the other made it a moment sooner."""
+    from filelock import FileLock
+    run, real = tmp_path / 'run', train_unet.choose_run_dir
+    lock = FileLock(str(run / '.lock'))
+
+    def choose(*how):
+        run.mkdir()
+        lock.acquire()
+        for name in ('config.py', 'last.pt', 'log.txt'):
+            (run / name).write_text('of the other')
+        return real(*how)
+
+    monkeypatch.setattr(train_unet, 'choose_run_dir', choose)
+    with pytest.raises(train_unet.UserError, match='is in use by'):
+        train_unet.train(**SMALL, data=str(two[1]), run_dir=str(run))
+    lock.release()
+    assert (run / 'last.pt').read_text() == (run / 'config.py').read_text() == 'of the other'
+
+
 def test_the_device_of_a_run_can_be_left_to_the_machine(own):
     settings = own / 'config.py'
     settings.write_text(settings.read_text().replace("'device': 'cpu'", "'device': 'cuda:1'"))
@@ -1136,20 +1163,51 @@ def test_a_score_with_other_settings_says_so(own, capsys):
 
 
 def test_images_that_are_mostly_wrong_come_before_empty_ones_with_a_few_false_pixels(own, two, tmp_path, monkeypatch):
-    """Fourteen empty masks, whose IoU is 0 for a single false pixel, and one that is inverted."""
+    """Fourteen empty masks, whose IoU is 0 for the spot that is found, and one of nearly all but the disc."""
+    y, x = np.mgrid[:64, :64]
     for number in range(15):
-        picture = np.full((64, 64, 3), 40)
-        picture[:6, :6] = 250                                          # a corner that may be found
-        mask = np.zeros((64, 64))
-        if number == 7:
-            mask[10:] = 255
+        disc = (y - 32) ** 2 + (x - 32) ** 2 < (18 if number == 7 else 8) ** 2
+        picture = np.random.default_rng(number).integers(0, 90, (64, 64, 3)) + disc[..., None] * np.array([120, 80, 40])
+        mask = 255 * (~disc | (x < 28)) * (number == 7)
         for kind, array in (('images', picture), ('masks', mask)):
             (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number:03}.png')
     drawn = {}
     monkeypatch.setattr(train_unet, 'draw_samples', lambda *_, captions: drawn.update(captions))
     assert train_unet.main(['evaluate', str(own), f'data={tmp_path / "set"}', 'device=cpu', 'val_fraction=0']) == 0
+    content, = (json.loads(path.read_text()) for path in own.glob('evaluation_*/metrics.json'))
+    scores = [row['iou'] for row in content['images']]
+    assert scores[:7] + scores[8:] == [0] * 14 and 0 < scores[7] < 0.5     # else this would show nothing
     assert next(iter(drawn)) == 7
+
+
+def test_best_weights_that_lie_alone_are_named_in_the_next_line(own, two, tmp_path, capsys):
+    alone = shutil.copy(own / 'best.pt', tmp_path / 'alone.pt')
+    assert train_unet.main(['evaluate', str(alone), f'data={two[1]}', 'device=cpu']) == 0
+    assert f'predict {alone} YOUR_IMAGES' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('processes, batch, steps, line', [(2, 8, 1, 'batch_size=2 accumulation_steps=4'),
+                                                           (4, 2, 4, 'batch_size=1 accumulation_steps=8')])
+def test_advice_for_several_processes_out_of_memory_makes_each_hold_less(monkeypatch, processes, batch, steps, line):
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, processes))
+    state = SimpleNamespace(batch_size=batch)
+    with pytest.raises(train_unet.UserError, match=line):
+        train_unet.halve(state, {'batch_size': batch, 'accumulation_steps': steps})
+
+
+def test_noise_of_another_share_is_no_other_coding(own, two, capsys, caplog):
+    saved = train_unet.load_checkpoint(own / 'best.pt')
+    words = '0 and 255 with {} of the pixels in between (JPEG noise or soft edges): above 127 is foreground'
+    train_unet.save_checkpoint(own / 'best.pt', saved | {'coding': words.format('1.17%')})
+    noisy = own.parent / 'noisy'
+    shutil.copytree(two[1], noisy)
+    for path in (noisy / 'masks').iterdir():
+        mask = np.array(PIL.Image.open(path)).astype(int)
+        draw = np.random.default_rng(0).integers(0, 20, mask.shape)
+        PIL.Image.fromarray(np.where(mask > 127, mask - draw, mask + draw).astype(np.uint8)).save(path)
+    assert train_unet.main(['evaluate', str(own), f'data={noisy}', 'device=cpu']) == 0
+    assert 'in between (JPEG noise' in capsys.readouterr().out and 'not coded as in training' not in caplog.text
 
 
 def test_a_confusion_matrix_of_many_classes_stays_a_picture(tmp_path):
