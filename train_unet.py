@@ -3619,19 +3619,20 @@ def change_forward(module, mixin):
         module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
 
 
-def fold_upsampling(network):
-    """Let the decoder blocks of smp.Unet, where they run on a CPU, convolve before they enlarge: the same function of
-    the same weights in fewer operations, and without the enlarged maps in memory."""
+def fold_upsampling(network, devices=('cpu',)):
+    """Let the decoder blocks of smp.Unet, where they run on these devices, convolve before they enlarge: the same
+    function of the same weights in fewer operations, and without the enlarged maps in memory. Seen to be faster on a
+    CPU; on none in a graph for others to read."""
     for module in network.modules():
-        if type(module).__name__ == 'UnetDecoderBlock':
+        if type(module).__name__.endswith('UnetDecoderBlock'):
             change_forward(module, Folded)
             change_forward(module.conv1[0], ConvolvesDoubled)
+            module.folds = devices
 
 
 class Folded:
     """Mixin: a block that hands its first convolution the map as it is, not doubled and joined with what skips to it.
     Maps of a few pixels gain nothing."""
-    folds = ('cpu',)               # the devices on which this was seen to be faster; none in a graph for others to read
 
     def forward(self, feature_map, target_height, target_width, skip_connection=None):
         height, width = feature_map.shape[-2:]
@@ -3656,13 +3657,6 @@ class ConvolvesDoubled:
         kernel = 4 * F.avg_pool2d(F.pad(weight.flip(2, 3), (1, 1, 1, 1)), 2, 1).transpose(0, 1)
         made = F.conv_transpose2d(small, kernel, self.bias, stride=2, padding=1)
         return made + F.conv2d(beside, rest, padding=1) if rest.numel() else made
-
-
-def unfold_upsampling(model):
-    """The decoder blocks as smp has them."""
-    for module in model.modules():
-        if isinstance(module, Folded):
-            module.folds = ()
 
 
 def keep_float32(network, name):
@@ -6836,7 +6830,7 @@ def trace_example(model, is_free):
     draw = lambda size: torch.zeros((2, config['in_channels'], *size), dtype=getattr(torch, config['image_dtype']))
     images = next((draw(size) for size in sizes if takes(model, draw(size))), draw(sizes[0]))
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
-    unfold_upsampling(model)
+    fold_upsampling(model, ())
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
 
 
@@ -6956,8 +6950,8 @@ def estimate_memory(config, dtype):
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
     device = choose_device(config['device'])
     model = laid_out(model, config, device)                            # as in training: copies are kept too
-    if device.type not in Folded.folds:                                # fake ones are on a CPU
-        unfold_upsampling(model)
+    if device.type != 'cpu':                                           # fake ones are on a CPU
+        fold_upsampling(model, ())
     with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
         model = copy.deepcopy(model)
     with mode, torch.random.fork_rng(devices=[]):                      # those of a GPU torch 2.6 cannot put back here

@@ -81,7 +81,7 @@ def step_of(model, images, dtype='float32'):
 def folded_and_not(**changes):
     folded = build(image_size=[64, 64], **changes)
     plain = copy.deepcopy(folded)
-    tu.unfold_upsampling(plain)
+    tu.fold_upsampling(plain, ())
     return folded, plain
 
 
