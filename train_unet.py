@@ -3624,7 +3624,7 @@ def fold_upsampling(network, devices=('cpu',)):
     function of the same weights in fewer operations, and without the enlarged maps in memory. Seen to be faster on a
     CPU; on none in a graph for others to read."""
     for module in network.modules():
-        if type(module).__name__.endswith('UnetDecoderBlock'):
+        if isinstance(module, smp.decoders.unet.decoder.UnetDecoderBlock):
             change_forward(module, Folded)
             change_forward(module.conv1[0], ConvolvesDoubled)
             module.folds = devices
