@@ -3688,27 +3688,20 @@ class Checkpointed:
     def forward(self, *inputs, **named):
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*inputs, **named)
-        contexts = lambda: (contextlib.nullcontext(), frozen_norms(self))
+        contexts = lambda: (contextlib.nullcontext(), buffers_kept(self))
         return torch.utils.checkpoint.checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=contexts,
                                                  **named)
 
 
 @contextlib.contextmanager
-def frozen_norms(module):
-    """While recomputing, BatchNorm must not see its batch a second time: momentum 0, and the counter put back.
-
-    Switching track_running_stats off instead changes what is saved for backward, which checkpoint refuses.
-    """
-    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    kept = [(m.momentum, m.num_batches_tracked.clone()) for m in norms]
-    for norm in norms:
-        norm.momentum = 0.0
+def buffers_kept(module):
+    """While recomputing, BatchNorm sees its batch a second time: its statistics are put back."""
+    kept = [buffer.clone() for buffer in module.buffers()]
     try:
         yield
     finally:
-        for norm, (momentum, count) in zip(norms, kept):
-            norm.momentum = momentum
-            norm.num_batches_tracked.copy_(count)
+        for buffer, value in zip(module.buffers(), kept):
+            buffer.data.copy_(value)                                   # .data: autograd counts changes of what it saved
 
 
 def checkpointable(model):
