@@ -3575,19 +3575,17 @@ def laid_out(model, config, device):
 
 
 @torch.no_grad()
-def try_size(model):
-    """An empty image through the network. Raises ConfigError where it cannot take images of image_size, or of half of
-    it for progressive_resizing, or where a network of your own gives something else than logits."""
-    try_one_size(model, *model.config['image_size'])
+def try_size(model, sizes=()):
+    """Empty images through the network: of image_size, of half of it for progressive_resizing and, where nothing is
+    resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
+    network cannot take, or where a network of your own gives something else than logits."""
+    size = model.config['image_size']
+    try_one_size(model, *size)
     if model.config['progressive_resizing'] not in ('auto', 0):
-        try_one_size(model, *(side // 2 for side in model.config['image_size']), '; or progressive_resizing=0')
-
-
-def try_smallest(model, sizes):
-    """The same for the smallest of these sizes {(H, W): count}: where nothing is resized, validation sees it so."""
-    if model.config['size_policy'] != 'resize':
-        tiles = [tuple(map(min, size, model.config['image_size'])) for size in sizes]
-        try_one_size(model, *min(tiles, key=math.prod), '; or size_policy=resize')
+        try_one_size(model, *(side // 2 for side in size), '; or progressive_resizing=0')
+    if sizes and model.config['size_policy'] != 'resize':
+        try_one_size(model, *min((tuple(map(min, one, size)) for one in sizes), key=math.prod),
+                     '; or size_policy=resize')
 
 
 def try_one_size(model, height, width, other=''):
@@ -3606,11 +3604,9 @@ def try_one_size(model, height, width, other=''):
         if model.is_own:
             raise ConfigError(f'model: cannot take normalised float32 images {shape}{other} ({in_words(error)})') \
                 from None
-        named = re.findall(r'(?<!\d)\d{3}(?!\d)', config['encoder'])   # swin_tiny_patch4_window7_224
-        size = named[-1] if named else f'{height * 2}x{width * 2}'
         raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
                           f'images of {width} x {height} pixels ({in_words(error)}): type another image_size, such as '
-                          f'{size}{other}') from None
+                          f'{height * 2}x{width * 2}{other}') from None
 
 
 def change_forward(module, mixin):
@@ -5417,8 +5413,8 @@ def settle_statistics(config, dataset):
         config[key] = value
 
 
-def build_state(model, config, precision, device):
-    """A fresh TrainState on the device."""
+def build_state(model, config, precision, device, sizes=()):
+    """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
     model = model.to(device)
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
         warn(['the network came with 16-bit weights: they are float32 now, which amp_dtype works on'])
@@ -5430,7 +5426,7 @@ def build_state(model, config, precision, device):
     if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
-        try_size(model)
+        try_size(model, sizes)
     average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
     if world().size > 1:
@@ -5667,11 +5663,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     seed_everything(config['seed'])
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
     warn_of_size(model, precision)
-    state = build_state(model, config, precision, device)
+    state = build_state(model, config, precision, device, data.sizes if data is not None else ())
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
-    if data is not None:
-        try_smallest(model, data.sizes)
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
         train_data = Plain(train_data, name_of, config['seed'])
@@ -7010,8 +7004,7 @@ def check(preset, overrides):
     warn([*notes, *precision.warnings])
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
-    try_size(model)
-    try_smallest(model, data.sizes)
+    try_size(model, data.sizes)
     warn_of_size(model, precision)
     build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))
