@@ -3809,31 +3809,22 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
         yield in_halves(model, rows(0, size[0]))[0][0]
         return
     reach = find_reach(model, rows(0, 1), tile) if reach is None else reach
-    total, weight, ramp = 0, 0, tile_weights(tile, overlap, reach)
-    for top, following in zip(tops, [*tops[1:], size[0]]):
+    down, across = (tile_weights(begins, side, overlap, reach) for begins, side in zip((tops, lefts), tile))
+    above = None
+    for top, weights, following in zip(tops, down, [*tops[1:], size[0]]):
         strip = rows(top, min(top + tile[0], size[0]))
-        ramp = ramp.to(strip.device)                                   # once: a copy waits for the device
-        logits, ramps = blend_tiles(model, strip, lefts, ramp, batch_size)
+        across = across.to(strip.device)                               # once: a copy waits for the device
+        *others, last = (strip[..., left:left + tile[1]] for left in lefts)        # the last may be narrower
+        groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
+        outputs = [output for group in groups for part in in_halves(model, group) for output in part]
+        logits = outputs[0].new_zeros(len(outputs[0]), *strip.shape[-2:])
+        for left, beside, output in zip(lefts, across, outputs):
+            logits[..., left:left + tile[1]] += output * beside[:output.shape[-1]]
+        logits *= weights[:strip.shape[-2], None].to(logits.device)
         if top:                                                        # what the tiles above said of these rows
-            logits[:, :total.shape[1]] += total
-            ramps[:len(weight)] += weight
-        done = following - top
-        yield logits[:, :done] / ramps[:done]
-        total, weight = logits[:, done:], ramps[done:]
-
-
-def blend_tiles(model, strip, lefts, ramp, batch_size):
-    """One row of tiles: (1, C, h, W) -> summed (K, h, W) logits times weights, and the summed (h, W) weights."""
-    *others, last = (strip[..., left:left + ramp.shape[1]] for left in lefts)      # the last may be narrower
-    groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
-    outputs = [output for group in groups for part in in_halves(model, group) for output in part]
-    ramp = ramp[:strip.shape[-2]]
-    total, weights = outputs[0].new_zeros(len(outputs[0]), *strip.shape[-2:]), outputs[0].new_zeros(strip.shape[-2:])
-    for left, output in zip(lefts, outputs):
-        right = left + output.shape[-1]
-        total[..., left:right] += output * ramp[:, :right - left]
-        weights[..., left:right] += ramp[:, :right - left]
-    return total, weights
+            logits[:, :above.shape[1]] += above
+        above = logits[:, following - top:]
+        yield logits[:, :following - top]
 
 
 def tile_offsets(length, side, overlap, stride=32):
@@ -3865,20 +3856,21 @@ def find_reach(model, images, tile, config=None):
     return int((torch.minimum(depths[0][:, None], depths[1]) * changed).max())
 
 
-def tile_weights(size, overlap, reach):
-    """(h, w) weights: 1 in the middle, next to nothing at the rim, rising evenly within the overlap.
+def tile_weights(begins, side, overlap, reach):
+    """(tiles, side) weights of tiles along one axis, which add up to 1 in each pixel: next to nothing at the rim,
+    rising evenly within the overlap.
 
     Pixels `reach` deep have not seen all that surrounds them. They count for nothing where the overlap leaves others:
     a network whose receptive field is smaller than the overlap gives the same in tiles as on the whole image. Where
     it is larger none is exact, and the rise takes half of the overlap.
     """
-    def ramp(length):
-        wide = int(overlap * length)
-        rim = reach if 2 * reach < wide else wide // 4
-        distance = torch.minimum(torch.arange(1, length + 1), torch.arange(length, 0, -1))
-        return ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1)
-
-    return ramp(size[0])[:, None] * ramp(size[1])
+    wide = int(overlap * side)
+    rim = reach if 2 * reach < wide else wide // 4
+    distance = torch.minimum(torch.arange(1, side + 1), torch.arange(side, 0, -1))
+    ramp, total = ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1), torch.zeros(begins[-1] + side)
+    for begin in begins:
+        total[begin:begin + side] += ramp
+    return torch.stack([ramp / total[begin:begin + side] for begin in begins])
 
 
 def enlarged_bands(logits, size):
