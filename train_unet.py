@@ -3982,37 +3982,39 @@ class Parts:
     """The parameters of a model and the places of its buffers, found once: to walk through all modules takes the time
     of a hundred small kernels. Buffers are looked up: a forward pass may put others into their places."""
 
-    def __init__(self, model):
-        self.parameters, moved = list(model.parameters()), ('running_mean', 'running_var')
-        places = [(holder, name) for module in model.modules() for holder in (module._parameters, module._buffers)
-                  for name, tensor in holder.items() if tensor is not None]
-        self.buffers = [(holder, name) for holder, name in places if not isinstance(holder[name], nn.Parameter)]
-        once = {id(holder[name]): (holder, name) for holder, name in places}.values()          # some are shared
-        self.kinds = grouped(once, lambda place: place[0][place[1]].is_floating_point() and (
-            isinstance(place[0][place[1]], nn.Parameter) or place[1].endswith(moved)))
+    def __init__(self, model, average=None):
+        self.parameters, self.average = list(model.parameters()), Parts(average) if average is not None else None
+        self.places = [(module._buffers, name) for module in model.modules()
+                       for name, buffer in module._buffers.items() if buffer is not None]
+
+    def buffers(self):
+        """Lists of those of one dtype."""
+        return grouped((holder[name] for holder, name in self.places), lambda buffer: buffer.dtype).values()
 
     def averaged(self, wanted=True):
         """The tensors that a moving average moves, weights and statistics; or those it copies: a mask may hold -inf."""
-        return [holder[name] for holder, name in self.kinds[wanted]]
+        moves = lambda name: name.endswith(('running_mean', 'running_var'))
+        buffers = [holder[name] for holder, name in self.places if moves(name) == wanted]
+        return [p for p in self.parameters if p.is_floating_point() == wanted] + buffers
 
 
 @torch.no_grad()
-def update_average(average, model, decay, step, good):
-    """Move the weights and statistics of `average` towards those of `model` (both Parts); nothing moves where good is 0
-    (a device scalar).
+def update_average(parts, decay, step, good):
+    """Move the weights and statistics of the average towards those of the model; nothing moves where good is 0 (a
+    device scalar).
 
     Early on the decay is (1 + step) / (10 + step), as in TensorFlow's ExponentialMovingAverage.
     """
     decay = min(decay, (1 + step) / (10 + step))
-    averaged, current, weight = average.averaged(), model.averaged(), good * (1 - decay)
+    averaged, current, weight = parts.average.averaged(), parts.averaged(), good * (1 - decay)
     if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
         steps = torch._foreach_sub(current, averaged)
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_(averaged, steps)
-    if others := average.averaged(False):
-        torch._foreach_copy_(others, model.averaged(False))
+    if others := parts.average.averaged(False):
+        torch._foreach_copy_(others, parts.averaged(False))
 
 
 # ===== checkpoints ====================================================================
@@ -4049,13 +4051,8 @@ class TrainState:
 
     @functools.cached_property
     def parts(self):
-        """Of the model."""
-        return Parts(self.model)
-
-    @functools.cached_property
-    def average_parts(self):
-        """Of the average."""
-        return Parts(self.average)
+        """Of the model and its average."""
+        return Parts(self.model, self.average)
 
     @property
     def evaluated(self):
@@ -4367,13 +4364,9 @@ class Snapshot:
         self.kept = self.now()
         self.random = random_states()                                  # a tenth of a millisecond
 
-    def groups(self):
-        """The buffers, those of one dtype together."""
-        return grouped((holder[name] for holder, name in self.parts.buffers), lambda buffer: buffer.dtype).values()
-
     def now(self):
-        """The values of each group as they are."""
-        return [flat(buffers) for buffers in self.groups()]
+        """The values of the buffers as they are: a tensor (N,) for each dtype."""
+        return [flat(buffers) for buffers in self.parts.buffers()]
 
     def is_spoilt(self, now):
         """bool on the device: what was finite in a buffer no longer is. A huge activation does that to a variance
@@ -4387,8 +4380,8 @@ class Snapshot:
         set_random_states(self.random)
 
     def write(self, values):
-        """Into the buffers: a tensor (N,) for each group."""
-        for buffers, value in zip(self.groups(), values):
+        """Into the buffers, as now() gives them."""
+        for buffers, value in zip(self.parts.buffers(), values):
             torch._foreach_copy_([buffer.data for buffer in buffers],
                                  torch._utils._unflatten_dense_tensors(value, buffers))        # as DDP does
 
@@ -4418,7 +4411,7 @@ def commit(state, result, before, config):
         state.scaler.update()                                          # a lost loss is no fault of the scale
         state.scaler.update(torch.where(result.bad_loss, scale, state.scaler.scale(one)))
     if state.average is not None:
-        update_average(state.average_parts, state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
+        update_average(state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
     for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
