@@ -80,7 +80,6 @@ import threading
 import time
 import tokenize
 import traceback
-import types
 import unicodedata
 import unittest.mock
 import warnings
@@ -4273,10 +4272,8 @@ class UnderAutocast:
 
 
 def to_float32(values):
-    """Every floating-point tensor in a tensor, list, tuple, dict, dataclass or SimpleNamespace as float32."""
+    """Every floating-point tensor in a tensor, list, tuple, dict or dataclass as float32."""
     def cast(x):
-        if isinstance(x, types.SimpleNamespace):
-            return type(x)(**to_float32(vars(x)))
         if dataclasses.is_dataclass(x) and not isinstance(x, type):    # no node of pytree
             names = [field.name for field in dataclasses.fields(x) if field.init]
             return dataclasses.replace(x, **{name: to_float32(getattr(x, name)) for name in names})

@@ -1637,14 +1637,6 @@ def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
     assert out.logits.dtype == torch.float32 and out.names == ['a'] and out.shape == (1, 1, 4, 4)
 
 
-def test_an_output_that_is_a_namespace_reaches_the_loss_in_float32():
-    half = torch.ones(2, dtype=torch.bfloat16)
-    inner = types.SimpleNamespace(logits=half, count=3)
-    out = tu.to_float32([types.SimpleNamespace(inner=inner, both=(half, half))])[0]
-    assert {x.dtype for x in (out.inner.logits, *out.both)} == {torch.float32} and out.inner.count == 3
-    assert inner.logits is half                                        # the network's own stays as it was
-
-
 def test_minus_infinity_in_a_batch_may_be_meant():
     """An additive mask of attention: what overflows float16 then is no fault of the data."""
     class Masked(Samples):
