@@ -4311,7 +4311,12 @@ def split_batch(batch, most):
 
 def run_loss(loss_fn, model, batch):
     """loss_fn's answer as (losses (B,), counts or None); any other shape is the caller's mistake."""
-    answer = loss_fn(model, batch)
+    try:
+        answer = loss_fn(model, batch)
+    except ValueError as error:
+        if 'more than 1 value per channel' in str(error):
+            raise UserError(ONE_IMAGE) from None
+        raise
     losses, counts = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not torch.is_tensor(losses) or losses.shape != (batch_length(batch),):
         raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); it '
@@ -4438,9 +4443,12 @@ def guarded_step(state, window, loss_fn, config):
     before = Snapshot(state.parts)
     while True:
         try:
-            with one_image_told(state.batch_size != config['batch_size']):
-                result = train_step(state, window, loss_fn, config)
+            result = train_step(state, window, loss_fn, config)
             break
+        except UserError:                                              # of run_loss
+            if state.batch_size == config['batch_size']:
+                raise
+            raise OneTooLarge(TOO_LARGE, 'out of memory') from None    # BatchNorm refuses what memory would allow
         except RuntimeError as error:
             is_starved = is_out_of_memory(error)
             if not is_starved and not gives_up_compiling(state.model, error):
@@ -4508,19 +4516,6 @@ TOO_LARGE = ('one image at a time does not fit into memory either; type a smalle
 
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
              'larger image_size, progressive_resizing=0, give more images, or start fewer processes')
-
-
-@contextlib.contextmanager
-def one_image_told(was_halved=False):
-    """BatchNorm's refusal of a single image in words."""
-    try:
-        yield
-    except ValueError as error:
-        if 'more than 1 value per channel' not in str(error):
-            raise
-        if was_halved:                                                 # BatchNorm refuses what memory would allow
-            raise torch.OutOfMemoryError(TOO_LARGE) from None
-        raise UserError(ONE_IMAGE) from None
 
 
 def halve(state, config):
@@ -6927,8 +6922,7 @@ def estimate_memory(config, dtype):
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
         batch = {'image': torch.empty(shape, dtype=getattr(torch, config['image_dtype'])),
                  'mask': torch.zeros((shape[0], *shape[2:]), dtype=torch.uint8)}
-        with one_image_told():
-            activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
+        activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         rows_and_columns = lambda p: p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.ndim > 1 else p.numel()
         factors = sum(rows_and_columns(p) * p.element_size() for p in model.parameters())      # what Adafactor keeps
@@ -7235,8 +7229,7 @@ def try_compiling(plain, config, device, window, loss_fn, seconds):
 def examine_what_fits(model, config, window, loss_fn, dtypes):
     """examine_numbers, with a smaller batch_size and more accumulation_steps where memory does not suffice
     -> (config, window, numbers)."""
-    with one_image_told():
-        parts = in_halves(lambda batch: examine_numbers(model, config, [batch], loss_fn, dtypes), window[0])
+    parts = in_halves(lambda batch: examine_numbers(model, config, [batch], loss_fn, dtypes), window[0])
     if len(parts) > 1:
         size, times = max(1, config['batch_size'] // len(parts)), config['accumulation_steps'] * len(parts)
         print(f'batch_size={config["batch_size"]} does not fit into memory: '
