@@ -4688,21 +4688,13 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
         dist.broadcast(buffer, 0)
     model.eval()
     device, before = next(model.parameters()).device, random_states()
-
-    def forward(batch):
-        try:
-            return run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
-        except RuntimeError as error:
-            if is_out_of_memory(error) or not gives_up_compiling(model, error):
-                raise
-        return forward(batch)
-
+    forward = lambda batch: run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
     totals, broken, parts = {'loss': torch.zeros((), device=device), 'images': 0}, [], 1
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            answers = in_halves(forward, batch, 'out of memory in validation')
+            answers = in_halves(forward, batch, 'out of memory in validation', model)
             parts = max(parts, len(answers))
             for losses, counts in answers:
                 totals['loss'] += losses.sum()
@@ -4735,17 +4727,20 @@ def validate(state, loader, loss_fn, config, run, hardware):
     return metrics
 
 
-def in_halves(function, batch, trouble='out of memory'):
-    """function(batch), for as many parts of the batch as memory demands -> the list of what it gives."""
+def in_halves(function, batch, trouble='out of memory', model=None):
+    """function(batch), for as many parts of the batch as memory demands -> the list of what it gives. `model`: one that
+    goes on eager where its compiler fails."""
+    most = batch_length(batch)
     try:
         return [function(batch)]
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if is_out_of_memory(error):
+            most //= 2
+        elif model is None or not gives_up_compiling(model, error):
             raise
-        if batch_length(batch) == 1:
-            raise OneTooLarge(TOO_LARGE, trouble) from None
-    parts = split_batch(batch, batch_length(batch) // 2)
-    return [answer for part in parts for answer in in_halves(function, part, trouble)]
+    if not most:
+        raise OneTooLarge(TOO_LARGE, trouble)
+    return [answer for part in split_batch(batch, most) for answer in in_halves(function, part, trouble, model)]
 
 
 class Interrupted(Exception):
