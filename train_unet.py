@@ -4583,19 +4583,14 @@ def save_bad_batch(state, window, config, folder):
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world().rank or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
-        is_known = isinstance(state.model, SegmentationModel) and not state.model.is_own
-        own = '' if is_known else ', model=YOUR_NETWORK, loss_fn=YOUR_LOSS'
-        return f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}'{own})"
+        return f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}')"
     return ''
 
 
 def unsound_samples(window):
-    """Samples that hold values which are not finite -> [(number of the micro-batch, position in it), ...], those with
-    nothing but -inf last: it may be meant, to mask attention."""
-    found = [(is_finite(value[i].nan_to_num(math.nan, math.nan, 0)), number, i) for number, batch in enumerate(window)
-             for value in pytree.tree_leaves(batch) if not is_finite(value) for i in range(len(value))
-             if not is_finite(value[i])]
-    return [place for _, *place in sorted(found)]
+    """Samples that hold values which are not finite -> [(number of the micro-batch, position in it), ...]"""
+    return [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
+            if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
 
 
 def safer_dtype(dtype, hardware):
