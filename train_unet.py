@@ -4559,7 +4559,8 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
 def give_up_precision(state, window, loss_fn, config, hardware, names, folder, in_a_row):
     """After so many unsound steps in a row: raise DataError for a sample that is not finite itself, else Rewind to a
     safer precision, else TrainingDiverged."""
-    unsound = unsound_samples(window)
+    unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
+               if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
     if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
         without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
         is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
@@ -4585,12 +4586,6 @@ def save_bad_batch(state, window, config, folder):
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
         return f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}')"
     return ''
-
-
-def unsound_samples(window):
-    """Samples that hold values which are not finite -> [(number of the micro-batch, position in it), ...]"""
-    return [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
-            if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
 
 
 def safer_dtype(dtype, hardware):
