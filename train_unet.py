@@ -5132,20 +5132,14 @@ def history_csv(history):
     return text.getvalue()
 
 
-@functools.cache
-def version_of(package):
-    """The version of an installed package, which is not loaded for it; None if it came in another way."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-
-
 def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
+    packages = 'torch', 'numpy', 'segmentation_models_pytorch', 'albumentations'
+    versions = {name: importlib.metadata.version(name) for name in packages}           # which loads none of them
+    is_ours = isinstance(model, SegmentationModel)
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
-            'pixels': model.pixels if isinstance(model, SegmentationModel) else None,
-            'coding': model.coding if isinstance(model, SegmentationModel) else None,
-            'versions': {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__,
-                         **{name: version_of(name) for name in ('segmentation_models_pytorch', 'albumentations')}}}
+            'pixels': model.pixels if is_ours else None, 'coding': model.coding if is_ours else None,
+            'versions': {'python': sys.version.split()[0]} | versions}
 
 
 # ===== training =======================================================================
