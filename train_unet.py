@@ -5134,12 +5134,13 @@ def history_csv(history):
 
 def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
-    packages = 'torch', 'numpy', 'segmentation_models_pytorch', 'albumentations'
-    versions = {name: importlib.metadata.version(name) for name in packages}           # which loads none of them
+    versions = {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__}
+    for name in ('segmentation_models_pytorch', 'albumentations'):     # which are not loaded for it
+        versions[name] = importlib.metadata.version(name)
     is_ours = isinstance(model, SegmentationModel)
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
             'pixels': model.pixels if is_ours else None, 'coding': model.coding if is_ours else None,
-            'versions': {'python': sys.version.split()[0]} | versions}
+            'versions': versions}
 
 
 # ===== training =======================================================================
