@@ -5105,20 +5105,17 @@ def say_epoch(row, best, state, config):
     """One line a person reads; `best` says what was done with the best weights so far, if these are."""
     since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
     waits = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
+    waits = waits if since else 'no sound step' if math.isnan(row['train_loss']) else 'no better, on small images'
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'],
-             row['precision'], memory,
-             best or ('no sound step' if math.isnan(row['train_loss']) else
-                      waits if since else 'no better, on small images'))
+             row['precision'], memory, best or waits)
 
 
 def epochs_in_vain(history, best_epoch, config):
     """Epochs since the best one that early stopping counts: those of small images promise too little, and those
     without a sound step are no try at all."""
-    share = config.get('progressive_resizing')
-    is_sound = isinstance(share, float) and 0 <= share <= 1            # else of an older run, or a stranger's
-    small = math.ceil(share * min(config['num_epochs'], 10**6)) if is_sound else 0
+    small = math.ceil(config['progressive_resizing'] * config['num_epochs'])
     return sum(row['epoch'] > max(best_epoch + 1, small) and math.isfinite(row['train_loss'])
                for row in history if not row['event'])
 
@@ -5219,7 +5216,7 @@ def find_resume(config):
     epoch, best = saved.get('epoch'), saved.get('best_epoch')
     last = settings.get('num_epochs') if config['num_epochs'] == 'auto' else config['num_epochs']
     patience = settings.get('early_stopping_patience') or math.inf
-    with contextlib.suppress(LookupError, TypeError):                  # a stranger's rows: told later
+    with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # a stranger's rows: told later
         if not named and all(isinstance(number, int) for number in (epoch, best, last)) and (
                 epoch >= last or best >= 0 and epochs_in_vain(saved['history'], best, settings) >= patience):
             return None

@@ -1729,9 +1729,6 @@ def test_epochs_of_small_images_do_not_stop_a_run_early(small_set, caplog):
         result = tu.train(loss_fn=never_better, **settings, progressive_resizing=share, run_dir=f'run{epochs}')
         assert len(result.history) == epochs and result.best['epoch'] == 1
     assert caplog.text.count('no better, on small images') == 3
-    for share, epochs in [('auto', 8), (1e999, 8), (0.0, 10**400)]:    # of an older run, of a stranger's
-        history = [{'event': '', 'epoch': epoch, 'train_loss': 1.0} for epoch in range(1, 7)]
-        assert tu.epochs_in_vain(history, 0, {'progressive_resizing': share, 'num_epochs': epochs}) == 5
 
 
 def test_data_of_ones_own_are_not_resized(caplog):
