@@ -5051,23 +5051,23 @@ def live_numbers(state, speed):
 def close_epoch(state, metrics, config, run, is_due):
     """The epoch's row and line; if a save is due best.pt, where it is the best so far, and last.pt. Moves state to the
     next epoch."""
-    totals = add_totals(state.totals)
+    totals, memory = add_totals(state.totals), ''
     scores = mean_scores(totals)
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr']}
     row |= {f'train_{key}': scores[key] for key in ('loss', 'iou', 'dice') if key in scores}
     row |= {f'val_{key}': metrics[key] for key in ('loss', 'iou', 'dice', 'mean_iou') if key in metrics}
-    if not math.isfinite(metrics['loss']):
-        log.warning('The validation loss is not finite, in %s', state.dtype)
     row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
             'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
             'images_per_second': round(float(totals['speed']), 2), 'seconds': round(float(totals['seconds']), 2)}
     if state.device.type == 'cuda':
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
-    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
+        memory = f' | {row["peak_memory_gib"]:.1f} GiB'
     state.history.append(row)
-    better = score > state.best_score or state.best_score == -math.inf     # a NaN is better than nothing
-    done = ''
-    if better:
+    since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
+    done = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
+    done = 'no sound step' if math.isnan(row['train_loss']) else done if since else 'no better, on small images'
+    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
+    if score > state.best_score or state.best_score == -math.inf:      # a NaN is better than nothing
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config | amp_settings(state.dtype))
         content |= {'metrics': metrics, 'epoch': state.epoch + 1}
@@ -5077,7 +5077,9 @@ def close_epoch(state, metrics, config, run, is_due):
         else:
             run.keep(content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
-    say_epoch(row, done, state, config)
+    log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
+             show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
+             memory, done)
     run.is_saved = False
     if is_due:
         run.save(state, config)
@@ -5099,17 +5101,6 @@ def show_epoch(run, state, val_data):
         run.board.flush()
     except (OSError, DataError) as error:
         run.complain('tensorboard', error)
-
-
-def say_epoch(row, best, state, config):
-    """One line a person reads; `best` says what was done with the best weights so far, if these are."""
-    since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
-    waits = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
-    waits = waits if since else 'no sound step' if math.isnan(row['train_loss']) else 'no better, on small images'
-    memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
-    log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
-             show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'],
-             row['precision'], memory, best or waits)
 
 
 def epochs_in_vain(history, best_epoch, config):
