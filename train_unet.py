@@ -4539,7 +4539,8 @@ def record(state, event):
 
 
 def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False):
-    """Read the counters of unsound steps. Enough in a row raise Rewind to a safer precision, or TrainingDiverged.
+    """Read the counters of unsound steps. Enough in a row raise DataError for a sample that is not finite itself, else
+    Rewind to a safer precision, else TrainingDiverged, with the window saved for replay.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
     `in_vain`: this was the last step of the run, and none of its last epoch was sound: that is enough too.
@@ -4552,13 +4553,9 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
         what = 'loss or statistics' if lost == fresh else 'loss, statistics or gradient' if lost else 'gradient'
         record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: {what} not finite')
-    if in_a_row >= config['max_bad_steps'] or in_vain:
-        give_up_precision(state, window, loss_fn, config, hardware, names, folder, max(in_a_row, int(state.bad['run'])))
-
-
-def give_up_precision(state, window, loss_fn, config, hardware, names, folder, in_a_row):
-    """After so many unsound steps in a row: raise DataError for a sample that is not finite itself, else Rewind to a
-    safer precision, else TrainingDiverged."""
+    if in_a_row < config['max_bad_steps'] and not in_vain:
+        return
+    in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
                if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
     if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
@@ -4572,20 +4569,14 @@ def give_up_precision(state, window, loss_fn, config, hardware, names, folder, i
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
                      f'precision {state.dtype} -> {lower}', dtype=lower)
     files = [names(number, i) for number, batch in enumerate(window) for i in range(batch_length(batch))]
-    raise TrainingDiverged([
-        f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
-        *shorten([f'in the batch: {name}' for name in files]), save_bad_batch(state, window, config, folder),
-        f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help'],
-        'training diverged')
-
-
-def save_bad_batch(state, window, config, folder):
-    """Keep a window and the weights that it broke, for replay -> how to run it; '' if the disk does not take it."""
+    advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help']
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world().rank or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
-        return f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}')"
-    return ''
+        advice += [f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}')"]
+    raise TrainingDiverged([
+        f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
+        *shorten([f'in the batch: {name}' for name in files]), *advice], 'training diverged')
 
 
 def safer_dtype(dtype, hardware):
