@@ -4247,8 +4247,7 @@ class StepResult:
     images: int
     counts: torch.Tensor           # summed second value of loss_fn (for segmentation the confusion matrix), or None
     norm: torch.Tensor             # of the unscaled gradient, before clipping
-    bad_loss: torch.Tensor         # bool: the forward pass is lost: its loss, or a running statistic, is not finite
-    bad: torch.Tensor              # bool: that, or the gradient norm is not finite
+    bad: torch.Tensor = None       # bool, known to commit: the loss, a running statistic or the norm is not finite
 
 
 class UnderAutocast:
@@ -4347,8 +4346,7 @@ def train_step(state, window, loss_fn, config):
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.parts.parameters, config['grad_clip'] or math.inf)
-    bad_loss = ~torch.isfinite(loss)
-    return StepResult(loss, images, counts, norm, bad_loss, bad_loss | ~torch.isfinite(norm))
+    return StepResult(loss, images, counts, norm)
 
 
 def add_up(tensor):
@@ -4396,8 +4394,8 @@ def flat(tensors):
 def commit(state, result, before, config):
     """Make a sound step real and undo an unsound one, without asking the device which it is."""
     now = before.now()
-    result.bad_loss = add_up((result.bad_loss | before.is_spoilt(now)).float()) > 0    # in any process
-    result.bad = result.bad | result.bad_loss
+    bad_loss = add_up((~torch.isfinite(result.loss) | before.is_spoilt(now)).float()) > 0      # in any process
+    result.bad = bad_loss | ~torch.isfinite(result.norm)
     first = state.optimizer.param_groups[0]
     begun = state.optimizer.state or not first.get('momentum', 1)      # a skipped first step would leave NaN in a state
     if begun and all(group.get('fused') for group in state.optimizer.param_groups):
@@ -4411,13 +4409,13 @@ def commit(state, result, before, config):
         one = torch.ones((), device=state.device)
         scale = state.scaler.scale(one)
         state.scaler.update()                                          # a lost loss is no fault of the scale
-        state.scaler.update(torch.where(result.bad_loss, scale, state.scaler.scale(one)))
+        state.scaler.update(torch.where(bad_loss, scale, state.scaler.scale(one)))
     if state.average is not None:
         update_average(state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
     for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
-    for kind, bad in (('', result.bad), ('loss_', result.bad_loss)):
+    for kind, bad in (('', result.bad), ('loss_', bad_loss)):
         for key in (f'{kind}total', f'{kind}untold', f'{kind}run'):
             state.bad[key] = state.bad.get(key, 0) + bad.long()
         state.bad[f'{kind}run'] *= bad
