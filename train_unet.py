@@ -4258,10 +4258,8 @@ class UnderAutocast:
         self.model, self.dtype = model, dtype
 
     def __call__(self, *inputs, **named):
-        device = next(self.model.parameters()).device                  # the first may be of integers, or complex
-        weight = next(filter(torch.is_floating_point, self.model.parameters()), torch.empty(0))
-        cast = lambda x: x.to(weight.dtype) if x.is_floating_point() else x
-        inputs, named = pytree.tree_map_only(torch.Tensor, cast, (inputs, named))
+        device = next(self.model.parameters()).device
+        inputs, named = to_float32((inputs, named))                    # as the weights are
         dtype = None if self.dtype == 'float32' else getattr(torch, self.dtype)    # torch 2.6 warns of float32 on mps
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             return to_float32(self.model(*inputs, **named))
@@ -5347,8 +5345,8 @@ def settle_statistics(config, dataset):
 def build_state(model, config, precision, device, sizes=()):
     """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
     model = model.to(device)
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
-        warn(['the network came with 16-bit weights: they are float32 now, which amp_dtype works on'])
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+        warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
