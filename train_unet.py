@@ -3600,12 +3600,10 @@ def try_one_size(model, height, width, other=''):
     except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise UserError(TOO_LARGE, 'out of memory') from None
-        if model.is_own:
-            raise ConfigError(f'model: cannot take normalised float32 images {shape}{other} ({in_words(error)})') \
-                from None
-        raise ConfigError(f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r} cannot take '
-                          f'images of {width} x {height} pixels ({in_words(error)}): type another image_size, such as '
-                          f'{height * 2}x{width * 2}{other}') from None
+        named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
+        raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
+                          f'({in_words(error)}); type another image_size, such as {height * 2}x{width * 2}{other}') \
+            from None
 
 
 def change_forward(module, mixin):
