@@ -4468,19 +4468,16 @@ def guarded_step(state, window, loss_fn, config):
     raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
 
 
-def gives_up_compiling(model, error):
-    """Whether it was the compiler that failed, perhaps in mid-run on a size new to it. Then the model goes on eager."""
-    if model._compiled_call_impl is None or not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+def gives_up_compiling(model, error, is_sure=False):
+    """Whether it was the compiler that failed, perhaps in mid-run on a size new to it. Then the model goes on eager,
+    and the reason is told."""
+    is_compiled = model._compiled_call_impl is not None
+    if not is_sure and not (is_compiled and isinstance(error, torch._dynamo.exc.TorchDynamoException)):
         return False
-    stop_compiling(model, error)
-    return True
-
-
-def stop_compiling(model, error):
-    """The model goes on eager; the reason is told."""
     log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
     model._compiled_call_impl = None
     torch._dynamo.reset()
+    return True
 
 
 @contextlib.contextmanager
@@ -5454,7 +5451,7 @@ def start_compiled(state, probe, config, run):
     except compiler_faults() as error:
         if is_out_of_memory(error):
             raise
-        stop_compiling(state.model, error)
+        gives_up_compiling(state.model, error, is_sure=True)
         if (run.folder / 'last.pt').exists():                          # else no step was tried
             go_back(state, config, run)
         probe()
