@@ -4234,7 +4234,6 @@ class Rewind(Exception):
     """Internal: go back to the last checkpoint and continue with these changes."""
 
     def __init__(self, event, **changes):
-        super().__init__(event)
         self.event, self.changes = event, changes
 
 
@@ -4752,9 +4751,8 @@ class Run:
 
     def continued(self):
         """What to type to go on with this run."""
-        if self.is_own:
-            return f'train_unet.train(resume={str(self.folder)!r}, ...), given what it began with'
-        return command_line(as_typed('resume', self.folder))
+        return f'train_unet.train(resume={str(self.folder)!r}, ...), given what it began with' if self.is_own else \
+            command_line(as_typed('resume', self.folder))
 
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
@@ -4821,9 +4819,8 @@ class Run:
                 raise Interrupted
             if not self.begun:                                         # torchrun ends the others
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-            name = signal.Signals(number).name
-            again = ' (Ctrl-C: leave at once)' if world().size == 1 else ''
-            say(f'{name}: finishing this step, then saving{again}', sys.stderr)
+            again = ' (Ctrl-C: leave at once)' * (world().size == 1)
+            say(f'{signal.Signals(number).name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
         if hasattr(signal, 'SIGHUP'):                                  # the terminal is closed
@@ -4913,9 +4910,8 @@ class Run:
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
         if self.trouble != str(error):
-            then = 'the run ends without it' if self.asked else 'training goes on and saving is tried again'
-            log.warning('%s could not be saved: %s. The checkpoint before it is kept; %s', self.folder / name, error,
-                        then)
+            log.warning('%s could not be saved: %s. The checkpoint before it is kept; saving is tried again while '
+                        'training goes on', self.folder / name, error)
         self.trouble = str(error)
 
     def agree(self, config, broken=()):
@@ -4960,8 +4956,7 @@ class ScreenHandler(logging.Handler):
             say(clean(self.format(record)), sys.stdout)
 
 
-log.handlers = [*(handler for handler in log.handlers if type(handler).__name__ != ScreenHandler.__name__),
-                ScreenHandler()]                                       # importlib.reload() would add a second one
+log.handlers = [ScreenHandler()]                                       # importlib.reload() would add a second one
 
 
 def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
