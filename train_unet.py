@@ -4084,13 +4084,20 @@ def state_dict(state):
 
 
 def restore(state, saved):
-    """Put a saved dict back into a TrainState, in place."""
+    """Put a saved dict back into a TrainState, in place. ValueError for states of the optimizer that do not have the
+    shape of their parameters: fused kernels trust shapes and strides, and would write elsewhere."""
     state.model.load_state_dict(saved['model'])
-    options = [{key: group[key] for key in group.keys() - {'params', 'lr'}} for group in state.optimizer.param_groups]
-    state.optimizer.load_state_dict(saved['optimizer'])
-    for group, own in zip(state.optimizer.param_groups, options):      # settings are those of the config
-        group.update(own)
-        check_optimizer(state.optimizer, group)
+    groups = [{**own, 'params': old['params'], 'lr': old['lr']}        # settings are those of the config
+              for own, old in zip(state.optimizer.param_groups, saved['optimizer']['param_groups'])]
+    state.optimizer.load_state_dict(saved['optimizer'] | {'param_groups': groups})
+    for parameter, kept in state.optimizer.state.items():
+        for key, value in kept.items():
+            size = torch.Size() if key == 'step' else parameter.shape
+            is_like = torch.is_tensor(value) and value.shape == size
+            if state.optimizer.defaults.get('fused') and not is_like:
+                raise ValueError(f'{key} of the optimizer does not have the shape {tuple(size)}')
+            if is_like and key != 'step' and value.stride() != parameter.stride():
+                kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     if saved['scaler'] and state.scaler.is_enabled():
         own = {key: state.scaler.state_dict()[key] for key in ('growth_factor', 'backoff_factor', 'growth_interval')}
         state.scaler.load_state_dict(saved['scaler'] | own)
@@ -4101,21 +4108,6 @@ def restore(state, saved):
     state.bad = to_device(state.bad, state.device)
     state.totals = {} if world().rank else to_device(state.totals, state.device)   # they hold what all processes saw
     set_random_states(saved['random'])
-
-
-def check_optimizer(optimizer, group):
-    """Bring the loaded states of a parameter group into the layout of their parameters. Fused kernels trust shapes and
-    strides, and would write elsewhere: ValueError for others."""
-    for parameter in group['params']:
-        kept = optimizer.state.get(parameter, {})
-        for key, value in kept.items():
-            size = torch.Size() if key == 'step' else parameter.shape
-            if group.get('fused') and not (torch.is_tensor(value) and value.shape == size):
-                raise ValueError(f'{key} of the optimizer does not have the shape {tuple(size)}')
-            if key == 'step' and torch.is_tensor(value):               # fused kernels want it beside the weights
-                kept[key] = value.to(parameter.device if group.get('fused') or group.get('capturable') else 'cpu')
-            elif torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
-                kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def write_file(path, content):
