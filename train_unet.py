@@ -4715,7 +4715,6 @@ class Run:
         self.save_seconds = 0.0                                        # of the quickest save so far: disks have hiccups
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
-        self.is_own = False                                            # began with a network, data or loss from Python
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board, self.is_saved = None, True                         # board: TensorBoard's writer
@@ -4736,15 +4735,10 @@ class Run:
             self.write('best.pt', self.unsaved)
         if self.begun and isinstance(error, UserError) and not world().rank:
             if (self.folder / 'last.pt').exists():
-                error.problems.append(f'mended? It goes on with:  {self.continued()}')
+                error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
                 self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, line, (), None))
         self.after.close()
-
-    def continued(self):
-        """What to type to go on with this run."""
-        return f'train_unet.train(resume={str(self.folder)!r}, ...), given what it began with' if self.is_own else \
-            command_line(as_typed('resume', self.folder))
 
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
@@ -5539,7 +5533,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From a config to a Result, in a locked run folder."""
     own_data, resuming = train_data is not None, config['resume'] is not None
-    run.is_own = own_data or model is not None or loss_fn is not None
     kept = settings_of(run.folder) if resuming else {}
     typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
     typed |= {key for key, origin in sources.items() if origin == 'config.py'}
@@ -5976,7 +5969,7 @@ def finish(state, val_data, config, run):
     if not run.is_saved:
         log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
     if run.asked:
-        line = f' Continue with:  {run.continued()}' * ('last.pt' in there)
+        line = f' Continue with:  {command_line(as_typed("resume", run.folder))}' * ('last.pt' in there)
         log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line)
     elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
