@@ -1580,13 +1580,11 @@ def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
     assert all('changes the result' in note for note in notes)
 
 
-@pytest.mark.parametrize('name', ['last.pt', 'log.txt'])
-def test_a_pipe_in_a_run_folder_is_not_waited_for(name):
+def test_a_pipe_in_a_run_folder_is_not_waited_for():
     train_own(num_epochs=1)
-    for path in (tu.Path('run') / name, tu.Path('run/previous.pt')):
-        path.unlink(missing_ok=True)
-    os.mkfifo(tu.Path('run') / name)
-    with pytest.raises(tu.UserError, match='is no file|a link or a pipe'):
+    os.unlink('run/log.txt')
+    os.mkfifo('run/log.txt')
+    with pytest.raises(tu.UserError, match='is no file'):
         train_own(resume='run', run_dir='auto', num_epochs=2)
 
 

@@ -118,10 +118,13 @@ def test_a_run_of_a_mac_goes_on_with_its_step_beside_the_weights(waits):
     with FakeTensorMode():
         model = moved(tu.build_model(TINY))
         optimizer = tu.build_optimizer(model, TINY, GPU)
+        state = tu.TrainState(model, optimizer, torch.amp.GradScaler('cpu', enabled=False))
         for parameter in model.parameters():
             optimizer.state[parameter] = {'step': torch.zeros(()), 'exp_avg': torch.zeros_like(parameter)}
-        for group in optimizer.param_groups:
-            tu.check_optimizer(optimizer, group)
+        saved = tu.state_dict(state)
+        for group in saved['optimizer']['param_groups']:
+            group['fused'] = None
+        tu.restore(state, saved)
         assert {kept['step'].device for kept in optimizer.state.values()} == {GPU}
 
 

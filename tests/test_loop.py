@@ -357,7 +357,7 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     assert "train_unet.replay('run/bad_batch.pt')" in text
     written = log_text()                       # all of it, with the line that goes on
     assert all(line.strip() in written for line in text.splitlines())
-    assert text.endswith("mended? It goes on with:  train_unet.train(resume='run', ...), given what it began with")
+    assert text.endswith('mended? It goes on with:  python train_unet.py resume=run')
     batch = torch.load('run/bad_batch.pt', weights_only=True)['window']
     assert batch[0]['image'].shape[1:] == (3, 32, 32) and batch[0]['image'].dtype == torch.uint8
     for value in last()['model'].values():
@@ -1238,7 +1238,7 @@ def test_a_file_that_breaks_is_tried_three_times_and_named(breaking, happen, num
         breaking(happen, num_workers=num_workers)
     assert re.search(r'/images/\d\d\d\.png: cannot be read', str(error.value))
     assert last()['epoch'] == 1                                        # what was done is kept
-    assert "train_unet.train(resume='run', ...), given what it began with" in str(error.value)
+    assert 'python train_unet.py resume=run' in str(error.value)
     assert 'skip_broken=True leaves out files that cannot be read' in log_text()
 
 
