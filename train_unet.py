@@ -4427,10 +4427,10 @@ def guarded_step(state, window, loss_fn, config):
         try:
             result = train_step(state, window, loss_fn, config)
             break
-        except UserError:                                              # of run_loss
+        except UserError:                                              # BatchNorm refuses what memory would allow
+            is_starved = True
             if state.batch_size == config['batch_size']:
                 raise
-            raise OneTooLarge(TOO_LARGE, 'out of memory') from None    # BatchNorm refuses what memory would allow
         except RuntimeError as error:
             is_starved = is_out_of_memory(error)
             if not is_starved and not gives_up_compiling(state.model, error):
