@@ -5281,31 +5281,34 @@ def choose_run_dir(config, name):
 
 def find_resume(config):
     """The run folder to continue, or None. resume='auto': run_dir, or the newest run on this data, if unfinished."""
-    wish = config['resume']
+    wish, run_dir = config['resume'], Path(config['run_dir'])
     if wish is None:
         return None
     if wish != 'auto':
-        if not any((Path(wish) / name).is_file() for name in ('config.py', *CHECKPOINTS)):
-            hint = f'; type {as_typed("resume", Path(wish).parent)}' * Path(wish).is_file()
-            raise UserError(f'resume={wish!r}: is no run folder (it has no config.py){hint}', 'cannot resume')
+        if Path(wish).is_file():
+            hint = as_typed('resume', Path(wish).parent)
+            raise UserError(f'resume={wish!r}: is no run folder; type {hint}', 'cannot resume')
         return Path(wish)
-    named = config['run_dir'] != 'auto'                                # then a finished one is simply done
-    if config['data'] == OWN_DATA and not named:
+    is_begun = lambda folder: any((folder / name).exists() for name in CHECKPOINTS)
+    if config['run_dir'] != 'auto':                                    # a finished one is simply done
+        return run_dir if is_begun(run_dir) else None
+    if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
-    folders = [Path(config['run_dir'])] if named else sorted(
-        (p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
-    folder = next((p for p in folders if named or absolute(data_of(p)) == absolute(config['data'])), None)
-    if folder is None or not any((folder / name).exists() for name in CHECKPOINTS):
-        return None
+    for folder in sorted(filter(Path.is_dir, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
+        with contextlib.suppress(UserError):                           # other runs shall not suffer
+            if absolute(settings_of(folder).get('data')) == absolute(config['data']):
+                return folder if is_begun(folder) and not is_over(folder, config) else None
+    return None
+
+
+def is_over(folder, config):
+    """Whether a run has stopped early or has done its epochs, or those that are asked for now."""
     saved, settings = load_last(folder)[0], settings_of(folder)
-    epoch, best = saved.get('epoch'), saved.get('best_epoch')
-    last = settings.get('num_epochs') if config['num_epochs'] == 'auto' else config['num_epochs']
-    patience = settings.get('early_stopping_patience') or math.inf
     with contextlib.suppress(LookupError, TypeError):                  # a stranger's rows: told later
-        if not named and all(isinstance(number, int) for number in (epoch, best, last)) and (
-                epoch >= last or best >= 0 and epochs_in_vain(saved['history'], best, settings) >= patience):
-            return None
-    return folder
+        last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
+        in_vain = epochs_in_vain(saved['history'], saved['best_epoch'], settings) if saved['best_epoch'] >= 0 else 0
+        return saved['epoch'] >= last or in_vain >= (settings['early_stopping_patience'] or math.inf)
+    return False
 
 
 def absolute(data):
@@ -5313,20 +5316,20 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
-def data_of(folder):
-    """The data of a run; None where it cannot be told: other runs shall not suffer."""
-    with contextlib.suppress(UserError):
-        return settings_of(folder).get('data')
-
-
 def settings_of(folder):
     """The settings of a run: its config.py, or where that cannot be used what its checkpoint holds."""
     try:
         return load_preset(folder / 'config.py')
     except ConfigError as error:
-        saved = dict(load_last(folder)[0]['config'])
+        settings = trained_settings(folder)
         log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
-        return {**saved, 'run_dir': 'auto'}
+        return settings
+
+
+def trained_settings(folder):
+    """The settings that the last checkpoint was trained with, in the precision before any healing."""
+    saved = load_last(folder)[0]
+    return {**CONFIG, **saved['config'], **saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
@@ -5337,45 +5340,36 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
 
 
 def resume_config(folder, preset, overrides):
-    """The config of a run with the settings that make sense -> as resolve_config. Raises ConfigError for the others."""
-    saved = settings_of(folder)
-    base = {key: saved.get(key, value) for key, value in CONFIG.items()}
-    edited = edited_settings(folder, saved)
-    saved = saved | edited
+    """The config of a run with the settings that make sense -> as resolve_config, where `sources` tells of those alone
+    that the checkpoint was not trained with: typed, or edited in config.py. Raises ConfigError for others."""
+    trained = trained_settings(folder)
+    base = trained | settings_of(folder)
     config, sources, notes = resolve_config(preset, overrides, base=base)
-    sources |= {key: 'config.py' for key in edited if sources[key] == 'default'}       # as if they had been typed
-    if absolute(config['data']) == absolute(saved.get('data')):        # typed in another way
+    if absolute(config['data']) == absolute(base['data']):             # typed in another way
         config['data'] = base['data']
+    trained['data'] = base['data']
     for key, value in config.items():                                  # as settling has them
         if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
-            config[key] = choose_device('auto').type if key == 'device' else saved.get(key, value)
-    if saved.get('device') == 'auto' and config['device'].startswith(choose_device('auto').type):
-        saved = {**saved, 'device': config['device']}                  # the one it would be anyway
-    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
-    fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
-             if k in FIXED_ON_RESUME]
-    sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base | edited, config)]
+            config[key] = choose_device('auto').type if key == 'device' else trained[key]
+    if trained['device'] == 'auto' and config['device'].startswith(choose_device('auto').type):
+        trained['device'] = config['device']                           # the one it would be anyway
+    changed = [key for key in CONFIG if config[key] != trained[key]]
+    fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
+             if key in FIXED_ON_RESUME]
+    sizes = [settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config)]
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
     if config['data'] not in ('demo', OWN_DATA) and not os.path.exists(absolute(config['data'])):
         fixed.append(f'data={config["data"]!r}: is gone; if it was moved type data=ITS_PLACE')
+    if config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
+        fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
     if fixed:
         raise ConfigError(fixed)
-    notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
+    notes += [f'{key}: {trained[key]!r} -> {config[key]!r} changes the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
-    return config, sources, notes
-
-
-def edited_settings(folder, settings):
-    """What somebody has changed in the config.py of a run since its checkpoint -> {key: as the checkpoint has it}."""
-    with contextlib.suppress(UserError):                               # that there is no checkpoint is told later
-        saved, free = load_last(folder)[0], {'data', *FREE_ON_RESUME}
-        asked = saved.get('asked') if isinstance(saved.get('asked'), dict) else settings
-        trained = saved['config'] | {key: asked.get(key) for key in ('use_amp', 'amp_dtype')}
-        return {key: trained[key] for key, value in settings.items() if key in trained and key not in free
-                and trained[key] != value and (value != 'auto' or key == 'class_weights')}
-    return {}
+    origins = {key: 'config.py' if sources[key] == 'default' else sources[key] for key in changed}
+    return config, dict.fromkeys(sources, 'default') | origins, notes
 
 
 def warn(notes):
@@ -5623,9 +5617,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if train_data is not None:
             config['data'] = OWN_DATA
         folder = find_resume(config)                                   # each process looks, before any may write
-        if folder and config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
-            raise UserError(f"run_dir={config['run_dir']!r}: a resumed run stays where it is, in {folder}",
-                            'cannot resume')
         if folder:
             config, sources, notes = resume_config(folder, preset, overrides)
         if config['data'] == OWN_DATA and train_data is None:
@@ -5665,9 +5656,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     """From a config to a Result, in a locked run folder."""
     own_data, resuming = train_data is not None, config['resume'] is not None
     run.is_own = own_data or model is not None or loss_fn is not None
-    kept = settings_of(run.folder) if resuming else {}
-    typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
-    typed |= {key for key, origin in sources.items() if origin == 'config.py'}
+    changed = {key for key, origin in sources.items() if origin != 'default'}
     if not resuming:
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
@@ -5712,7 +5701,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, typed, getattr(loss_fn, 'num_classes', None))
+        resume_state(state, run, config, precision, hardware, changed, getattr(loss_fn, 'num_classes', None))
     run.write('config.py', config_text(config))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loss_fn, config, run)
     start_compiled(state, probe, config, run) if config['compile_model'] else probe()
