@@ -5701,7 +5701,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, changed, getattr(loss_fn, 'num_classes', None))
+        resume_state(state, run, config, precision, hardware, changed)
     run.write('config.py', config_text(config))
     probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loss_fn, config, run)
     start_compiled(state, probe, config, run) if config['compile_model'] else probe()
@@ -5910,82 +5910,52 @@ def go_back(state, config, run, **changes):
         setattr(state, key, value)
 
 
-def resume_state(state, run, config, precision, hardware, typed, classes):
-    """Continue from last.pt. Raises UserError for one that belongs to another run."""
+def resume_state(state, run, config, precision, hardware, changed):
+    """Continue from last.pt; the precision and the micro-batch that healing arrived at come with it, unless they are
+    among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
+    is_known = saved.get('dtype') in {'float32', *hardware.units} or hardware.kind == 'cpu'
+    dtype = saved.get('dtype') if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
+    state.scaler, images = build_scaler(dtype, config, state.device), state.images
     try:
-        take_up(state, saved, config, precision, hardware, typed, classes)
+        check_counters(saved, state)
+        if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
+            if saved['threads'] > (os.cpu_count() or 1):
+                log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
+                            saved['threads'], torch.get_num_threads())
+            else:
+                torch.set_num_threads(saved['threads'])                # so that the result is the same to the bit
+        restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = '; one with a network of your own is resumed from Python, by model=NETWORK'
         own *= 'loading state_dict' in str(error)
         raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
-    if 'num_epochs' in typed and config['num_epochs'] < state.epoch:
+    if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
-    unsaved = saved.get('unsaved')                                     # best.pt, which the disk did not take
-    is_whole = isinstance(unsaved, dict) and {'config', 'weights', 'metrics'} <= unsaved.keys()
-    run.unsaved = unsaved if is_whole and not world().rank else None   # the first process writes it
-    if state.best_epoch >= 0 and not is_whole and not from_first((run.folder / 'best.pt').exists):
+    if state.images != images:
+        log.warning('The images, or their split, are not those this run began with: scores before and after do not '
+                    'compare, and images that validate now may have been trained on')
+    if dtype != state.dtype:                                           # another precision counts other steps
+        state.bad = totals_alone(state.bad)
+    if dtype != precision.dtype:
+        log.info('The run goes on in %s, at which healing had arrived', dtype)
+    state.images, state.dtype = images, dtype
+    state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
+    run.unsaved = None if world().rank else saved.get('unsaved')       # best.pt, which the disk did not take
+    if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
-def check_counters(saved, classes):
-    """ValueError for counters, totals or history that no run writes. `classes`: how many the loss counts, or None."""
-    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
-    told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
-    is_number = lambda value: isinstance(value, (int, float))
-
-    def is_row(row):
-        if not isinstance(row, dict) or 'event' not in row:
-            return False
-        return row['event'] or told <= row.keys() and all(is_number(row[key]) for key in told - {'precision'}) \
-            and all(is_number(value) or value is None or isinstance(value, str) for value in row.values())
-
-    def is_total(key, value):
-        if not torch.is_tensor(value) or torch.is_complex(value):
-            return False
-        return value.shape == (classes or len(value),) * 2 if key == 'counts' else value.numel() == 1
-
-    if not (min(counters) >= 0 and max(counters) <= 10**9
-            and ('images' in saved['totals'] or not saved['window'])
-            and saved['dtype'] in ('float32', 'bfloat16', 'float16')
-            and all(map(is_row, saved['history']))
-            and all(value.numel() == 1 and value.dtype == torch.int64 for value in saved['bad'].values())
-            and all(isinstance(times, int) for times in saved['left_out'].values())
-            and all(itertools.starmap(is_total, saved['totals'].items()))):
-        raise ValueError('its counters make no sense')
-
-
-def take_up(state, saved, config, precision, hardware, typed, classes):
-    """Restore a state; the rung of precision and the micro-batch that healing arrived at come with it, unless others
-    were typed. `classes`: how many the loss counts, None if only a loss of your own knows."""
+def check_counters(saved, state):
+    """TypeError or ValueError for a state that no run writes."""
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
-    check_counters(saved, classes)
-    if saved['images'] != state.images:
-        log.warning('The images, or their split, are not those this run began with: scores before and after do not '
-                    'compare, and images that validate now may have been trained on')
-        saved['images'] = state.images
-    known = saved['dtype'] in hardware.units or saved['dtype'] == 'float32' or hardware.kind == 'cpu'
-    dtype = saved['dtype'] if known and not typed & {'use_amp', 'amp_dtype'} else precision.dtype
-    state.scaler = build_scaler(dtype, config, state.device)
-    threads = torch.get_num_threads()
-    if hardware.kind == 'cpu' and saved['threads'] != threads:
-        if saved['threads'] <= (os.cpu_count() or 1):
-            torch.set_num_threads(saved['threads'])
-            log.info('Using %d threads, as the run did, so that the result is the same to the bit', saved['threads'])
-        else:
-            log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
-                        saved['threads'], threads)
-    restore(state, saved)
-    if dtype != state.dtype:                                           # another precision counts other steps
-        state.bad = totals_alone(state.bad)
-    if dtype != precision.dtype:
-        log.info('The run goes on in %s, at which healing had arrived', dtype)
-    state.dtype = dtype
-    state.batch_size = config['batch_size'] if 'batch_size' in typed else min(state.batch_size, config['batch_size'])
+    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
+    if min(counters) < 0 or max(counters) > 10**9 or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError('its counters make no sense')
 
 
 OWN_DATA = '(data sets given to train)'
