@@ -5401,8 +5401,6 @@ def prepare(config, sources, device, decode=False, own_data=False):
     hardware = common_hardware(hardware)
     precision = resolve_precision(config, hardware, chosen_keys(sources, config))
     if own_data:
-        idle = sorted(chosen_keys(sources, config) & NO_USE_FOR_OWN_DATA)
-        warn([f'{", ".join(idle)}: no effect on data of your own'] * bool(idle))
         return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
     if is_demo:
@@ -5598,9 +5596,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     A network of your own, model=NET, is given normalised float32 images (B, C, H, W) and gives logits (B, K, H, W), K
     being 1 for two classes. Data sets and a loss of your own run in the same loop: give model, train_data, val_data
     (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample, or
-    (losses, counts). What the loss calls as model(...) runs in the precision at work; methods and parts of the model
-    that it calls itself run in float32. Raises UserError for what you can mend, TrainingDiverged if no precision gives
-    finite numbers.
+    (losses, counts); settings of data, network and loss then have no effect. What the loss calls as model(...) runs in
+    the precision at work; methods and parts of the model that it calls itself run in float32. Raises UserError for what
+    you can mend, TrainingDiverged if no precision gives finite numbers.
     """
     if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
         raise UserError("a data worker runs your script from its beginning: put what trains below "
@@ -5744,8 +5742,6 @@ def choose_model(model, config, data):
         model = build_model(config, model)
     else:
         keep_float32(model, config['keep_float32'])
-        if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
-            warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
     if data is not None:
         model.pixels, model.coding = find_image_dtype(data), data.coding.words
     return model
@@ -5798,14 +5794,6 @@ def name_images(*datasets):
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
-
-
-# Settings that say what a user's data sets, network and loss say themselves.
-NO_USE_FOR_OWN_DATA = set(
-    'data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction group_pattern num_classes '
-    'class_names mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype cache_images '
-    'max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss class_weights '
-    'progressive_resizing'.split())
 
 
 def settle_own(config):

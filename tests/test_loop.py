@@ -956,11 +956,6 @@ def test_a_data_set_may_bring_its_collate_fn_and_any_mapping():
     assert len(result.history) == 1
 
 
-def test_settings_that_say_nothing_of_ones_own_data_are_told(caplog):
-    train(num_epochs=1, augment='strong', class_weights='auto', loss='dice')
-    assert 'augment, class_weights, loss: no effect on data of your own' in caplog.text
-
-
 @pytest.mark.parametrize('first', [torch.arange(3), torch.ones(3, dtype=torch.complex64)])
 def test_samples_take_the_precision_of_the_weights_not_of_what_comes_first(first):
     model = network()
@@ -1740,11 +1735,6 @@ def test_epochs_of_small_images_do_not_stop_a_run_early(small_set, caplog):
     for share, epochs in [('auto', 8), (1e999, 8), (0.0, 10**400)]:    # of an older run, of a stranger's
         history = [{'event': '', 'epoch': epoch, 'train_loss': 1.0} for epoch in range(1, 7)]
         assert tu.epochs_in_vain(history, 0, {'progressive_resizing': share, 'num_epochs': epochs}) == 5
-
-
-def test_data_of_ones_own_are_not_resized(caplog):
-    train(num_epochs=1, progressive_resizing=0.5)
-    assert 'progressive_resizing: no effect on data of your own' in caplog.text
 
 
 def test_a_network_that_takes_one_size_is_not_given_another(small_set):
