@@ -5693,8 +5693,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         try_smallest(model, data.sizes)
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
-        train_data = Plain(train_data, name_of, config['seed'])
-        val_data = Plain(val_data, 'validation sample {}'.format, config['seed'])
+        train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     sampler, loader, val_loader = build_loaders(train_data, val_data, config, device)
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
@@ -5749,10 +5748,10 @@ def choose_model(model, config, data):
 
 class Plain(torch.utils.data.Dataset):
     """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
-    random follows from that and the seed, also while a batch is joined. A worker names what holds NaN once."""
+    random follows from that and the seed, also while a batch is joined."""
 
-    def __init__(self, dataset, name_of, seed):
-        self.dataset, self.name_of, self.named, self.seed = dataset, name_of, set(), seed
+    def __init__(self, dataset, seed):
+        self.dataset, self.seed = dataset, seed
         self.join = getattr(dataset, 'collate_fn', None) or torch.utils.data.default_collate
 
     def __len__(self):
@@ -5774,12 +5773,7 @@ class Plain(torch.utils.data.Dataset):
         np.random.seed(seed)                                           # torch.manual_seed would write a traceback
         (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
         sample = self.dataset[index]
-        sample = dict(sample) if isinstance(sample, Mapping) else sample       # of any class, as those of transformers
-        if index not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
-            self.named.add(index)
-            log.warning('%s holds values that are not finite; where the loss is not finite either, the step is skipped',
-                        self.name_of(index))
-        return sample
+        return dict(sample) if isinstance(sample, Mapping) else sample         # of any class, as those of transformers
 
 
 def is_finite(value):
