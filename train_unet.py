@@ -5834,19 +5834,13 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError) as error:
-            if is_out_of_memory(error) and not several:                # where no smaller batch would help
-                run.save(state, config)
-                raise UserError(TOO_LARGE, 'out of memory') from None
-            deaths, is_late = deaths + 1, several
             has_died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
-            if has_died and deaths > 3 and not several:                # between two steps
-                run.save(state, config)
-                raise UserError([f'{in_words(error)}; the fourth one',
-                                 'too little memory? fewer num_workers need less, num_workers=0 needs none'],
-                                'the data workers die') from None
+            deaths += 1
+            if not several and (has_died and deaths > 3 or is_out_of_memory(error)):
+                end_with_advice(error, state, config, run)
             if not has_died or deaths > 3 or several and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
-            is_late = is_late and state.epoch == epoch                 # else it is closed: the others agree anew
+            is_late = several and state.epoch == epoch                 # else it is closed: the others agree anew
             stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
@@ -5861,12 +5855,14 @@ def end_with_advice(error, state, config, run):
         state.batch_size = config['batch_size']                        # with the settings of a resume it may fit
     if world().size == 1:
         run.save(state, config)
-    if isinstance(error, MemoryError):
-        raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
-                         'cache_images=False and fewer num_workers need less'], 'out of memory') from None
     if 'cannot be read' in str(error):
         error.problems.append('skip_broken=True leaves out files that cannot be read')
-    raise error
+    if isinstance(error, UserError):
+        raise error
+    if is_out_of_memory(error):                                        # where no smaller batch would help
+        raise UserError(TOO_LARGE, 'out of memory') from None
+    raise UserError([in_words(error), 'too little memory? fewer num_workers, and cache_images=False, need less'],
+                    'out of memory' if isinstance(error, MemoryError) else 'the data workers die') from None
 
 
 def stop_workers(*loaders):
