@@ -5604,10 +5604,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         raise UserError("a data worker runs your script from its beginning: put what trains below "
                         "if __name__ == '__main__':")
     check_own(model, loss_fn, train_data, val_data)
-    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
         raise UserError('another training is at work in this process; give each a process of its own')
-    folder, was_there, run, was_refused, before = None, True, None, False, random_states()
+    run, is_new, before = None, False, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
     try:
@@ -5623,7 +5622,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
-        was_there = folder or config['run_dir'] != 'auto' and os.path.exists(config['run_dir'])
+        is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
@@ -5631,23 +5630,16 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except UserError as error:
-        was_refused = True
         forget_frames(error)
         raise
     finally:
         ONE_TRAINING.release()
-        if current is not None:
-            torch.cuda.set_device(current)
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
-        with contextlib.suppress(OSError):
-            nothing = {'log.txt', '.lock', '.holder', *(('config.py', *CHECKPOINTS) if was_refused else ())}
-            held = nothing if run else set()                           # else these are of whoever was faster
-            is_empty = folder and {p.name for p in folder.iterdir()} <= held
-            if is_empty and not was_there and not (run and run.begun):         # nothing was begun: leave no trace
-                shutil.rmtree(folder)
+        if is_new and run and not run.begun and not (folder / 'bad_batch.pt').exists():    # leave no trace
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):

@@ -840,18 +840,6 @@ def test_sgd_asks_for_its_step_only_before_it_has_a_state(momentum, waits, monke
     assert asked.count(torch.bool) == waits and not torch.equal(before, state.parts.parameters[0])
 
 
-def test_the_gpu_that_was_current_is_so_again(monkeypatch):
-    """train(device='cuda:1') makes that one current: what follows in a notebook would run there."""
-    chosen = []
-    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 3)
-    monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
-    monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: None)
-    with pytest.raises(tu.ConfigError):
-        tu.train(num_epochs=-1)
-    assert chosen == [3]
-
-
 def test_pictures_that_cannot_be_drawn_cost_no_training(monkeypatch):
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)        # an installation that is broken
     assert train(num_epochs=1).best['loss'] > 0
