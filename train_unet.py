@@ -5409,14 +5409,6 @@ def prepare(config, sources, device, decode=False, own_data=False):
     data = from_first(lambda: inspect_data(config, decode))
     if not len(data.pairs.rows('train')):
         raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
-    if data.shares[1:].sum() == 0:
-        other = [name_code(code) for code in sorted(data.values) if code not in (0, -1, COLOUR)
-                 and not data.coding.encode(np.array([[code]])).any()]
-        held = any(0 < class_id < IGNORE for class_id in data.classes)
-        raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
-                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}',
-                         *['masks of validation or test hold some: another split would train on it'] * held,
-                         *[f'mask_values="{{{code}: 1}}" would say that {code} is foreground' for code in other[-1:]]])
     if np.count_nonzero(data.shares) < 2:
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
                          *data.notes, f'{data.coding.words}; the values are '

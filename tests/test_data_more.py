@@ -524,7 +524,7 @@ def test_set_without_foreground_is_refused(tmp_path, split):
         place = f'{("train", "val")[n % 2]}/{n}.png' if split else f'{n}.png'
         save(tmp_path / f'set/images/{place}', np.zeros((8, 8, 3)))
         save(tmp_path / f'set/masks/{place}', np.eye(8) * 255 * (split and n % 2))
-    with pytest.raises(DataError, match='no training mask holds any foreground'):
+    with pytest.raises(DataError, match='every pixel of the training masks is of one class'):
         dataset(tmp_path / 'set')
     inspect(tmp_path / 'set')                                          # evaluate may score it
 
