@@ -5486,11 +5486,7 @@ def load_batches(dataset, batches, config, device):
     """These batches of indices, as in training: by a worker, if there are any. A file that a user's data set opens when
     it is first asked would be shared by all workers if that happened before they are forked."""
     workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
-    loader = build_loader(dataset, {**config, 'num_workers': workers}, device, batch_sampler=batches)
-    try:
-        return list(loader)
-    finally:
-        stop_workers(loader)
+    return [*build_loader(dataset, config | {'num_workers': workers}, device, batch_sampler=batches)]
 
 
 def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
