@@ -5974,23 +5974,21 @@ def best_saved(run):
         log.warning('%s; the last weights are returned instead', error)
 
 
-def describe_best(best, epoch, config):
-    """The scores of the best epoch, of each class where there are more than two -> lines."""
+def tell_best(best, epoch, config):
+    """The scores of the best epoch, of each class where there are more than two."""
     scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
-    per_class = best.get('iou_per_class', [])
-    names = class_names(config, len(per_class)) if len(per_class) > 2 else []
-    return [f'Best: epoch {epoch}, ' + ', '.join(f'{name} {best[key]:.4f}' for name, key in scores),
-            *[f'    {name:18} IoU {iou:.3f}  Dice {dice:.3f}'
-              for name, iou, dice in zip(names, per_class, best['dice_per_class'] if names else [])]]
+    log.info('Best: epoch %d, %s', epoch, ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
+    if len(ious := best.get('iou_per_class', [])) > 2:
+        for name, iou, dice in zip(class_names(config, len(ious)), ious, best['dice_per_class']):
+            log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
 
 
 def finish(state, val_data, config, run):
     """The best weights back, the pictures, and what to type next -> Result."""
-    best, lines, model = {}, [], state.evaluated
+    best, model = {}, state.evaluated
     try:
-        saved = from_first(lambda: best_saved(run))
-        if saved:
-            lines = describe_best(saved['metrics'], saved['epoch'], config)
+        if saved := from_first(lambda: best_saved(run)):
+            tell_best(saved['metrics'], saved['epoch'], config)
             model.load_state_dict(saved['weights'])
             if isinstance(model, SegmentationModel):                   # as load has it
                 model.threshold = saved['threshold']
@@ -5999,19 +5997,14 @@ def finish(state, val_data, config, run):
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
     model.eval()
-    if world().rank:
-        return Result(state.history, best, model, run.folder, run.asked)
     run.write('history.csv', history_csv(state.history))
-    try:
-        if run.taken:
-            raise OSError(run.taken)
-        draw_curves(state.history, run.folder / 'curves.png')
-        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
-            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-    except (OSError, ImportError) as error:                            # a broken matplotlib
-        log.warning('the pictures could not be written: %s', error)
-    for line in lines:
-        log.info('%s', line)
+    if not (world().rank or run.taken):
+        try:
+            draw_curves(state.history, run.folder / 'curves.png')
+            if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
+                draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
+        except (OSError, ImportError) as error:                        # a broken matplotlib
+            log.warning('the pictures could not be written: %s', error)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
