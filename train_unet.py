@@ -5439,10 +5439,6 @@ def build_state(model, config, precision, device):
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
         warn(['the network came with 16-bit weights: they are float32 now, which amp_dtype works on'])
         model = model.float()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if 0 in buffer.stride():                                   # by expand(); undoing a step writes into it
-                setattr(module, name, buffer.contiguous())
     if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
@@ -5454,11 +5450,10 @@ def build_state(model, config, precision, device):
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             from timm.layers import convert_sync_batchnorm             # torch's loses the activation in BatchNormAct2d
             model = convert_sync_batchnorm(model)
-        wrap = nn.parallel.DistributedDataParallel
-        old, new = 'broadcast_buffers', 'forward_sync_buffers'         # its name in newer versions of torch
-        engine = wrap(model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
-                      find_unused_parameters=has_idle_parameters(model),
-                      **{new if new in inspect.signature(wrap).parameters else old: False})
+        engine = nn.parallel.DistributedDataParallel(
+            model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
+            find_unused_parameters=has_idle_parameters(model))
+        engine.broadcast_buffers = False                               # its name in the call changes with the version
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 

@@ -1524,13 +1524,6 @@ def test_a_buffer_that_forward_replaces_is_put_back_too():
     assert torch.equal(state.model.mean, before)
 
 
-def test_a_buffer_whose_elements_share_their_memory_trains():
-    model = network()
-    model.register_buffer('scale', torch.ones(1).expand(4))
-    result = train(model, ema_decay=0.9)
-    assert len(result.history) == 3 and torch.equal(result.model.scale, torch.ones(4))
-
-
 @pytest.mark.parametrize('total, lost, words', [
     (1, 1, 'a step: loss or statistics'), (1, 0, 'a step: gradient'),
     (3, 1, '3 steps: loss, statistics or gradient')])
