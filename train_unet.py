@@ -5563,16 +5563,6 @@ def check_own(model, loss_fn, train_data, val_data):
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
 
 
-def forget_frames(error):
-    """A notebook keeps the last error, and so all that its frames held: the network on the GPU, the workers."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
-
-
-ONE_TRAINING = threading.Lock()
-
-
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
     """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
 
@@ -5587,8 +5577,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         raise UserError("a data worker runs your script from its beginning: put what trains below "
                         "if __name__ == '__main__':")
     check_own(model, loss_fn, train_data, val_data)
-    if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
-        raise UserError('another training is at work in this process; give each a process of its own')
     run, is_new, before = None, False, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
@@ -5613,10 +5601,10 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except UserError as error:
-        forget_frames(error)
+        error.__context__ = None                                       # a notebook keeps the last error, and so all
+        traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
         raise
     finally:
-        ONE_TRAINING.release()
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
