@@ -5270,13 +5270,9 @@ def choose_run_dir(config, name):
     name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
         folder = Path('runs') / f'{name}-{number}'
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE') from None
 
 
 def find_resume(config):
@@ -5378,12 +5374,6 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
-def chosen_keys(sources, config):
-    """The keys that the user typed, or that a preset sets to something else than the default."""
-    return {key for key, origin in sources.items() if origin == 'you' or origin != 'default'
-            and config[key] != CONFIG[key]}
-
-
 def prepare(config, sources, device, decode=False, own_data=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
 
@@ -5399,7 +5389,9 @@ def prepare(config, sources, device, decode=False, own_data=False):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
               'https://pytorch.org/get-started tells the line that installs the other one'])
     hardware = common_hardware(hardware)
-    precision = resolve_precision(config, hardware, chosen_keys(sources, config))
+    chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
+              if origin == 'you' or origin != 'default' and config[key] != CONFIG[key]}
+    precision = resolve_precision(config, hardware, chosen)
     if own_data:
         return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
@@ -5516,9 +5508,8 @@ def val_batch_size(config):
 
 
 def compiler_faults():
-    """What torch.compile, and Triton below it, may raise where they do not work."""
-    faults = (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError, TypeError,
-              ValueError, LookupError, AttributeError)
+    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
+    faults = RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError
     with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
         from triton.errors import TritonError
         faults += (TritonError,)
@@ -5552,10 +5543,8 @@ def check_own(model, loss_fn, train_data, val_data):
         raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss')
     if model is not None and not isinstance(model, nn.Module):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
-    for name in ('train_data', 'val_data'):
-        is_map = all(hasattr(own[name], word) for word in ('__getitem__', '__len__')) \
-            and not isinstance(own[name], torch.utils.data.IterableDataset)
-        if own[name] is not None and not (is_map and len(own[name])):
+    for name, data in (('train_data', train_data), ('val_data', val_data)):
+        if data is not None and not (hasattr(data, '__getitem__') and hasattr(data, '__len__') and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
     known = set(model.parameters()) if model is not None else set()
@@ -5628,8 +5617,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         keep_freed_memory()
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
-        run.after.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(),
-                           warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+        run.after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
         torch.use_deterministic_algorithms(True, warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
