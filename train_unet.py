@@ -5479,7 +5479,8 @@ def load_batches(dataset, batches, config, device):
 def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
 
-    It is also the probe of torch.compile, which only fails when it first runs. Everything is put back afterwards.
+    torch.compile works in place (state_dict keys stay) and is believed only after this; else eager, with the reason.
+    Everything is put back afterwards.
     """
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
@@ -5490,8 +5491,14 @@ def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
                for window in probed]
     rows = range(min(len(val_data), val_batch_size(config)))
     batches = load_batches(val_data, [list(rows)], config, state.device)
+    compiling, begun = config['compile_model'], time.monotonic()
+    if compiling:
+        log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
     while True:
         try:
+            if compiling:
+                torch._dynamo.reset()                                  # after eight networks it would give up, unsaid
+                state.model.compile()
             for window in windows:
                 guarded_step(state, window, loss_fn, config)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
@@ -5499,6 +5506,14 @@ def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
+        except compiler_faults() as error:
+            if not compiling or is_out_of_memory(error):
+                raise
+            compiling = False
+            stop_compiling(state.model, error)
+            go_back(state, config, run)
+    if compiling and state.model._compiled_call_impl is not None:
+        log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
 
 
@@ -5514,25 +5529,6 @@ def compiler_faults():
         from triton.errors import TritonError
         faults += (TritonError,)
     return faults
-
-
-def start_compiled(state, probe, config, run):
-    """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
-    log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-    begun = time.monotonic()
-    try:
-        torch._dynamo.reset()                                          # after eight networks it would give up, unsaid
-        state.model.compile()
-        probe()
-        if state.model._compiled_call_impl is not None:
-            log.info('Compiled in %.0f s', time.monotonic() - begun)
-    except compiler_faults() as error:
-        if is_out_of_memory(error):
-            raise
-        stop_compiling(state.model, error)
-        if (run.folder / 'last.pt').exists():                          # else no step was tried
-            go_back(state, config, run)
-        probe()
 
 
 def check_own(model, loss_fn, train_data, val_data):
@@ -5651,8 +5647,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if resuming:
         resume_state(state, run, config, precision, hardware, changed)
     run.write('config.py', config_text(config))
-    probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loss_fn, config, run)
-    start_compiled(state, probe, config, run) if config['compile_model'] else probe()
+    smoke_test(state, train_data, val_data, sampler, loss_fn, config, run)
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
