@@ -5704,27 +5704,24 @@ class Plain(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitems__(self, keys):
-        """The batch of these keys: what a DataLoader asks for."""
-        before = random_states()
+        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own."""
+        before, samples = random_states(), []
         try:
-            samples = [self.draw(*key) if isinstance(key, tuple) else self.draw(0, key) for key in keys]
+            for key in keys:
+                epoch, index = key if isinstance(key, tuple) else (0, key)
+                seed = seed_of(self.seed, epoch, index)
+                random.seed(seed)
+                np.random.seed(seed)                                   # torch.manual_seed would write a traceback
+                (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
+                sample = self.dataset[index]
+                samples.append(dict(sample) if isinstance(sample, Mapping) else sample)    # as those of transformers
             return self.join(samples)                                  # with the numbers that the last sample left
         finally:
             set_random_states(before)
 
-    def draw(self, epoch, index):
-        """The sample, drawn with a seed of its own."""
-        seed = seed_of(self.seed, epoch, index)
-        random.seed(seed)
-        np.random.seed(seed)                                           # torch.manual_seed would write a traceback
-        (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
-        sample = self.dataset[index]
-        return dict(sample) if isinstance(sample, Mapping) else sample         # of any class, as those of transformers
-
 
 def is_finite(value):
-    """False for a floating-point tensor or array that holds NaN or infinity."""
-    value = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind == 'f' else value
+    """False for a floating-point tensor that holds NaN or infinity."""
     return not (torch.is_tensor(value) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
@@ -5738,8 +5735,7 @@ def name_images(*datasets):
 
 def settle_own(config):
     """The 'auto' settings that matter when the user brings the data."""
-    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0,
-               'progressive_resizing': 0.0}
+    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
     config = {**config, 'progressive_resizing': 0.0}
