@@ -5345,10 +5345,8 @@ def resume_config(folder, preset, overrides):
         config['data'] = base['data']
     trained['data'] = base['data']
     for key, value in config.items():                                  # as settling has them
-        if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
-            config[key] = choose_device('auto').type if key == 'device' else trained[key]
-    if trained['device'] == 'auto' and config['device'].startswith(choose_device('auto').type):
-        trained['device'] = config['device']                           # the one it would be anyway
+        if value == 'auto' and key not in ('class_weights', 'device'):         # which stay 'auto' in a run
+            config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
              if key in FIXED_ON_RESUME]
@@ -5356,8 +5354,6 @@ def resume_config(folder, preset, overrides):
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
-    if config['data'] not in ('demo', OWN_DATA) and not os.path.exists(absolute(config['data'])):
-        fixed.append(f'data={config["data"]!r}: is gone; if it was moved type data=ITS_PLACE')
     if config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
         fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
     if fixed:
@@ -5847,9 +5843,9 @@ def resume_state(state, run, config, precision, hardware, changed):
                 torch.set_num_threads(saved['threads'])                # so that the result is the same to the bit
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        own = '; one with a network of your own is resumed from Python, by model=NETWORK'
-        own *= 'loading state_dict' in str(error)
-        raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
+        raise UserError([f'{path}: does not belong to this run: {in_words(error)}',
+                         'one with a network of your own is resumed from Python, by model=NETWORK'],
+                        'cannot resume') from None
     if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
     if state.images != images:
