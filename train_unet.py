@@ -5240,16 +5240,15 @@ class Result:
 
     def _repr_html_(self):
         """In a notebook: the best score, the last ten epochs, the curves and the samples."""
+        score = ', '.join(f'{key} {self.best[key]:.4f}' for key in ('iou', 'dice', 'loss') if key in self.best)
         rows = [row for row in self.history if not row['event']][-10:]
-        keys = [key for key in ('epoch', 'train_loss', 'train_iou', 'val_loss', 'val_iou', 'seconds')
-                if any(key in row for row in rows)]
-        cells = [keys] + [[f'{row.get(key, math.nan):.4g}' for key in keys] for row in rows]
-        table = ''.join(f'<tr><td>{"</td><td>".join(line)}</td></tr>' for line in cells)
+        lines = [f'epoch {row["epoch"]}: train {show_numbers(row, "train_")}, val {show_numbers(row, "val_")}'
+                 for row in rows]
         pictures = [self.run_dir / name for name in ('curves.png', 'samples.png')]
         shown = [base64.b64encode(path.read_bytes()).decode() for path in pictures if path.exists()]
-        score = ', '.join(f'{k} {self.best[k]:.4f}' for k in ('iou', 'dice', 'loss') if k in self.best)
-        return f'<p>{html.escape(str(self.run_dir))}: {score}</p><table>{table}</table>' + \
-            ''.join(f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
+        text = html.escape('\n'.join([f'{self.run_dir}: {score}', *lines]))
+        return f'<pre>{text}</pre>' + ''.join(
+            f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
 
 
 def forget_shown():
@@ -5371,20 +5370,16 @@ def warn(notes):
 
 
 def prepare(config, sources, device, decode=False, own_data=False):
-    """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
-
-    `sources` tells which keys the user typed; `decode` looks at every pixel of every image; `own_data`: the user
-    brings it, and few settings matter. The one way that train, check and tune come to their settings.
-    """
+    """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons): the one
+    way that train, check and tune come to them. `decode`: look at every pixel; `own_data`: the user brings it."""
     limit_threads()
     try_device(device)
     if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
         torch.cuda.set_device(device)
-    hardware = detect_hardware(device)
+    hardware = common_hardware(detect_hardware(device))
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
               'https://pytorch.org/get-started tells the line that installs the other one'])
-    hardware = common_hardware(hardware)
     chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
               if origin == 'you' or origin != 'default' and config[key] != CONFIG[key]}
     precision = resolve_precision(config, hardware, chosen)
@@ -5395,15 +5390,12 @@ def prepare(config, sources, device, decode=False, own_data=False):
         warn(['data=demo is the built-in set; data=demo/ is the folder'] * os.path.isdir('demo'))
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config, decode))
-    if not len(data.pairs.rows('train')):
-        raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
-    if np.count_nonzero(data.shares) < 2:
+    if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
                          *data.notes, f'{data.coding.words}; the values are '
                          f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean'])
-    if config['image_dtype'] == 'auto':
-        is_shallow = find_image_dtype(data) == 'uint8'                 # 16 bits become 0 to 1 when they are read
-        config = {**config, 'image_dtype': 'uint8' if is_shallow else 'float32'}
+    if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
+        config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
 
@@ -5722,8 +5714,7 @@ def is_finite(value):
 
 
 def name_images(*datasets):
-    """A hash of the names and sizes of all image files of these data sets, in their order; of their number, where they
-    have no names."""
+    """A hash of the names and sizes of all images of these data sets, in their order; of their number without names."""
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
@@ -5892,8 +5883,8 @@ def tell_data(data, config, why):
         log.info('%s', line)
     for key, reason in why.items():
         log.info('%s = %s  (%s)', key, config[key], reason)
-    at_once, times = config['batch_size'], config['accumulation_steps']
-    log.info('batch: %d images at once x %d = effective batch %d', at_once, times, at_once * times)
+    sizes = config['batch_size'], config['accumulation_steps']
+    log.info('batch: %d images at once x %d = effective batch %d', *sizes, math.prod(sizes))
 
 
 def tell_precision(precision, hardware, config):
