@@ -5825,7 +5825,9 @@ def resume_state(state, run, config, precision, hardware, changed):
     dtype = saved.get('dtype') if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
     state.scaler, images = build_scaler(dtype, config, state.device), state.images
     try:
-        check_counters(saved, state)
+        for name in TrainState.PLAIN:
+            if type(saved[name]) is not type(getattr(state, name)):
+                raise TypeError(f'{name}={shown(saved[name])}')
         if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
             if saved['threads'] > (os.cpu_count() or 1):
                 log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
@@ -5853,16 +5855,6 @@ def resume_state(state, run, config, precision, hardware, changed):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
-
-
-def check_counters(saved, state):
-    """TypeError or ValueError for a state that no run writes."""
-    for name in TrainState.PLAIN:
-        if type(saved[name]) is not type(getattr(state, name)):
-            raise TypeError(f'{name}={shown(saved[name])}')
-    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
-    if min(counters) < 0 or max(counters) > 10**9 or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
-        raise ValueError('its counters make no sense')
 
 
 OWN_DATA = '(data sets given to train)'

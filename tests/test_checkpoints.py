@@ -979,15 +979,6 @@ def test_other_images_under_the_same_names_are_told(data, caplog):
     assert 'not those this run began with' in caplog.text
 
 
-@pytest.mark.parametrize('crafted', [
-    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}])
-def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
-    train_own(num_epochs=1)
-    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
-    with pytest.raises(tu.UserError, match='does not belong to this run'):
-        train_own(resume='run', run_dir='auto', num_epochs=2)
-
-
 def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_one):
     tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'model': {'x': torch.ones(1)}})
     with pytest.raises(tu.UserError, match='one with a network of your own is resumed from Python'):
@@ -1238,8 +1229,8 @@ def of_optimizer(value):
 
 
 @pytest.mark.parametrize('change', [
-    of_optimizer(torch.zeros(1)), of_optimizer('x'), lambda saved: saved.update(step=10**400),
-    lambda saved: saved.update(random=-1), lambda saved: saved.update(config=5)], ids=range(5))
+    of_optimizer(torch.zeros(1)), of_optimizer('x'), lambda saved: saved.update(random=-1),
+    lambda saved: saved.update(config=5)], ids=range(4))
 def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, run_of_one, capsys):
     patch_last(change)
     assert tu.main(['resume=run', 'num_epochs=3']) == 2
