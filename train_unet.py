@@ -5254,9 +5254,8 @@ class Result:
 def forget_shown():
     """IPython keeps whatever a cell has shown, and with a Result its model: those of earlier runs are let go."""
     shell = running_shell()
-    if not shell:
-        return
-    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)):
+    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden,
+                  vars(shell.displayhook)) if shell else ():
         for name, value in names.items():
             if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
                 names[name] = ''                                       # as _ is at first
@@ -5301,8 +5300,8 @@ def is_over(folder, config):
     saved, settings = load_last(folder)[0], settings_of(folder)
     with contextlib.suppress(LookupError, TypeError):                  # a stranger's rows: told later
         last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
-        in_vain = epochs_in_vain(saved['history'], saved['best_epoch'], settings) if saved['best_epoch'] >= 0 else 0
-        return saved['epoch'] >= last or in_vain >= (settings['early_stopping_patience'] or math.inf)
+        patience = settings['early_stopping_patience'] or math.inf
+        return saved['epoch'] >= last or epochs_in_vain(saved['history'], saved['best_epoch'], settings) >= patience
     return False
 
 
@@ -5452,9 +5451,8 @@ def has_idle_parameters(model):
 
 def build_scaler(dtype, config, device):
     """A gradient scaler that works for float16 and does nothing for the rest."""
-    return torch.amp.GradScaler(device.type, init_scale=config['init_scale'], growth_factor=config['growth_factor'],
-                                backoff_factor=config['backoff_factor'], growth_interval=config['growth_interval'],
-                                enabled=dtype == 'float16')
+    keys = 'init_scale', 'growth_factor', 'backoff_factor', 'growth_interval'
+    return torch.amp.GradScaler(device.type, enabled=dtype == 'float16', **{key: config[key] for key in keys})
 
 
 def load_batches(dataset, batches, config, device):
@@ -5466,10 +5464,7 @@ def load_batches(dataset, batches, config, device):
 
 def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
-
-    torch.compile works in place (state_dict keys stay) and is believed only after this; else eager, with the reason.
-    Everything is put back afterwards.
-    """
+    torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards."""
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
@@ -5885,9 +5880,8 @@ def tell_precision(precision, hardware, config):
     scaled = ', with gradient scaler' if precision.needs_scaler else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
-    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
-             '' if 'tf32' in hardware.units or works_on_cpu(precision.tf32, hardware) else
-             ' (no effect: no TF32 here)')
+    is_idle = 'tf32' not in hardware.units and not works_on_cpu(precision.tf32, hardware)
+    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, ' (no effect: no TF32 here)' * is_idle)
     config |= amp_settings(precision.dtype)
     warn(precision.warnings)
 
@@ -6005,24 +5999,18 @@ def colour_errors(mask, truth, num_classes):
     return picture
 
 
-def colour_key(config):
+def colour_key(config, has_errors=True):
     """What the colours of a sheet mean: [(colour, word)]."""
-    if config['num_classes'] == 2:
-        return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
-    return [*class_key(config), (WRONG, 'wrong'), (IGNORED, 'ignored')]
-
-
-def class_key(config):
-    """The colour and the name of each class."""
     count = config['num_classes']
-    return [*zip(colour_mask(np.arange(count), count), class_names(config, count))]
+    if has_errors and count == 2:
+        return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
+    classes = zip(colour_mask(np.arange(count), count), class_names(config, count))
+    return [*classes, *[(WRONG, 'wrong')] * has_errors, (IGNORED, 'ignored')]
 
 
 def sheet(rows, titles, path, legend=()):
     """Rows of (caption, [pictures]) as one PNG, two side by side if they are many; each picture fits into a square.
-
-    legend: (colour, word) pairs, told below the pictures.
-    """
+    legend: (colour, word) pairs, told below the pictures."""
     side, margin, heading, across = 224, 6, 26, 1 + (len(rows) > 6)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fit = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
@@ -6051,10 +6039,8 @@ def sheet(rows, titles, path, legend=()):
 
 
 def draw_samples(model, dataset, path, dtype=None, captions=None):
-    """A sheet of images beside truth, prediction and errors -> the page.
-
-    captions: {index: words after the name of the file}; None: six images from all over the data set.
-    """
+    """A sheet of images beside truth, prediction and errors -> the page. captions: {index: words after the name of the
+    file}; None: six images from all over the data set."""
     if captions is None:
         chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
         captions = dict.fromkeys(chosen.tolist(), '')
@@ -6912,7 +6898,7 @@ def check(preset, overrides):
              [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
             for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
     path = Path('runs') / 'check' / 'samples.png'
-    sheet(rows, ['image as the network sees it', 'mask'], path, [*class_key(config), (IGNORED, 'ignored')])
+    sheet(rows, ['image as the network sees it', 'mask'], path, colour_key(config, has_errors=False))
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [*([f'--preset {quoted(preset)}'] if preset else []), *words]
     print(f'what the network will see: {clean(path)}\nready:', command_line(*words))
