@@ -5749,12 +5749,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             state.bad = totals_alone(state.bad)
             record(state, rewind.event)
             run.save(state, config)
-            run.write('history.csv', history_csv(state.history))
         except Interrupted:
             break
-        except TrainingDiverged:
-            run.write('history.csv', history_csv(state.history))
-            raise
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError) as error:
@@ -5779,7 +5775,7 @@ def end_with_advice(error, state, config, run):
         state.batch_size = config['batch_size']                        # with the settings of a resume it may fit
     if world().size == 1:
         run.save(state, config)
-    if 'cannot be read' in str(error):
+    if isinstance(error, DataError) and 'cannot be read' in str(error):
         error.problems.append('skip_broken=True leaves out files that cannot be read')
     if isinstance(error, UserError):
         raise error
