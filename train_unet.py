@@ -5462,7 +5462,7 @@ def load_batches(dataset, batches, config, device):
     return [*build_loader(dataset, config | {'num_workers': workers}, device, batch_sampler=batches)]
 
 
-def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
+def smoke_test(state, train_data, val_loader, sampler, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
     torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards."""
     if not run.save(state, config):
@@ -5472,8 +5472,8 @@ def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
     windows = [load_batches(train_data, [rows.tolist() for rows in sampler.micro_batches(window)], config, state.device)
                for window in probed]
-    rows = range(min(len(val_data), val_batch_size(config)))
-    batches = load_batches(val_data, [list(rows)], config, state.device)
+    rows = range(min(len(val_loader.dataset), val_loader.batch_size))
+    batches = load_batches(val_loader.dataset, [rows], config, state.device)
     compiling, begun = config['compile_model'], time.monotonic()
     if compiling:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
@@ -5498,11 +5498,6 @@ def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
     if compiling and state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
-
-
-def val_batch_size(config):
-    """Images of one size go through validation together, others one by one."""
-    return config['batch_size'] if config['size_policy'] == 'resize' else 1
 
 
 def compiler_faults():
@@ -5585,7 +5580,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     """From a config to a Result, in a locked run folder."""
     own_data, resuming = train_data is not None, config['resume'] is not None
     run.is_own = own_data or model is not None or loss_fn is not None
-    changed = {key for key, origin in sources.items() if origin != 'default'}
     if not resuming:
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
@@ -5628,9 +5622,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, changed)
+        resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     run.write('config.py', config_text(config))
-    smoke_test(state, train_data, val_data, sampler, loss_fn, config, run)
+    smoke_test(state, train_data, val_loader, sampler, loss_fn, config, run)
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
@@ -5645,7 +5639,7 @@ def build_loaders(train_data, val_data, config, device):
     loader = build_loader(train_data, config, device, batch_sampler=sampler)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
-                              batch_size=val_batch_size(config))
+                              batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size
     return sampler, loader, val_loader
 
 

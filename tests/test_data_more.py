@@ -1599,7 +1599,7 @@ def test_validation_needs_shared_memory_for_masks_at_their_own_size(tmp_path, mo
     found = train_unet.inspect_data({**config, 'data': str(folder)})
     found.sizes = {(side, side): 1}
     images = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
-    count = train_unet.val_batch_size(config)
+    count = 8 if policy == 'resize' else 1
     loader = train_unet.build_loader(images, config, torch.device('cpu'), batch_size=count)
     assert loader.num_workers == workers
 
