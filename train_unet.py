@@ -5564,6 +5564,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except UserError as error:
+        if is_new and run and not run.begun and not (folder / 'bad_batch.pt').exists():
+            shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         error.__context__ = None                                       # a notebook keeps the last error, and so all
         traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
         raise
@@ -5572,8 +5574,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
-        if is_new and run and not run.begun and not (folder / 'bad_batch.pt').exists():    # leave no trace
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
