@@ -5391,8 +5391,9 @@ def prepare(config, sources, device, decode=False, own_data=False):
     data = from_first(lambda: inspect_data(config, decode))
     if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
-                         *data.notes, f'{data.coding.words}; the values are '
-                         f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean'])
+                         *data.notes, f'{data.coding.words}; the values of all masks are '
+                         f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean, '
+                         'or choose another split if validation alone holds the others'])
     if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
         config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, is_demo)
