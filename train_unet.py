@@ -5105,24 +5105,22 @@ class Result:
 
     def _repr_html_(self):
         """In a notebook: the best score, the last ten epochs, the curves and the samples."""
+        score = ', '.join(f'{key} {self.best[key]:.4f}' for key in ('iou', 'dice', 'loss') if key in self.best)
         rows = [row for row in self.history if not row['event']][-10:]
-        keys = [key for key in ('epoch', 'train_loss', 'train_iou', 'val_loss', 'val_iou', 'seconds')
-                if any(key in row for row in rows)]
-        cells = [keys] + [[f'{row.get(key, math.nan):.4g}' for key in keys] for row in rows]
-        table = ''.join(f'<tr><td>{"</td><td>".join(line)}</td></tr>' for line in cells)
+        lines = [f'epoch {row["epoch"]}: train {show_numbers(row, "train_")}, val {show_numbers(row, "val_")}'
+                 for row in rows]
         pictures = [self.run_dir / name for name in ('curves.png', 'samples.png')]
         shown = [base64.b64encode(path.read_bytes()).decode() for path in pictures if path.exists()]
-        score = ', '.join(f'{k} {self.best[k]:.4f}' for k in ('iou', 'dice', 'loss') if k in self.best)
-        return f'<p>{html.escape(str(self.run_dir))}: {score}</p><table>{table}</table>' + \
-            ''.join(f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
+        text = html.escape('\n'.join([f'{self.run_dir}: {score}', *lines]))
+        return f'<pre>{text}</pre>' + ''.join(
+            f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
 
 
 def forget_shown():
     """IPython keeps whatever a cell has shown, and with a Result its model: those of earlier runs are let go."""
     shell = running_shell()
-    if not shell:
-        return
-    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)):
+    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden,
+                  vars(shell.displayhook)) if shell else ():
         for name, value in names.items():
             if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
                 names[name] = ''                                       # as _ is at first
@@ -5135,42 +5133,41 @@ def choose_run_dir(config, name):
     name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
         folder = Path('runs') / f'{name}-{number}'
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f'{folder}: cannot be made: {error.strerror}; type run_dir=SOMEWHERE') from None
 
 
 def find_resume(config):
     """The run folder to continue, or None. resume='auto': run_dir, or the newest run on this data, if unfinished."""
-    wish = config['resume']
+    wish, run_dir = config['resume'], Path(config['run_dir'])
     if wish is None:
         return None
     if wish != 'auto':
-        if not any((Path(wish) / name).is_file() for name in ('config.py', *CHECKPOINTS)):
-            hint = f'; type {as_typed("resume", Path(wish).parent)}' * Path(wish).is_file()
-            raise UserError(f'resume={wish!r}: is no run folder (it has no config.py){hint}', 'cannot resume')
+        if Path(wish).is_file():
+            hint = as_typed('resume', Path(wish).parent)
+            raise UserError(f'resume={wish!r}: is no run folder; type {hint}', 'cannot resume')
         return Path(wish)
-    named = config['run_dir'] != 'auto'                                # then a finished one is simply done
-    if config['data'] == OWN_DATA and not named:
+    is_begun = lambda folder: any((folder / name).exists() for name in CHECKPOINTS)
+    if config['run_dir'] != 'auto':                                    # a finished one is simply done
+        return run_dir if is_begun(run_dir) else None
+    if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
-    folders = [Path(config['run_dir'])] if named else sorted(
-        (p for p in Path('runs').glob('*-*') if p.is_dir()), key=os.path.getmtime, reverse=True)
-    folder = next((p for p in folders if named or absolute(data_of(p)) == absolute(config['data'])), None)
-    if folder is None or not any((folder / name).exists() for name in CHECKPOINTS):
-        return None
+    for folder in sorted(filter(Path.is_dir, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
+        with contextlib.suppress(UserError):                           # other runs shall not suffer
+            if absolute(settings_of(folder).get('data')) == absolute(config['data']):
+                return folder if is_begun(folder) and not is_over(folder, config) else None
+    return None
+
+
+def is_over(folder, config):
+    """Whether a run has stopped early or has done its epochs, or those that are asked for now."""
     saved, settings = load_last(folder)[0], settings_of(folder)
-    epoch, best = saved.get('epoch'), saved.get('best_epoch')
-    last = settings.get('num_epochs') if config['num_epochs'] == 'auto' else config['num_epochs']
-    patience = settings.get('early_stopping_patience') or math.inf
     with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # a stranger's rows: told later
-        if not named and all(isinstance(number, int) for number in (epoch, best, last)) and (
-                epoch >= last or best >= 0 and epochs_in_vain(saved['history'], best, settings) >= patience):
-            return None
-    return folder
+        last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
+        patience = settings['early_stopping_patience'] or math.inf
+        return saved['epoch'] >= last or epochs_in_vain(saved['history'], saved['best_epoch'], settings) >= patience
+    return False
 
 
 def absolute(data):
@@ -5178,20 +5175,20 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
-def data_of(folder):
-    """The data of a run; None where it cannot be told: other runs shall not suffer."""
-    with contextlib.suppress(UserError):
-        return settings_of(folder).get('data')
-
-
 def settings_of(folder):
     """The settings of a run: its config.py, or where that cannot be used what its checkpoint holds."""
     try:
         return load_preset(folder / 'config.py')
     except ConfigError as error:
-        saved = dict(load_last(folder)[0]['config'])
+        settings = trained_settings(folder)
         log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
-        return {**saved, 'run_dir': 'auto'}
+        return settings
+
+
+def trained_settings(folder):
+    """The settings that the last checkpoint was trained with, in the precision before any healing."""
+    saved = load_last(folder)[0]
+    return {**CONFIG, **saved['config'], **saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
@@ -5202,45 +5199,32 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
 
 
 def resume_config(folder, preset, overrides):
-    """The config of a run with the settings that make sense -> as resolve_config. Raises ConfigError for the others."""
-    saved = settings_of(folder)
-    base = {key: saved.get(key, value) for key, value in CONFIG.items()}
-    edited = edited_settings(folder, saved)
-    saved = saved | edited
+    """The config of a run with the settings that make sense -> as resolve_config, where `sources` tells of those alone
+    that the checkpoint was not trained with: typed, or edited in config.py. Raises ConfigError for others."""
+    trained = trained_settings(folder)
+    base = trained | settings_of(folder)
     config, sources, notes = resolve_config(preset, overrides, base=base)
-    sources |= {key: 'config.py' for key in edited if sources[key] == 'default'}       # as if they had been typed
-    if absolute(config['data']) == absolute(saved.get('data')):        # typed in another way
+    if absolute(config['data']) == absolute(base['data']):             # typed in another way
         config['data'] = base['data']
+    trained['data'] = base['data']
     for key, value in config.items():                                  # as settling has them
-        if value == 'auto' and key != 'class_weights':                 # which stays 'auto' in a run
-            config[key] = choose_device('auto').type if key == 'device' else saved.get(key, value)
-    if saved.get('device') == 'auto' and config['device'].startswith(choose_device('auto').type):
-        saved = {**saved, 'device': config['device']}                  # the one it would be anyway
-    changed = [k for k in CONFIG if config[k] != saved.get(k, CONFIG[k]) and sources[k] != 'default']
-    fixed = [f'{k}={config[k]!r}: cannot change on resume (the run has {saved.get(k)!r})' for k in changed
-             if k in FIXED_ON_RESUME]
-    sizes = [c['batch_size'] * c['accumulation_steps'] for c in (base | edited, config)]
+        if value == 'auto' and key not in ('class_weights', 'device'):         # which stay 'auto' in a run
+            config[key] = trained[key]
+    changed = [key for key in CONFIG if config[key] != trained[key]]
+    fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
+             if key in FIXED_ON_RESUME]
+    sizes = [settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config)]
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
-    if config['data'] not in ('demo', OWN_DATA) and not os.path.exists(absolute(config['data'])):
-        fixed.append(f'data={config["data"]!r}: is gone; if it was moved type data=ITS_PLACE')
+    if config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
+        fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
     if fixed:
         raise ConfigError(fixed)
-    notes += [f'{key}: {saved.get(key)!r} -> {config[key]!r} changes the result of the run'
+    notes += [f'{key}: {trained[key]!r} -> {config[key]!r} changes the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
-    return config, sources, notes
-
-
-def edited_settings(folder, settings):
-    """What somebody has changed in the config.py of a run since its checkpoint -> {key: as the checkpoint has it}."""
-    with contextlib.suppress(UserError):                               # that there is no checkpoint is told later
-        saved, free = load_last(folder)[0], {'data', *FREE_ON_RESUME}
-        asked = saved.get('asked') if isinstance(saved.get('asked'), dict) else settings
-        trained = saved['config'] | {key: asked.get(key) for key in ('use_amp', 'amp_dtype')}
-        return {key: trained[key] for key, value in settings.items() if key in trained and key not in free
-                and trained[key] != value and (value != 'auto' or key == 'class_weights')}
-    return {}
+    origins = {key: 'config.py' if sources[key] == 'default' else sources[key] for key in changed}
+    return config, dict.fromkeys(sources, 'default') | origins, notes
 
 
 def warn(notes):
@@ -5249,54 +5233,34 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
-def chosen_keys(sources, config):
-    """The keys that the user typed, or that a preset sets to something else than the default."""
-    return {key for key, origin in sources.items() if origin == 'you' or origin != 'default'
-            and config[key] != CONFIG[key]}
-
-
 def prepare(config, sources, device, decode=False, own_data=False):
-    """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons).
-
-    `sources` tells which keys the user typed; `decode` looks at every pixel of every image; `own_data`: the user
-    brings it, and few settings matter. The one way that train, check and tune come to their settings.
-    """
+    """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons): the one
+    way that train, check and tune come to them. `decode`: look at every pixel; `own_data`: the user brings it."""
     limit_threads()
     try_device(device)
     if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
         torch.cuda.set_device(device)
-    hardware = detect_hardware(device)
+    hardware = common_hardware(detect_hardware(device))
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
               'https://pytorch.org/get-started tells the line that installs the other one'])
-    hardware = common_hardware(hardware)
-    precision = resolve_precision(config, hardware, chosen_keys(sources, config))
+    chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
+              if origin == 'you' or origin != 'default' and config[key] != CONFIG[key]}
+    precision = resolve_precision(config, hardware, chosen)
     if own_data:
-        idle = sorted(chosen_keys(sources, config) & NO_USE_FOR_OWN_DATA)
-        warn([f'{", ".join(idle)}: no effect on data of your own'] * bool(idle))
         return settle_own(config), hardware, precision, None, {}
     is_demo = config['data'] == 'demo'
     if is_demo:
         warn(['data=demo is the built-in set; data=demo/ is the folder'] * os.path.isdir('demo'))
         config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
     data = from_first(lambda: inspect_data(config, decode))
-    if not len(data.pairs.rows('train')):
-        raise DataError([f'{config["data"]}: there are no training images left', *data.notes][:12])
-    if data.shares[1:].sum() == 0:
-        other = [name_code(code) for code in sorted(data.values) if code not in (0, -1, COLOUR)
-                 and not data.coding.encode(np.array([[code]])).any()]
-        held = any(0 < class_id < IGNORE for class_id in data.classes)
-        raise DataError(['no training mask holds any foreground: there is nothing to learn', *data.notes,
-                         f'all pixels are {", ".join(map(name_code, sorted(data.values)[:12]))}',
-                         *['masks of validation or test hold some: another split would train on it'] * held,
-                         *[f'mask_values="{{{code}: 1}}" would say that {code} is foreground' for code in other[-1:]]])
-    if np.count_nonzero(data.shares) < 2:
+    if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
-                         *data.notes, f'{data.coding.words}; the values are '
-                         f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean'])
-    if config['image_dtype'] == 'auto':
-        is_shallow = find_image_dtype(data) == 'uint8'                 # 16 bits become 0 to 1 when they are read
-        config = {**config, 'image_dtype': 'uint8' if is_shallow else 'float32'}
+                         *data.notes, f'{data.coding.words}; the values of all masks are '
+                         f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean, '
+                         'or choose another split if validation alone holds the others'])
+    if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
+        config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, is_demo)
     return config, hardware, precision, data, why
 
@@ -5320,10 +5284,6 @@ def build_state(model, config, precision, device, sizes=()):
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if 0 in buffer.stride():                                   # by expand(); undoing a step writes into it
-                setattr(module, name, buffer.contiguous())
     if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
@@ -5335,11 +5295,10 @@ def build_state(model, config, precision, device, sizes=()):
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             from timm.layers import convert_sync_batchnorm             # torch's loses the activation in BatchNormAct2d
             model = convert_sync_batchnorm(model)
-        wrap = nn.parallel.DistributedDataParallel
-        old, new = 'broadcast_buffers', 'forward_sync_buffers'         # its name in newer versions of torch
-        engine = wrap(model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
-                      find_unused_parameters=has_idle_parameters(model),
-                      **{new if new in inspect.signature(wrap).parameters else old: False})
+        engine = nn.parallel.DistributedDataParallel(
+            model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
+            find_unused_parameters=has_idle_parameters(model))
+        engine.broadcast_buffers = False                               # its name in the call changes with the version
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 
@@ -5358,27 +5317,20 @@ def has_idle_parameters(model):
 
 def build_scaler(dtype, config, device):
     """A gradient scaler that works for float16 and does nothing for the rest."""
-    return torch.amp.GradScaler(device.type, init_scale=config['init_scale'], growth_factor=config['growth_factor'],
-                                backoff_factor=config['backoff_factor'], growth_interval=config['growth_interval'],
-                                enabled=dtype == 'float16')
+    keys = 'init_scale', 'growth_factor', 'backoff_factor', 'growth_interval'
+    return torch.amp.GradScaler(device.type, enabled=dtype == 'float16', **{key: config[key] for key in keys})
 
 
 def load_batches(dataset, batches, config, device):
     """These batches of indices, as in training: by a worker, if there are any. A file that a user's data set opens when
     it is first asked would be shared by all workers if that happened before they are forked."""
     workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
-    loader = build_loader(dataset, {**config, 'num_workers': workers}, device, batch_sampler=batches)
-    try:
-        return list(loader)
-    finally:
-        stop_workers(loader)
+    return [*build_loader(dataset, config | {'num_workers': workers}, device, batch_sampler=batches)]
 
 
-def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
+def smoke_test(state, train_data, val_loader, sampler, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
-
-    It is also the probe of torch.compile, which only fails when it first runs. Everything is put back afterwards.
-    """
+    torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards."""
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
@@ -5386,10 +5338,16 @@ def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
     windows = [load_batches(train_data, [rows.tolist() for rows in sampler.micro_batches(window)], config, state.device)
                for window in probed]
-    rows = range(min(len(val_data), val_batch_size(config)))
-    batches = load_batches(val_data, [list(rows)], config, state.device)
+    rows = range(min(len(val_loader.dataset), val_loader.batch_size))
+    batches = load_batches(val_loader.dataset, [rows], config, state.device)
+    compiling, begun = config['compile_model'], time.monotonic()
+    if compiling:
+        log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
     while True:
         try:
+            if compiling:
+                torch._dynamo.reset()                                  # after eight networks it would give up, unsaid
+                state.model.compile()
             for window in windows:
                 guarded_step(state, window, loss_fn, config)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
@@ -5397,41 +5355,24 @@ def smoke_test(state, train_data, val_data, sampler, loss_fn, config, run):
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
+        except compiler_faults() as error:
+            if not compiling or is_out_of_memory(error):
+                raise
+            compiling = False
+            gives_up_compiling(state.model, error, is_sure=True)
+            go_back(state, config, run)
+    if compiling and state.model._compiled_call_impl is not None:
+        log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
 
 
-def val_batch_size(config):
-    """Images of one size go through validation together, others one by one."""
-    return config['batch_size'] if config['size_policy'] == 'resize' else 1
-
-
 def compiler_faults():
-    """What torch.compile, and Triton below it, may raise where they do not work."""
-    faults = (torch._dynamo.exc.TorchDynamoException, RuntimeError, OSError, ImportError, AssertionError, TypeError,
-              ValueError, LookupError, AttributeError)
+    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
+    faults = RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError
     with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
         from triton.errors import TritonError
         faults += (TritonError,)
     return faults
-
-
-def start_compiled(state, probe, config, run):
-    """torch.compile in place (state_dict keys stay), believed only after a real step; else eager, with the reason."""
-    log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-    begun = time.monotonic()
-    try:
-        torch._dynamo.reset()                                          # after eight networks it would give up, unsaid
-        state.model.compile()
-        probe()
-        if state.model._compiled_call_impl is not None:
-            log.info('Compiled in %.0f s', time.monotonic() - begun)
-    except compiler_faults() as error:
-        if is_out_of_memory(error):
-            raise
-        gives_up_compiling(state.model, error, is_sure=True)
-        if (run.folder / 'last.pt').exists():                          # else no step was tried
-            go_back(state, config, run)
-        probe()
 
 
 def check_own(model, loss_fn, train_data, val_data):
@@ -5442,25 +5383,13 @@ def check_own(model, loss_fn, train_data, val_data):
         raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss')
     if model is not None and not isinstance(model, nn.Module):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
-    for name in ('train_data', 'val_data'):
-        is_map = all(hasattr(own[name], word) for word in ('__getitem__', '__len__')) \
-            and not isinstance(own[name], torch.utils.data.IterableDataset)
-        if own[name] is not None and not (is_map and len(own[name])):
+    for name, data in (('train_data', train_data), ('val_data', val_data)):
+        if data is not None and not (hasattr(data, '__getitem__') and hasattr(data, '__len__') and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
     known = set(model.parameters()) if model is not None else set()
     if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
-
-
-def forget_frames(error):
-    """A notebook keeps the last error, and so all that its frames held: the network on the GPU, the workers."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
-
-
-ONE_TRAINING = threading.Lock()
 
 
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
@@ -5469,18 +5398,15 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     A network of your own, model=NET, is given normalised float32 images (B, C, H, W) and gives logits (B, K, H, W), K
     being 1 for two classes. Data sets and a loss of your own run in the same loop: give model, train_data, val_data
     (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample, or
-    (losses, counts). What the loss calls as model(...) runs in the precision at work; methods and parts of the model
-    that it calls itself run in float32. Raises UserError for what you can mend, TrainingDiverged if no precision gives
-    finite numbers.
+    (losses, counts); settings of data, network and loss then have no effect. What the loss calls as model(...) runs in
+    the precision at work; methods and parts of the model that it calls itself run in float32. Raises UserError for what
+    you can mend, TrainingDiverged if no precision gives finite numbers.
     """
     if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
         raise UserError("a data worker runs your script from its beginning: put what trains below "
                         "if __name__ == '__main__':")
     check_own(model, loss_fn, train_data, val_data)
-    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
-        raise UserError('another training is at work in this process; give each a process of its own')
-    folder, was_there, run, was_refused, before = None, True, None, False, random_states()
+    run, is_new, before = None, False, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
     try:
@@ -5488,9 +5414,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if train_data is not None:
             config['data'] = OWN_DATA
         folder = find_resume(config)                                   # each process looks, before any may write
-        if folder and config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
-            raise UserError(f"run_dir={config['run_dir']!r}: a resumed run stays where it is, in {folder}",
-                            'cannot resume')
         if folder:
             config, sources, notes = resume_config(folder, preset, overrides)
         if config['data'] == OWN_DATA and train_data is None:
@@ -5499,7 +5422,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         device = join_processes(config)
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
-        was_there = folder or config['run_dir'] != 'auto' and os.path.exists(config['run_dir'])
+        is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run:
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
@@ -5507,31 +5430,21 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except UserError as error:
-        was_refused = True
-        forget_frames(error)
+        if is_new and run and not run.begun and not (folder / 'bad_batch.pt').exists():
+            shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
+        error.__context__ = None                                       # a notebook keeps the last error, and so all
+        traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
         raise
     finally:
-        ONE_TRAINING.release()
-        if current is not None:
-            torch.cuda.set_device(current)
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle
             torch.cuda.empty_cache()
-        with contextlib.suppress(OSError):
-            nothing = {'log.txt', '.lock', '.holder', *(('config.py', *CHECKPOINTS) if was_refused else ())}
-            held = nothing if run else set()                           # else these are of whoever was faster
-            is_empty = folder and {p.name for p in folder.iterdir()} <= held
-            if is_empty and not was_there and not (run and run.begun):         # nothing was begun: leave no trace
-                shutil.rmtree(folder)
 
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From a config to a Result, in a locked run folder."""
     own_data, resuming = train_data is not None, config['resume'] is not None
-    kept = settings_of(run.folder) if resuming else {}
-    typed = {key for key in chosen_keys(sources, config) if key not in kept or config[key] != kept[key]}
-    typed |= {key for key, origin in sources.items() if origin == 'config.py'}
     if not resuming:
         refuse_used(run.folder)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
@@ -5542,8 +5455,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         keep_freed_memory()
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
-        run.after.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(),
-                           warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+        run.after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
         torch.use_deterministic_algorithms(True, warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
@@ -5568,16 +5480,14 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
     name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
-        train_data = Plain(train_data, name_of, config['seed'])
-        val_data = Plain(val_data, 'validation sample {}'.format, config['seed'])
+        train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     sampler, loader, val_loader = build_loaders(train_data, val_data, config, device)
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
-        resume_state(state, run, config, precision, hardware, typed, getattr(loss_fn, 'num_classes', None))
+        resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     run.write('config.py', config_text(config))
-    probe = functools.partial(smoke_test, state, train_data, val_data, sampler, loss_fn, config, run)
-    start_compiled(state, probe, config, run) if config['compile_model'] else probe()
+    smoke_test(state, train_data, val_loader, sampler, loss_fn, config, run)
     run.begun = True
     fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
     return finish(state, val_data, config, run)
@@ -5592,7 +5502,7 @@ def build_loaders(train_data, val_data, config, device):
     loader = build_loader(train_data, config, device, batch_sampler=sampler)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
-                              batch_size=val_batch_size(config))
+                              batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size
     return sampler, loader, val_loader
 
 
@@ -5617,8 +5527,6 @@ def choose_model(model, config, data):
         model = build_model(config, model)
     else:
         keep_float32(model, config['keep_float32'])
-        if config['activation_checkpointing'] and not isinstance(model, SegmentationModel):
-            warn(['activation_checkpointing: no effect on a network of your own; torch.utils.checkpoint is for it'])
     if data is not None:
         model.pixels, model.coding = find_image_dtype(data), data.coding.words
     return model
@@ -5626,65 +5534,47 @@ def choose_model(model, config, data):
 
 class Plain(torch.utils.data.Dataset):
     """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
-    random follows from that and the seed, also while a batch is joined. A worker names what holds NaN once."""
+    random follows from that and the seed, also while a batch is joined."""
 
-    def __init__(self, dataset, name_of, seed):
-        self.dataset, self.name_of, self.named, self.seed = dataset, name_of, set(), seed
+    def __init__(self, dataset, seed):
+        self.dataset, self.seed = dataset, seed
         self.join = getattr(dataset, 'collate_fn', None) or torch.utils.data.default_collate
 
     def __len__(self):
         return len(self.dataset)
 
     def __getitems__(self, keys):
-        """The batch of these keys: what a DataLoader asks for."""
-        before = random_states()
+        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own."""
+        before, samples = random_states(), []
         try:
-            samples = [self.draw(*key) if isinstance(key, tuple) else self.draw(0, key) for key in keys]
+            for key in keys:
+                epoch, index = key if isinstance(key, tuple) else (0, key)
+                seed = seed_of(self.seed, epoch, index)
+                random.seed(seed)
+                np.random.seed(seed)                                   # torch.manual_seed would write a traceback
+                (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
+                sample = self.dataset[index]
+                samples.append(dict(sample) if isinstance(sample, Mapping) else sample)    # as those of transformers
             return self.join(samples)                                  # with the numbers that the last sample left
         finally:
             set_random_states(before)
 
-    def draw(self, epoch, index):
-        """The sample, drawn with a seed of its own."""
-        seed = seed_of(self.seed, epoch, index)
-        random.seed(seed)
-        np.random.seed(seed)                                           # torch.manual_seed would write a traceback
-        (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
-        sample = self.dataset[index]
-        sample = dict(sample) if isinstance(sample, Mapping) else sample       # of any class, as those of transformers
-        if index not in self.named and not all(map(is_finite, pytree.tree_leaves(sample))):
-            self.named.add(index)
-            log.warning('%s holds values that are not finite; where the loss is not finite either, the step is skipped',
-                        self.name_of(index))
-        return sample
-
 
 def is_finite(value):
-    """False for a floating-point tensor or array that holds NaN or infinity."""
-    value = torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind == 'f' else value
+    """False for a floating-point tensor that holds NaN or infinity."""
     return not (torch.is_tensor(value) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
 def name_images(*datasets):
-    """A hash of the names and sizes of all image files of these data sets, in their order; of their number, where they
-    have no names."""
+    """A hash of the names and sizes of all images of these data sets, in their order; of their number without names."""
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
-# Settings that say what a user's data sets, network and loss say themselves.
-NO_USE_FOR_OWN_DATA = set(
-    'data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction group_pattern num_classes '
-    'class_names mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype cache_images '
-    'max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss class_weights '
-    'progressive_resizing'.split())
-
-
 def settle_own(config):
     """The 'auto' settings that matter when the user brings the data."""
-    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0,
-               'progressive_resizing': 0.0}
+    settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
     config = {**config, 'progressive_resizing': 0.0}
@@ -5716,28 +5606,18 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             state.bad = totals_alone(state.bad)
             record(state, rewind.event)
             run.save(state, config)
-            run.write('history.csv', history_csv(state.history))
         except Interrupted:
             break
-        except TrainingDiverged:
-            run.write('history.csv', history_csv(state.history))
-            raise
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError) as error:
-            if is_out_of_memory(error) and not several:                # where no smaller batch would help
-                run.save(state, config)
-                raise UserError(TOO_LARGE, 'out of memory') from None
-            deaths, is_late = deaths + 1, several
             has_died = isinstance(error, EOFError) or re.search('DataLoader (worker|timed out)', str(error))
-            if has_died and deaths > 3 and not several:                # between two steps
-                run.save(state, config)
-                raise UserError([f'{in_words(error)}; the fourth one',
-                                 'too little memory? fewer num_workers need less, num_workers=0 needs none'],
-                                'the data workers die') from None
+            deaths += 1
+            if not several and (has_died and deaths > 3 or is_out_of_memory(error)):
+                end_with_advice(error, state, config, run)
             if not has_died or deaths > 3 or several and state.window == sampler.num_windows:
                 raise                                                  # there the others wait in a collective
-            is_late = is_late and state.epoch == epoch                 # else it is closed: the others agree anew
+            is_late = several and state.epoch == epoch                 # else it is closed: the others agree anew
             stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
@@ -5752,12 +5632,14 @@ def end_with_advice(error, state, config, run):
         state.batch_size = config['batch_size']                        # with the settings of a resume it may fit
     if world().size == 1:
         run.save(state, config)
-    if isinstance(error, MemoryError):
-        raise UserError([f'the memory of this machine does not suffice: {in_words(error)}',
-                         'cache_images=False and fewer num_workers need less'], 'out of memory') from None
-    if 'cannot be read' in str(error):
+    if isinstance(error, DataError) and 'cannot be read' in str(error):
         error.problems.append('skip_broken=True leaves out files that cannot be read')
-    raise error
+    if isinstance(error, UserError):
+        raise error
+    if is_out_of_memory(error):                                        # where no smaller batch would help
+        raise UserError(TOO_LARGE, 'out of memory') from None
+    raise UserError([in_words(error), 'too little memory? fewer num_workers, and cache_images=False, need less'],
+                    'out of memory' if isinstance(error, MemoryError) else 'the data workers die') from None
 
 
 def stop_workers(*loaders):
@@ -5783,82 +5665,44 @@ def go_back(state, config, run, **changes):
         setattr(state, key, value)
 
 
-def resume_state(state, run, config, precision, hardware, typed, classes):
-    """Continue from last.pt. Raises UserError for one that belongs to another run."""
+def resume_state(state, run, config, precision, hardware, changed):
+    """Continue from last.pt; the precision and the micro-batch that healing arrived at come with it, unless they are
+    among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
+    is_known = saved.get('dtype') in {'float32', *hardware.units} or hardware.kind == 'cpu'
+    dtype = saved.get('dtype') if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
+    state.scaler, images = build_scaler(dtype, config, state.device), state.images
     try:
-        take_up(state, saved, config, precision, hardware, typed, classes)
+        for name in TrainState.PLAIN:
+            if type(saved[name]) is not type(getattr(state, name)):
+                raise TypeError(f'{name}={shown(saved[name])}')
+        if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
+            if saved['threads'] > (os.cpu_count() or 1):
+                log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
+                            saved['threads'], torch.get_num_threads())
+            else:
+                torch.set_num_threads(saved['threads'])                # so that the result is the same to the bit
+        restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        own = '; one with a network of your own is resumed from Python, by model=NETWORK'
-        own *= 'loading state_dict' in str(error)
-        raise UserError(f'{path}: does not belong to this run{own}: {in_words(error)}', 'cannot resume') from None
-    if 'num_epochs' in typed and config['num_epochs'] < state.epoch:
+        raise UserError([f'{path}: does not belong to this run: {in_words(error)}',
+                         'one with a network of your own is resumed from Python, by model=NETWORK'],
+                        'cannot resume') from None
+    if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
-    unsaved = saved.get('unsaved')                                     # best.pt, which the disk did not take
-    is_whole = isinstance(unsaved, dict) and {'config', 'weights', 'metrics'} <= unsaved.keys()
-    run.unsaved = unsaved if is_whole and not world().rank else None   # the first process writes it
-    if state.best_epoch >= 0 and not is_whole and not from_first((run.folder / 'best.pt').exists):
-        log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
-        state.best_score = -math.inf
-    log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
-
-
-def check_counters(saved, classes):
-    """ValueError for counters, totals or history that no run writes. `classes`: how many the loss counts, or None."""
-    counters = saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1
-    told = {'epoch', 'step', 'lr', 'train_loss', 'val_loss', 'precision', 'images_per_second'}     # of an epoch
-    is_number = lambda value: isinstance(value, (int, float))
-
-    def is_row(row):
-        if not isinstance(row, dict) or 'event' not in row:
-            return False
-        return row['event'] or told <= row.keys() and all(is_number(row[key]) for key in told - {'precision'}) \
-            and all(is_number(value) or value is None or isinstance(value, str) for value in row.values())
-
-    def is_total(key, value):
-        if not torch.is_tensor(value) or torch.is_complex(value):
-            return False
-        return value.shape == (classes or len(value),) * 2 if key == 'counts' else value.numel() == 1
-
-    if not (min(counters) >= 0 and max(counters) <= 10**9
-            and ('images' in saved['totals'] or not saved['window'])
-            and saved['dtype'] in ('float32', 'bfloat16', 'float16')
-            and all(map(is_row, saved['history']))
-            and all(value.numel() == 1 and value.dtype == torch.int64 for value in saved['bad'].values())
-            and all(isinstance(times, int) for times in saved['left_out'].values())
-            and all(itertools.starmap(is_total, saved['totals'].items()))):
-        raise ValueError('its counters make no sense')
-
-
-def take_up(state, saved, config, precision, hardware, typed, classes):
-    """Restore a state; the rung of precision and the micro-batch that healing arrived at come with it, unless others
-    were typed. `classes`: how many the loss counts, None if only a loss of your own knows."""
-    for name in TrainState.PLAIN:
-        if type(saved[name]) is not type(getattr(state, name)):
-            raise TypeError(f'{name}={shown(saved[name])}')
-    check_counters(saved, classes)
-    if saved['images'] != state.images:
+    if state.images != images:
         log.warning('The images, or their split, are not those this run began with: scores before and after do not '
                     'compare, and images that validate now may have been trained on')
-        saved['images'] = state.images
-    known = saved['dtype'] in hardware.units or saved['dtype'] == 'float32' or hardware.kind == 'cpu'
-    dtype = saved['dtype'] if known and not typed & {'use_amp', 'amp_dtype'} else precision.dtype
-    state.scaler = build_scaler(dtype, config, state.device)
-    threads = torch.get_num_threads()
-    if hardware.kind == 'cpu' and saved['threads'] != threads:
-        if saved['threads'] <= (os.cpu_count() or 1):
-            torch.set_num_threads(saved['threads'])
-            log.info('Using %d threads, as the run did, so that the result is the same to the bit', saved['threads'])
-        else:
-            log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
-                        saved['threads'], threads)
-    restore(state, saved)
     if dtype != state.dtype:                                           # another precision counts other steps
         state.bad = totals_alone(state.bad)
     if dtype != precision.dtype:
         log.info('The run goes on in %s, at which healing had arrived', dtype)
-    state.dtype = dtype
-    state.batch_size = config['batch_size'] if 'batch_size' in typed else min(state.batch_size, config['batch_size'])
+    state.images, state.dtype = images, dtype
+    state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
+    run.unsaved = None if world().rank else saved.get('unsaved')       # best.pt, which the disk did not take
+    if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
+        log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
+        state.best_score = -math.inf
+    log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
 
 
 OWN_DATA = '(data sets given to train)'
@@ -5879,8 +5723,8 @@ def tell_data(data, config, why):
         log.info('%s', line)
     for key, reason in why.items():
         log.info('%s = %s  (%s)', key, config[key], reason)
-    at_once, times = config['batch_size'], config['accumulation_steps']
-    log.info('batch: %d images at once x %d = effective batch %d', at_once, times, at_once * times)
+    sizes = config['batch_size'], config['accumulation_steps']
+    log.info('batch: %d images at once x %d = effective batch %d', *sizes, math.prod(sizes))
 
 
 def tell_precision(precision, hardware, config):
@@ -5889,9 +5733,8 @@ def tell_precision(precision, hardware, config):
     scaled = ', with gradient scaler' if precision.needs_scaler else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
-    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
-             '' if 'tf32' in hardware.units or works_on_cpu(precision.tf32, hardware) else
-             ' (no effect: no TF32 here)')
+    is_idle = 'tf32' not in hardware.units and not works_on_cpu(precision.tf32, hardware)
+    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, ' (no effect: no TF32 here)' * is_idle)
     config |= amp_settings(precision.dtype)
     warn(precision.warnings)
 
@@ -5919,23 +5762,21 @@ def best_saved(run):
         log.warning('%s; the last weights are returned instead', error)
 
 
-def describe_best(best, epoch, config):
-    """The scores of the best epoch, of each class where there are more than two -> lines."""
+def tell_best(best, epoch, config):
+    """The scores of the best epoch, of each class where there are more than two."""
     scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
-    per_class = best.get('iou_per_class', [])
-    names = class_names(config, len(per_class)) if len(per_class) > 2 else []
-    return [f'Best: epoch {epoch}, ' + ', '.join(f'{name} {best[key]:.4f}' for name, key in scores),
-            *[f'    {name:18} IoU {iou:.3f}  Dice {dice:.3f}'
-              for name, iou, dice in zip(names, per_class, best['dice_per_class'] if names else [])]]
+    log.info('Best: epoch %d, %s', epoch, ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
+    if len(ious := best.get('iou_per_class', [])) > 2:
+        for name, iou, dice in zip(class_names(config, len(ious)), ious, best['dice_per_class']):
+            log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
 
 
 def finish(state, val_data, config, run):
     """The best weights back, the pictures, and what to type next -> Result."""
-    best, lines, model = {}, [], state.evaluated
+    best, model = {}, state.evaluated
     try:
-        saved = from_first(lambda: best_saved(run))
-        if saved:
-            lines = describe_best(saved['metrics'], saved['epoch'], config)
+        if saved := from_first(lambda: best_saved(run)):
+            tell_best(saved['metrics'], saved['epoch'], config)
             model.load_state_dict(saved['weights'])
             if isinstance(model, SegmentationModel):                   # as load has it
                 model.threshold = saved['threshold']
@@ -5944,19 +5785,14 @@ def finish(state, val_data, config, run):
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
     model.eval()
-    if world().rank:
-        return Result(state.history, best, model, run.folder, run.asked)
     run.write('history.csv', history_csv(state.history))
-    try:
-        if run.taken:
-            raise OSError(run.taken)
-        draw_curves(state.history, run.folder / 'curves.png')
-        if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
-            draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-    except (OSError, ImportError) as error:                            # a broken matplotlib
-        log.warning('the pictures could not be written: %s', error)
-    for line in lines:
-        log.info('%s', line)
+    if not (world().rank or run.taken):
+        try:
+            draw_curves(state.history, run.folder / 'curves.png')
+            if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
+                draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
+        except (OSError, ImportError) as error:                        # a broken matplotlib
+            log.warning('the pictures could not be written: %s', error)
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
@@ -6016,24 +5852,18 @@ def colour_errors(mask, truth, num_classes):
     return picture
 
 
-def colour_key(config):
+def colour_key(config, has_errors=True):
     """What the colours of a sheet mean: [(colour, word)]."""
-    if config['num_classes'] == 2:
-        return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
-    return [*class_key(config), (WRONG, 'wrong'), (IGNORED, 'ignored')]
-
-
-def class_key(config):
-    """The colour and the name of each class."""
     count = config['num_classes']
-    return [*zip(colour_mask(np.arange(count), count), class_names(config, count))]
+    if has_errors and count == 2:
+        return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
+    classes = zip(colour_mask(np.arange(count), count), class_names(config, count))
+    return [*classes, *[(WRONG, 'wrong')] * has_errors, (IGNORED, 'ignored')]
 
 
 def sheet(rows, titles, path, legend=()):
     """Rows of (caption, [pictures]) as one PNG, two side by side if they are many; each picture fits into a square.
-
-    legend: (colour, word) pairs, told below the pictures.
-    """
+    legend: (colour, word) pairs, told below the pictures."""
     side, margin, heading, across = 224, 6, 26, 1 + (len(rows) > 6)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fit = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
@@ -6062,10 +5892,8 @@ def sheet(rows, titles, path, legend=()):
 
 
 def draw_samples(model, dataset, path, dtype=None, captions=None):
-    """A sheet of images beside truth, prediction and errors -> the page.
-
-    captions: {index: words after the name of the file}; None: six images from all over the data set.
-    """
+    """A sheet of images beside truth, prediction and errors -> the page. captions: {index: words after the name of the
+    file}; None: six images from all over the data set."""
     if captions is None:
         chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
         captions = dict.fromkeys(chosen.tolist(), '')
@@ -6921,7 +6749,7 @@ def check(preset, overrides):
              [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
             for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
     path = Path('runs') / 'check' / 'samples.png'
-    sheet(rows, ['image as the network sees it', 'mask'], path, [*class_key(config), (IGNORED, 'ignored')])
+    sheet(rows, ['image as the network sees it', 'mask'], path, colour_key(config, has_errors=False))
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [*([f'--preset {quoted(preset)}'] if preset else []), *words]
     print(f'what the network will see: {clean(path)}\nready:', command_line(*words))

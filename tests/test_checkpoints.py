@@ -979,52 +979,10 @@ def test_other_images_under_the_same_names_are_told(data, caplog):
     assert 'not those this run began with' in caplog.text
 
 
-def test_a_confusion_matrix_of_another_size_is_refused(run_of_one):
-    totals = {'loss': torch.tensor(1.0), 'images': torch.tensor(4.0), 'counts': torch.zeros(3, 3)}
-    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'totals': totals, 'window': 1})
-    with pytest.raises(tu.UserError, match='its counters make no sense'):
+def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_one):
+    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'model': {'x': torch.ones(1)}})
+    with pytest.raises(tu.UserError, match='one with a network of your own is resumed from Python'):
         tu.train(resume='run', num_epochs=2)
-
-
-def test_typing_the_device_that_is_taken_anyway_changes_nothing(data, monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
-    tu.train(**{**SMALL, 'num_epochs': 1, 'device': 'auto'})
-    assert tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})[2] == []
-
-
-@pytest.mark.parametrize('crafted', [
-    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
-    {'history': [{'x': 1}]}, {'left_out': {'a': {}}}, {'totals': {'images': torch.zeros(3)}},
-    {'totals': {'counts': [1]}}, {'totals': {'images': torch.tensor(4), 'loss': torch.tensor(1j)}, 'window': 1},
-    {'bad': {'total': torch.tensor(math.nan)}}])
-def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
-    train_own(num_epochs=1)
-    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
-    with pytest.raises(tu.UserError, match='does not belong to this run'):
-        train_own(resume='run', run_dir='auto', num_epochs=2)
-
-
-def test_only_other_weights_are_taken_for_those_of_another_network(run_of_one):
-    """What else does not fit a run gets no advice on networks."""
-    for crafted, words in (({'threads': 0}, False), ({'model': {'x': torch.ones(1)}}, True)):
-        saved = tu.load_checkpoint('run/last.pt')
-        tu.save_checkpoint(tu.Path('other/last.pt'), saved | crafted)
-        shutil.copy('run/config.py', 'other/config.py')
-        with pytest.raises(tu.UserError, match='does not belong to this run') as error:
-            tu.train(resume='other', num_epochs=2)
-        assert ('one with a network of your own is resumed from Python' in str(error.value)) == words
-        shutil.rmtree('other')
-
-
-@pytest.mark.parametrize('key, value', [('epoch', 'x'), ('val_iou', torch.zeros(3)), ('train_loss', None)])
-def test_rows_of_the_history_that_are_none_are_refused(key, value):
-    train_own(num_epochs=1)
-    saved = tu.load_checkpoint('run/last.pt')
-    saved['history'][0][key] = value
-    tu.save_checkpoint(tu.Path('run/last.pt'), saved)
-    with pytest.raises(tu.UserError, match='its counters make no sense'):
-        train_own(resume='run', run_dir='auto', num_epochs=2)
 
 
 def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
@@ -1271,10 +1229,8 @@ def of_optimizer(value):
 
 
 @pytest.mark.parametrize('change', [
-    of_optimizer(torch.zeros(1)), of_optimizer('x'), lambda saved: saved.update(step=10**400),
-    lambda saved: saved.update(window=10**9, totals={}), lambda saved: saved['history'].append({'event': ''}),
-    lambda saved: saved.update(bad={'total': torch.zeros(2)}), lambda saved: saved.update(random=-1),
-    lambda saved: saved.update(config=5)], ids=range(8))
+    of_optimizer(torch.zeros(1)), of_optimizer('x'), lambda saved: saved.update(random=-1),
+    lambda saved: saved.update(config=5)], ids=range(4))
 def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, run_of_one, capsys):
     patch_last(change)
     assert tu.main(['resume=run', 'num_epochs=3']) == 2

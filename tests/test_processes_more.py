@@ -168,12 +168,13 @@ def test_the_number_of_processes_must_suit_the_batch_of_the_run(tmp_path, monkey
     (tmp_path / 'run').mkdir()
     config = {**train_unet.CONFIG, 'batch_size': 3, 'accumulation_steps': 2, 'device': 'cpu'}
     (tmp_path / 'run' / 'config.py').write_text(train_unet.config_text(config))
+    train_unet.save_checkpoint(tmp_path / 'run' / 'last.pt', {'format': 1, 'config': config, 'weights': {}})
     monkeypatch.setenv('WORLD_SIZE', str(processes))
     monkeypatch.setattr(train_unet.dist, 'init_process_group', meet)
     with pytest.raises(Met if fits else train_unet.ConfigError) as caught:
         train_unet.train(resume=str(tmp_path / 'run'))
     assert fits or '4 processes cannot share an effective batch of 6 images' in str(caught.value)
-    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['config.py']
+    assert {path.name for path in (tmp_path / 'run').iterdir()} == {'config.py', 'last.pt'}
 
 
 def ask_again_and_again(rank):

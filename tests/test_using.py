@@ -151,7 +151,7 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     where = {'metadata': {'path': str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources=where).execute()
     outputs = [output for cell in book.cells for output in cell.get('outputs', [])]
-    assert sum('val_loss' in output.get('data', {}).get('text/html', '') for output in outputs) == 3   # the history
+    assert sum('val loss' in output.get('data', {}).get('text/html', '') for output in outputs) == 3   # the history
     shown = [output for output in outputs if 'text/html' in output.get('data', {})]
     assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 3
     said = [''.join(output.get('text', '') for output in cell.outputs if output.get('name') == 'stdout')
