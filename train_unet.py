@@ -407,61 +407,43 @@ def load_preset(name):
     return presets[0]
 
 
-# What words wish; two that wish one thing otherwise contradict each other.
-OFF = {'use_amp': False, 'amp_dtype': 'float32'}
-FP16 = {'use_amp': True, 'amp_dtype': 'float16', 'fp16': True}
-BF16 = {'use_amp': True, 'amp_dtype': 'bfloat16', 'bf16': True}
-FOREIGN = {   # words of other trainers: key -> what each value wishes
+OFF, ON = {'use_amp': False}, {'use_amp': True}
+FP16, BF16 = {'amp_dtype': 'float16'}, {'amp_dtype': 'bfloat16'}
+FOREIGN = {   # words of other trainers: key -> what each value means in ours
     'precision': dict.fromkeys(['32', '32-true', 'fp32', 'float32'], OFF)
-                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], FP16)
-                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], BF16),
-    'fp16': {'true': FP16, 'false': {'fp16': False}},
-    'bf16': {'true': BF16, 'false': {'bf16': False}},
-    'mixed_precision': {'true': {'use_amp': True}, 'false': OFF, 'no': OFF, 'fp16': FP16, 'bf16': BF16},
+                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], ON | FP16)
+                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], ON | BF16),
+    'fp16': {'true': ON | FP16, 'false': OFF},
+    'bf16': {'true': ON | BF16, 'false': OFF},
+    'mixed_precision': {'true': ON, 'false': OFF, 'no': OFF, 'fp16': ON | FP16, 'bf16': ON | BF16},
+    'training.mixed_precision.enabled': {'true': ON, 'false': OFF},
+    'training.mixed_precision.dtype': {'fp16': FP16, 'float16': FP16, 'bf16': BF16, 'bfloat16': BF16},
 }
-FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision'],
-            'training.mixed_precision.enabled': {'true': {'use_amp': True}, 'false': {'use_amp': False}},
-            'training.mixed_precision.dtype': {word: {key: wish for key, wish in wishes.items() if key != 'use_amp'}
-                                               for word, wishes in FOREIGN['precision'].items() if wishes != OFF}}
-OURS = {'use_amp': FOREIGN['amp'], 'amp_dtype': FOREIGN['training.mixed_precision.dtype']}
+FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision']}
 
 
-def translate(settings, notes, below='auto'):
-    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions).
-
-    `below`: the amp_dtype that these settings are laid over.
-    """
+def translate(settings, notes):
+    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions)."""
     own, problems = {}, []
     for key, value in settings.items():
         name = SHORT_NAMES.get(key, key)
         if name in own:
             problems.append(f'{key}={shown(value)}: {name} is there too, under another name; keep one')
         own[name] = value
-    foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
-    if not foreign:
-        return own, problems
     plain = lambda value: shown(value).strip("'\"").lower()
-    asked = defaultdict(dict)                                          # what is wished -> {how: who wishes it}
-    for key, value in [*own.items(), *foreign.items()]:
-        wishes = (OURS | FOREIGN).get(key, {}).get(plain(value), {})
-        if not wishes and key in FOREIGN:
+    foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
+    for key, other in (('fp16', 'bf16'), ('bf16', 'fp16')):            # fp16=True bf16=False is one wish, not two
+        if plain(foreign.get(key)) == 'false' and plain(foreign.get(other)) == 'true':
+            del foreign[key]
+    typed = {key: f'{key}={shown(value)}' for key, value in own.items()}
+    for key, value in foreign.items():
+        if plain(value) not in FOREIGN[key]:
             problems.append(f'{key}={shown(value)}: choose from {", ".join(FOREIGN[key])}')
-        for wish, how in wishes.items():
-            asked[wish].setdefault(how, f'{key}={value}')
-            if key in FOREIGN and wish in OURS and how != 'float32':
-                notes.append(f'{key}={value} is understood as {wish}={how!r}')
-    refused = {FOREIGN[word]['true']['amp_dtype'] for word in ('fp16', 'bf16') if word in asked}     # by fp16=False
-    if not asked.keys() & OURS and not problems and 'use_amp' not in own and below in {'auto', *refused}:
-        own['use_amp'] = False
-        notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
-    clashes = [' and '.join(words.values()) for words in asked.values() if len(words) > 1]
-    if True in asked.get('use_amp', ()) and 'amp_dtype' not in asked:  # a machine might pick the one that is refused
-        clashes += [f'{asked["use_amp"][True]} and {asked[word][False]}' for word in ('fp16', 'bf16') if word in asked]
-    problems += [f'{words} contradict each other: keep one' for words in dict.fromkeys(clashes)]
-    for ours in asked.keys() & OURS:
-        how = next(iter(asked[ours]))
-        if how != 'float32' and plain(own.get(ours, 'auto')) == 'auto':
-            own[ours] = how
+        for ours, meant in FOREIGN[key].get(plain(value), {}).items():
+            notes.append(f'{key}={value} is understood as {ours}={meant!r}')
+            if plain(own.get(ours, 'auto')) not in ('auto', plain(meant)):
+                problems.append(f'{typed[ours]} and {key}={value} contradict each other: keep one')
+            own[ours], typed[ours] = meant, f'{key}={value}'
     return own, problems
 
 
@@ -481,7 +463,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     except ConfigError as error:
         problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
-        settings, found = translate(settings, notes, config['amp_dtype'])
+        settings, found = translate(settings, notes)
         problems += found
         for key, value in settings.items():
             if key in TYPES:
