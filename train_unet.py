@@ -379,32 +379,26 @@ def load_preset(name):
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
     path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
     try:
-        if path.exists() and not path.is_file():
-            raise OSError('no regular file')                           # a pipe has no end, nor has /dev/zero
-        statements = ast.parse(path.read_text(encoding='utf-8-sig')).body
-    except SyntaxError as error:
-        raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        text = path.read_text(encoding='utf-8-sig')
+    except (OSError, ValueError) as error:
         raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}'
                           f'{did_you_mean(name, names) or ";"} '
                           f'there are {", ".join(names)}, or the path of a .py file') from None
-    presets = []
-    for node in statements:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue                                                   # the docstring
-        try:
-            if not isinstance(node, ast.Assign) or [getattr(t, 'id', '') for t in node.targets] != ['config']:
-                raise ValueError
-            presets.append(ast.literal_eval(node.value))
-            keys = [ast.unparse(key) for key in node.value.keys] if isinstance(node.value, ast.Dict) else []
-        except (ValueError, TypeError, RecursionError, MemoryError):
-            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
-                              'literals (numbers, strings, lists, dicts); it is read, not executed') from None
-    if len(presets) != 1 or not isinstance(presets[0], dict):
-        raise ConfigError(f'preset {path}: must hold config = {{...}} once')
-    if twice := [key for key, times in Counter(keys).items() if times > 1]:
+    try:
+        nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]      # a docstring is one
+        [names] = [[getattr(target, 'id', '') for target in node.targets] for node in nodes]
+        if names != ['config']:
+            raise ValueError
+        config = ast.literal_eval(nodes[0].value)
+        keys = Counter(ast.unparse(key) for key in nodes[0].value.keys)
+    except SyntaxError as error:
+        raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
+    except (AttributeError, ValueError, TypeError, RecursionError, MemoryError):
+        raise ConfigError(f'preset {path}: must hold config = {{...}} once and nothing else, with literals (numbers, '
+                          'strings, lists, dicts); it is read, not executed') from None
+    if twice := [key for key, times in keys.items() if times > 1]:
         raise ConfigError(f'preset {path}: holds {", ".join(twice)} twice; keep one')
-    return presets[0]
+    return config
 
 
 OFF, ON = {'use_amp': False}, {'use_amp': True}
