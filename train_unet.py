@@ -332,18 +332,11 @@ def parse_value(text, kinds=()):
         return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
 
 
-def take_value(key, kinds, words):
-    """The text that --key takes from what follows; 'true' for a flag without one, None if its value is missing."""
-    known = FOREIGN.get(key, {})
-    is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
-    after = words[0] if words else '--'
-    if after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--'):
-        return words.pop(0)
-    return None if kinds and not is_flag else 'true'
-
-
 def parse_overrides(words):
-    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'lr': 0.001}, [words that are neither])."""
+    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'learning_rate': 0.001}, [words that are neither]).
+
+    Of one key typed twice the last counts.
+    """
     overrides, others, words = {}, [], list(words)
     while words:
         word = words.pop(0)
@@ -351,17 +344,19 @@ def parse_overrides(words):
         if word.startswith('--no-') and not equals:                    # --no-amp is amp=False
             name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
-        kinds = ['str'] if key == 'preset' else TYPES.get(SHORT_NAMES.get(key, key), [])
+        key = SHORT_NAMES.get(key, key)
+        kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
         if word.startswith('--') and not equals:
-            text = take_value(key, kinds, words)
+            values = ('true', 'false', 'auto', *FOREIGN.get(key, ()))
+            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in FOREIGN.get(key, ())
+            is_value = words and (words[0].lower() in values if is_flag else not words[0].startswith('--'))
+            text = words.pop(0) if is_value else 'true' if is_flag else None
         elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
             text = None
-        if text is None or key == 'preset' and key in overrides:       # of two presets one would go unnoticed
+        if text is None:
             others.append(word)
-            continue
-        for old in [old for old in overrides if SHORT_NAMES.get(old, old) == SHORT_NAMES.get(key, key)]:
-            del overrides[old]                                         # what is typed last stands last
-        overrides[key] = parse_value(text, kinds)
+        else:
+            overrides[key] = parse_value(text, kinds)
     return overrides, others
 
 
