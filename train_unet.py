@@ -594,6 +594,8 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir'}, 'predict': {'preset'},   # settings without a use
+        'export': {'preset', *TYPES, *FOREIGN}}
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
@@ -602,38 +604,27 @@ def parse_command(argv):
     if {'-h', '--help', 'help'} & set(argv):
         print_help()
         sys.exit(0)
-    words, output, problems = ['--out' if word == '-o' else word for word in argv], None, []
+    words, problems = ['--out' if word == '-o' else word for word in argv], []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
     overrides, paths = parse_overrides(words)
-    if verb in ('predict', 'export'):
-        output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), None)
+    output = overrides.pop('run_dir', None) if verb in ('predict', 'export') else None
     own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
-    preset = overrides.pop('preset', None)
-    needed = NEEDS.get(verb, '')
+    needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder{" and images" if verb == "predict" else ""}: '
                         f'python train_unet.py {verb} {needed}')
-    if needed and preset is not None:
-        problems.append(f'--preset {shown(preset)}: no effect on a trained run')
-    for word in paths[1:] if verb in ('evaluate', 'export') else []:
-        hint = f'; to score other data type {as_typed("data", word)}' if verb == 'evaluate' else \
-            f'; type format={word}' * (word in ('onnx', 'pt2', 'smp'))
-        problems.append(f'{word!r}: {verb} takes one run{hint}')
-    idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'},
-            'tune': overrides.keys() & {'resume'}}
-    problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
+    problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
+                 for word in paths[1:] if extra]
+    problems += [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
+                 if key in IDLE.get(verb, ())]
+    preset = overrides.pop('preset', None)
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
         if word in COMMANDS:
             hint = ': the command comes first'
-        elif os.path.isfile(os.path.join(word, 'config.py')):
-            hint = f'; to go on with that run type {as_typed("resume", word)}'
-        elif word.endswith('.py') and os.path.isfile(word):
-            hint = f'; to use that preset type --preset {quoted(word)}'
         elif os.path.exists(word):
-            hint = f'; to train on that folder type {as_typed("data", word)}'
-        elif key.partition('=')[0] == 'preset' and preset is not None:
-            hint = f': there is one preset, {shown(preset)}; what you want of the other type as key=value'
+            is_run = os.path.isfile(os.path.join(word, 'config.py'))
+            hint = '; type ' + as_typed('resume' if is_run else 'preset' if word.endswith('.py') else 'data', word)
         elif key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
         else:
