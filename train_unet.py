@@ -251,11 +251,10 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Settings that cannot be used: every problem at once. `config`: what was asked for."""
+    """Settings that cannot be used: every problem at once."""
 
-    def __init__(self, problems, origin='', config=None):
+    def __init__(self, problems, origin=''):
         super().__init__(problems)
-        self.config = config
         count = 'a problem' if len(self.problems) == 1 else f'{len(self.problems)} problems'
         self.title = f'{count} in the config{origin}'
 
@@ -442,13 +441,9 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
-    unknown, missing = CONFIG.keys() - TYPES.keys(), TYPES.keys() - CONFIG.keys()      # somebody edits, and mistypes
-    problems = [f'{key!r}: unknown{did_you_mean(SHORT_NAMES.get(key, key), TYPES)}' for key in unknown]
-    problems = [*found, *problems, *(f'{key!r}: missing' for key in missing)]
-    config = {key: value for key, value in (base or CONFIG).items() if key in TYPES} | dict.fromkeys(missing)
-    sources, notes, layers = dict.fromkeys(CONFIG, 'default'), [], []
+    config, sources, notes, problems, layers = {}, {}, [], [*found], [('default', base or CONFIG)]
     try:
-        layers = [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
+        layers += [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
     except ConfigError as error:
         problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
@@ -458,20 +453,18 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if key in TYPES:
                 config[key], sources[key] = value, origin
                 continue
-            hint = did_you_mean(shown(key), ['preset', *CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            hint = did_you_mean(shown(key), ['preset', *TYPES, *SHORT_NAMES]) or ': the keys are those of CONFIG'
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
-    there = {key: value for key, value in config.items() if key not in missing}
-    problems += validate_config(there)
-    config |= there
+    config |= dict.fromkeys(TYPES.keys() - config.keys())              # somebody deleted a line of CONFIG
+    problems += validate_config(config)
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
-    if problems:
-        given = ['CONFIG in train_unet.py'] if unknown or missing else []
-        given += [f'preset {str(preset)!r}'] if preset is not None else []
+    if problems and ('smp' in globals() or NAMES.items() <= config.items()):       # else main tells of these names too
+        given = [f'preset {str(preset)!r}'] if preset is not None else []
         given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
-        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '', config)
+        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '')
     return config, sources, notes
 
 
@@ -685,14 +678,9 @@ def find_fault(key, value):
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
     try:
-        os.getcwd()                # libraries fail in strange ways where there is none
         parse_command(sys.argv[1:])
     except ConfigError as error:
-        if NAMES.items() <= error.config.items():                      # else main tells of these too, in one block
-            print(error, file=sys.stderr)
-            sys.exit(2)
-    except FileNotFoundError:
-        print('the current folder was deleted: cd to another one', file=sys.stderr)
+        print(error, file=sys.stderr)
         sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
