@@ -487,36 +487,6 @@ def validate_config(config):
             problems.append(f'{key}={shown(value)}: {fault}')
         elif 'list' in kinds and type(value) in (int, float):          # 512 is 512x512, one mean is of all channels
             config[key] = [value] * LENGTHS.get(key, 1)
-    return problems + check_meanings(config)
-
-
-def check_meanings(config):
-    """Problems that tables cannot tell: regular expressions, mask values, devices."""
-    problems = []
-    tell = lambda key, fault: problems.append(f'{key}={shown(config[key])}: {fault}')
-    for key in ('image_pattern', 'mask_pattern'):
-        if isinstance(config[key], str) and config[key].count('{stem}') != 1:
-            tell(key, "must hold {stem} once, as in '{stem}_label.png'")
-    if isinstance(config['group_pattern'], str):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')
-                re.compile(config['group_pattern'])
-        except (re.error, RecursionError, OverflowError) as error:
-            tell('group_pattern', f'not a regular expression: {error}')
-    if isinstance(config['encoder'], str) and not PLAIN_NAME.fullmatch(config['encoder']):
-        tell('encoder', 'must be the plain name of an encoder, such as resnet34 or tu-convnext_tiny')
-    if isinstance(config['device'], str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', config['device']):
-        tell('device', 'choose from auto, cuda, cuda:0, mps, cpu')
-    try:
-        parse_mask_values(config['mask_values'])
-    except ValueError as error:
-        tell('mask_values', error)
-    names = config['class_names']
-    if isinstance(names, list) and not all(isinstance(name, str) for name in names):
-        tell('class_names', 'must be a list of texts')
-    if isinstance(config['class_weights'], list) and not any(config['class_weights']):
-        tell('class_weights', 'one of them must be above 0')
     for key in ('class_names', 'class_weights'):
         values, count = config[key], config['num_classes']
         if isinstance(values, list) and values and isinstance(count, int) and len(values) != count:
@@ -524,25 +494,23 @@ def check_meanings(config):
     return problems
 
 
-NAMES = {'encoder': 'auto', 'optimizer': 'AdamW', 'augment': 'default'}   # of other values only the libraries know
-PLAIN_NAME = re.compile(r'[\w.-]*')           # no hub address, no path
+# Names that only the libraries know.
+NAMES = {'encoder': 'auto', 'encoder_weights': None, 'optimizer': 'AdamW', 'augment': 'default'}
 
 
 def check_names(config):
     """Problems with the values of NAMES; none are found before the libraries are loaded."""
-    if 'smp' not in globals() or not all(isinstance(config[key], str) and config[key] for key in NAMES):
+    if 'smp' not in globals() or any(find_fault(key, config[key]) for key in NAMES):
         return []
-    encoder, weights, kinds = config['encoder'], config['encoder_weights'], ('none', 'default', 'strong')
-    known = {} if encoder == 'auto' else smp.encoders.encoders         # which take seconds to load
-    encoders, optimizers = ['auto', *known], find_optimizers()
-    is_known = encoder in encoders or encoder.startswith('timm-')
-    trained = known.get(encoder, {}).get('pretrained_settings', ['imagenet'])      # timm has one for each
+    encoder, optimizers, kinds = config['encoder'], find_optimizers(), ('none', 'default', 'strong')
+    encoders = {'auto': {}} if encoder == 'auto' else smp.encoders.encoders        # which take seconds to load
     if encoder.startswith('tu-'):
         import timm                                                    # comes with smp
-        encoders, is_known = [f'tu-{name}' for name in timm.list_models()], timm.is_model(encoder[3:])
-    checks = [('encoder', is_known or not PLAIN_NAME.fullmatch(encoder),
-               "smp has none of this name, and timm's are written tu-NAME", encoders),
-              ('encoder_weights', not is_known or not isinstance(weights, str) or weights in trained,
+        encoders = dict.fromkeys((f'tu-{name}' for name in timm.list_models()), {})
+        encoders |= {encoder: {}} if timm.is_model(encoder[3:]) else {}            # with the name of its weights
+    trained = encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])   # timm has one for each
+    checks = [('encoder', encoder in encoders, "smp has none of this name, and timm's are written tu-NAME", encoders),
+              ('encoder_weights', config['encoder_weights'] in (None, *trained),
                f'for encoder={encoder} there is {", ".join(trained) or "none"}', trained),
               ('optimizer', config['optimizer'].lower() in optimizers,
                f'choose from {", ".join(sorted(optimizers.values()))}', optimizers.values()),
@@ -639,37 +607,48 @@ def print_help():
 
 EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'images': 'scans', 'masks': 'manual',
             'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_label.png', 'group_pattern': '^[^_]*',
-            'mask_values': '{255: 1}'}                                 # of keys that are None by default
+            'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34'}  # where the default does not tell
+FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
+         'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
 
 
 def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
-    kinds, is_text = TYPES.get(key, []), isinstance(value, str)
-    usual = EXAMPLES.get(key, CONFIG.get(key))
-    default = f' (as in {as_typed(key, usual)})' if key in EXAMPLES else f' ({usual!r} is the default)'
-    default = default if usual is not None and usual != value else ''
+    kinds, is_text, usual = TYPES.get(key, []), isinstance(value, str), CONFIG.get(key)
+    default = f' ({usual!r} is the default)' if usual not in (None, value) else ''
+    default = f' (as in {as_typed(key, EXAMPLES[key])})' if key in EXAMPLES else default
     if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in kinds:
         return None
     if type(value).__name__ not in kinds:
         names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
                  'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
         return f'must be {" or ".join(names[kind] for kind in kinds)}{default}'
-    if key == 'amp_dtype' and is_text and '32' in value:
+    if key == 'amp_dtype' and '32' in value:
         return 'float32 is use_amp=False'
     if is_text and value not in CHOICES.get(key, [value]):
         return f'choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}'
-    if is_text and (value == '' or '\0' in value):
+    if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
         return f'is not a usable text{default}'
+    try:
+        if key == 'mask_values':
+            parse_mask_values(value)
+        if key == 'group_pattern':
+            re.compile(value)
+    except (ValueError, re.error, RecursionError, OverflowError) as error:
+        return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
+    if key == 'class_names' and not all(isinstance(name, str) for name in value):
+        return f'must be a list of texts{default}'
+    if key == 'class_weights' and not any(value):
+        return 'one of them must be above 0'
     if key not in RANGES:
         return None
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
     if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
         return f'must hold {LENGTHS.get(key, "at least one")} numbers{default}'
-    if not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-        return f'must hold numbers only{default}'
-    if 'float' not in kinds and key != 'class_weights' and not all(isinstance(n, int) for n in numbers):
-        return f'must hold whole numbers{default}'
+    number = (int, float) if 'float' in kinds or key == 'class_weights' else int
+    if not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
+        return f'must hold {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
     return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}' + \
