@@ -487,10 +487,6 @@ def validate_config(config):
             problems.append(f'{key}={shown(value)}: {fault}')
         elif 'list' in kinds and type(value) in (int, float):          # 512 is 512x512, one mean is of all channels
             config[key] = [value] * LENGTHS.get(key, 1)
-    for key in ('class_names', 'class_weights'):
-        values, count = config[key], config['num_classes']
-        if isinstance(values, list) and values and isinstance(count, int) and len(values) != count:
-            problems.append(f'{key} has {len(values)} entries, num_classes={shown(count)}')
     return problems
 
 
@@ -502,22 +498,16 @@ def check_names(config):
     """Problems with the values of NAMES; none are found before the libraries are loaded."""
     if 'smp' not in globals() or any(find_fault(key, config[key]) for key in NAMES):
         return []
-    encoder, optimizers, kinds = config['encoder'], find_optimizers(), ('none', 'default', 'strong')
-    encoders = {'auto': {}} if encoder == 'auto' else smp.encoders.encoders        # which take seconds to load
-    if encoder.startswith('tu-'):
-        import timm                                                    # comes with smp
-        encoders = dict.fromkeys((f'tu-{name}' for name in timm.list_models()), {})
-        encoders |= {encoder: {}} if timm.is_model(encoder[3:]) else {}            # with the name of its weights
-    trained = encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])   # timm has one for each
-    checks = [('encoder', encoder in encoders, "smp has none of this name, and timm's are written tu-NAME", encoders),
-              ('encoder_weights', config['encoder_weights'] in (None, *trained),
-               f'for encoder={encoder} there is {", ".join(trained) or "none"}', trained),
-              ('optimizer', config['optimizer'].lower() in optimizers,
-               f'choose from {", ".join(sorted(optimizers.values()))}', optimizers.values()),
-              ('augment', config['augment'] in kinds or os.path.isfile(config['augment']),
-               f'choose from {", ".join(kinds)}, or the path of a saved pipeline', kinds)]
-    return [f'{key}={config[key]!r}: {fault}{did_you_mean(config[key], known)}'
-            for key, is_good, fault, known in checks if not is_good]
+    encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm's may name their weights
+    if encoder != 'auto':
+        import timm                                                    # takes seconds, as smp's encoders do
+        encoders = smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
+    known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
+             'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: one each
+    typed = config | {'encoder': encoder, 'optimizer': config['optimizer'].lower()}
+    return [f'{key}={config[key]!r}: no such name or file{did_you_mean(config[key], words) or ";"} '
+            f'there are {", ".join(words)[:300] or "none"}' for key, words in known.items()
+            if typed[key] not in (None, *words) and not (key == 'augment' and os.path.isfile(typed[key]))]
 
 
 MOST_CLASSES = 64  # more values or colours than these are noise around those of classes, or ids of objects
@@ -540,13 +530,11 @@ def parse_mask_values(mask_values):
         return None                                                    # other types are reported elsewhere
     codes = {}
     for value, class_id in mask_values.items():
-        if type(class_id) is not int or not 0 <= class_id <= 255:
-            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
-        if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
-            value = COLOUR + int(value[1:], 16)
-        if type(value) is not int:
-            raise ValueError(f"{shown(value)} is neither a whole number nor a colour such as '#ff0000'")
-        codes[value] = class_id
+        is_colour = isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value)
+        if type(class_id) is not int or not 0 <= class_id <= 255 or not is_colour and type(value) is not int:
+            raise ValueError(f"{shown(value)}: {shown(class_id)} must map a whole number, or a colour such as "
+                             "'#ff0000', to a class 0..254, or 255 for ignored")
+        codes[COLOUR + int(value[1:], 16) if is_colour else value] = class_id
     if not codes:
         raise ValueError('is empty; name at least one value, as in {255: 1}')
     return codes
@@ -605,9 +593,8 @@ def print_help():
     print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
 
 
-EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'images': 'scans', 'masks': 'manual',
-            'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_label.png', 'group_pattern': '^[^_]*',
-            'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34'}  # where the default does not tell
+EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'image_pattern': '{stem}.jpg',
+            'mask_pattern': '{stem}_label.png', 'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34'}
 FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
          'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
 
@@ -638,17 +625,14 @@ def find_fault(key, value):
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
         return f'must be a list of texts{default}'
-    if key == 'class_weights' and not any(value):
-        return 'one of them must be above 0'
     if key not in RANGES:
         return None
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
-    if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
-        return f'must hold {LENGTHS.get(key, "at least one")} numbers{default}'
     number = (int, float) if 'float' in kinds or key == 'class_weights' else int
-    if not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
-        return f'must hold {"whole " * (number is int)}numbers only{default}'
+    is_short = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
+    if is_short or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
+        return f'must hold {LENGTHS.get(key, "at least one")} {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
     return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}' + \
