@@ -241,8 +241,7 @@ class UserError(Exception):
     def __init__(self, problems, title=None):
         self.title = title or self.title
         if isinstance(problems, str):                                  # torch wraps what a data worker raised
-            told = problems.rpartition(f'{self.title}:\n')[2] if problems.startswith('Caught ') else ''
-            problems = [line.strip() for line in told.splitlines()] or [problems]
+            problems = problems.strip().rpartition(f'{self.title}:\n  ')[2].split('\n  ')
         self.problems = list(problems)
         super().__init__(str(self))
 
@@ -303,10 +302,9 @@ SHORT.maxlevel = 3
 def shown(value):
     """repr, short enough for a message, of anything a person can type."""
     try:
-        text = SHORT.repr(value)
+        return SHORT.repr(value)[:200]
     except ValueError:                                                 # Python refuses to print huge integers
-        text = 'a number of thousands of digits'
-    return text if len(text) <= 200 else text[:200] + '...'
+        return 'a number of thousands of digits'
 
 
 def in_words(error):
@@ -332,10 +330,7 @@ def parse_value(text, kinds=()):
 
 
 def parse_overrides(words):
-    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'learning_rate': 0.001}, [words that are neither]).
-
-    Of one key typed twice the last counts.
-    """
+    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'learning_rate': 0.001}, [words that are neither])."""
     overrides, others, words = {}, [], list(words)
     while words:
         word = words.pop(0)
@@ -367,11 +362,9 @@ def load_preset(name):
 
     Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
     """
-    if not isinstance(name, (str, os.PathLike)):
-        raise ConfigError(f'preset={shown(name)}: must be the name or the path of a preset')
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
-    path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
+    path = Path(in_folder) if str(name) not in names and os.path.isfile(in_folder) else path    # a run
     try:
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
