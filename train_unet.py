@@ -740,22 +740,21 @@ def choose_device(wish):
     return torch.device(wish)
 
 
-def try_device(device):
-    """ConfigError for a GPU that cannot be used: this torch has no kernels for it, or others hold its memory."""
+def set_up_device(device):
+    """Limit threads and memory to what this process may use. ConfigError for a GPU that cannot be used: this torch has
+    no kernels for it, or others hold its memory."""
+    if torch.get_num_threads() > cpu_quota():                          # they would wait for each other
+        torch.set_num_threads(cpu_quota())
     if device.type == 'mps' and 'PYTORCH_MPS_HIGH_WATERMARK_RATIO' not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)                 # usually 1.7: it would swap, and not be told
-    if device.type != 'cuda':
-        return
     try:
-        with torch.cuda.device(device):
-            torch.zeros(1, device=device).add_(1)
+        if device.type == 'cuda':
+            with torch.cuda.device(device):
+                torch.zeros(1, device=device).add_(1)
     except RuntimeError as error:
-        why = f'it cannot be used now ({in_words(error)}): start anew'
-        if is_out_of_memory(error):
-            why = 'other programs hold its memory (nvidia-smi shows them): end them'
-        elif 'kernel image' in str(error):
-            why = 'this build of torch has no kernels for it: install one that has (pytorch.org/get-started)'
-        raise ConfigError(f'device={device}: {why}, or type device=cpu') from None
+        raise ConfigError(f'device={device}: cannot be used ({in_words(error)}): if others hold its memory (nvidia-smi '
+                          'shows them) end them, if it has no kernels install a build of torch that has some '
+                          '(pytorch.org/get-started), or type device=cpu') from None
 
 
 World = namedtuple('World', 'rank size')   # which process this is, and of how many
@@ -854,12 +853,6 @@ def cpu_quota():
         quota, period = map(int, Path('/sys/fs/cgroup/cpu.max').read_text().split())
         return max(1, quota // period)
     return math.inf
-
-
-def limit_threads():
-    """torch starts a thread for each core it sees; more of them than a container may keep busy wait for each other."""
-    if torch.get_num_threads() > cpu_quota():
-        torch.set_num_threads(cpu_quota())
 
 
 def num_cores():
@@ -5302,8 +5295,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     `sources` tells which keys the user typed; `decode` looks at every pixel of every image; `own_data`: the user
     brings it, and few settings matter. The one way that train, check and tune come to their settings.
     """
-    limit_threads()
-    try_device(device)
+    set_up_device(device)
     if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
         torch.cuda.set_device(device)
     hardware = detect_hardware(device)
@@ -6182,8 +6174,7 @@ def load(path, device='auto', model=None):
                             "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
-        try_device(device)
-        limit_threads()
+        set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
         if problems := validate_config(config):
