@@ -779,8 +779,7 @@ def join_processes(config):
     if effective % count or effective < 2 * count:
         fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
-                          f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type a batch_size or '
-                          f'accumulation_steps that suits, such as batch_size={count * max(2, -(-8 // count))}')
+                          f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type another batch_size')
     if device.type == 'cuda':
         local = world().rank % torch.cuda.device_count()               # of a group that the user's script made
         device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
@@ -801,12 +800,11 @@ def leave_processes():
 
 def from_first(make):
     """make() on the first process, its answer on all; what it raises is raised on all."""
-    rank, count = world()
     try:
-        answer = [None if rank else make()]
+        answer = [None if world().rank else make()]
     except UserError as error:
         answer = [error]
-    if count > 1:
+    if world().size > 1:
         dist.broadcast_object_list(answer)
     if isinstance(answer[0], UserError):
         raise answer[0]
@@ -838,8 +836,7 @@ def detect_hardware(device):
 
 
 def common_hardware(hardware):
-    """The hardware of this process with the units that all processes have: one precision for all. ConfigError where
-    some have no GPU."""
+    """The hardware with the units that all processes have: one precision for all. ConfigError if some have no GPU."""
     kinds, units = zip(*from_all((hardware.kind, hardware.units)))
     if len({*kinds}) > 1:
         raise ConfigError(f'the processes found different devices ({", ".join(sorted({*kinds}))}): find out why some '
