@@ -895,17 +895,11 @@ def keep_freed_memory():
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """The decision: autocast dtype ('float32' is none), TF32 setting, why, and what to warn of."""
+    """The decision: autocast dtype ('float32' is none; float16 is scaled), TF32 setting, why, what to warn of."""
     dtype: str
     tf32: str
     reason: str
     warnings: tuple = ()
-
-    @property
-    def needs_scaler(self):
-        """float16 gradients below 6e-8 vanish: it needs loss scaling. Nothing else does."""
-        return self.dtype == 'float16'
-
 
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 
@@ -929,18 +923,15 @@ def resolve_precision(config, hardware, typed=()):
         dtype, reason = wanted, f'{asked} and ' * (wish != 'auto') + f'{where} has native {wanted} units'
         if wish == 'float16' and 'bfloat16' in units:
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
-    elif wish == 'auto' and use_amp == 'auto':
-        dtype, reason = 'float32', f'{where} has no units that make mixed precision faster'
-    elif hardware.kind == 'cpu':
+    elif hardware.kind == 'cpu' and (use_amp is True or wish != 'auto'):
         dtype, reason = 'bfloat16' if wish == 'auto' else wish, asked
         note = (f'{asked}: {where} has no {dtype} units; autocast may be ten times slower than float32 here. '
                 'use_amp=False is faster')
-    elif wish == 'auto':
-        dtype, reason = 'float32', f'{where} has no fast 16-bit units'
-        note = f'{asked}: {reason}; training in float32'
     else:
-        dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
-        note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
+        dtype = 'float16' if wish != 'auto' and 'float16' in units else 'float32'
+        reason = f'{where} has no ' + ('units that make mixed precision faster' if wish == 'auto' else f'{wish} units')
+        if use_amp is True or wish != 'auto':
+            note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
     notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
@@ -953,8 +944,6 @@ def works_on_cpu(tf32, hardware):
 def warn_of_settings(config, hardware, dtype, typed):
     """Settings that the user typed and that do nothing, or something unexpected, at this precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
-    if 'cache_images' in typed and config['cache_images'] is True and config['size_policy'] != 'resize':
-        notes.append('cache_images=True: no effect on training images but with size_policy=resize')
     if 'decoder_channels' in typed and config['architecture'] not in HAVE_WIDTHS:
         notes.append(f'decoder_channels: no effect, only {", ".join(HAVE_WIDTHS)} have them')
     scaling = [k for k in ('init_scale', 'growth_factor', 'backoff_factor', 'growth_interval') if k in typed]
@@ -5919,7 +5908,7 @@ def tell_data(data, config, why):
 def tell_precision(precision, hardware, config):
     """The precision line, as the guides show it."""
     what = 'off (float32)' if precision.dtype == 'float32' else precision.dtype
-    scaled = ', with gradient scaler' if precision.needs_scaler else ''
+    scaled = ', with gradient scaler' if precision.dtype == 'float16' else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
     log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
@@ -5932,7 +5921,7 @@ def tell_precision(precision, hardware, config):
 def warn_of_size(model, precision):
     """What only the network can tell of the precision: whether it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    if precision.needs_scaler and size > VERY_LARGE:
+    if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
               'easily; bfloat16 or float32 is safer'])
 
@@ -6932,7 +6921,7 @@ def check(preset, overrides):
         found = sources[key] == 'default' and value != CONFIG[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
     print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
-          f'{" with gradient scaler" if precision.needs_scaler else ""}, because {precision.reason}')
+          f'{" with gradient scaler" * (precision.dtype == "float16")}, because {precision.reason}')
     warn([*notes, *precision.warnings])
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
