@@ -647,15 +647,12 @@ class ImportedWhenUsed:
 
     def __init__(self, name):
         self.name = name
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f'No module named {name!r}')
 
     def __getattr__(self, attribute):
         try:
-            module = importlib.import_module(self.name)
-        except ModuleNotFoundError as error:                           # of what it needs itself
+            return getattr(importlib.import_module(self.name), attribute)
+        except ModuleNotFoundError as error:
             raise UserError(f'{error}: type  pip install -r requirements.txt') from None
-        return getattr(module, attribute)
 
 
 try:
@@ -7352,9 +7349,7 @@ def main(argv=None):
         print(UserError(TOO_LARGE, 'out of memory'), file=sys.stderr)
         return 2
     except OSError as error:                                           # no permission, no space, a folder for a file
-        if not error.strerror:
-            raise
-        print(f'{clean(error.filename or "a file")}: {error.strerror}', file=sys.stderr)
+        print(f'{clean(error.filename or "a file")}: {error.strerror or in_words(error)}', file=sys.stderr)
         return 2
 
 
