@@ -52,7 +52,6 @@ import glob
 import hashlib
 import html
 import importlib.metadata
-import importlib.util
 import inspect
 import io
 import itertools
@@ -241,7 +240,8 @@ class UserError(Exception):
     def __init__(self, problems, title=None):
         self.title = title or self.title
         if isinstance(problems, str):                                  # torch wraps what a data worker raised
-            problems = problems.strip().rpartition(f'{self.title}:\n  ')[2].split('\n  ')
+            told = problems.rpartition(f'{self.title}:\n')[2] if problems.startswith('Caught ') else ''
+            problems = [line.strip() for line in told.splitlines()] or [problems]
         self.problems = list(problems)
         super().__init__(str(self))
 
@@ -251,11 +251,7 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """Settings that cannot be used: every problem at once."""
-
-    def __init__(self, problems, origin=''):
-        super().__init__(problems)
-        count = 'a problem' if len(self.problems) == 1 else f'{len(self.problems)} problems'
-        self.title = f'{count} in the config{origin}'
+    title = 'the config cannot be used'
 
 
 class DataError(UserError):
@@ -358,10 +354,8 @@ PRESETS = Path(__file__).resolve().parent / 'configs'
 
 
 def load_preset(name):
-    """The literal dict of a preset: a name in configs/ or a path. Read, never executed.
-
-    Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
-    """
+    """The literal dict of a preset: a name in configs/ or a path. Read, never executed. Raises ConfigError if there is
+    no such file or it holds anything but `config = {literals}`."""
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
     path = Path(in_folder) if str(name) not in names and os.path.isfile(in_folder) else path    # a run
@@ -457,7 +451,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):       # else main tells of these names too
         given = [f'preset {str(preset)!r}'] if preset is not None else []
         given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
-        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '')
+        title = f'{len(problems)} problem{"s" * (len(problems) > 1)} in the config'
+        raise ConfigError(problems, title + f' ({" + ".join(given)})' * bool(given))
     return config, sources, notes
 
 
@@ -508,11 +503,8 @@ COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and 
 
 
 def parse_mask_values(mask_values):
-    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; '<128' -> -128; 'nonzero' -> 0;
-    None -> None.
-
-    Raises ValueError, saying what to type, for anything else.
-    """
+    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; '<128' -> -128; 'nonzero' -> 0; None ->
+    None. Raises ValueError, saying what to type, for anything else."""
     if isinstance(mask_values, str):
         match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', '>0' if mask_values == 'nonzero' else mask_values)
         if not match:
@@ -544,7 +536,10 @@ Command = namedtuple('Command', 'verb paths preset overrides own output')   # wh
 def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
-        print_help()
+        print(__doc__.split('The file, top to bottom')[0].rstrip())
+        print('\nSettings (the comments in CONFIG tell more):')
+        print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
+        print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
         sys.exit(0)
     words, problems = ['--out' if word == '-o' else word for word in argv], []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
@@ -576,14 +571,6 @@ def parse_command(argv):
                  if not isinstance(own.get(key, False), bool)]
     resolve_config(preset, overrides, found=problems)
     return Command(verb, paths, preset, overrides, own, output)
-
-
-def print_help():
-    """The commands, then every key with its default."""
-    print(__doc__.split('The file, top to bottom')[0].rstrip())
-    print('\nSettings (the comments in CONFIG tell more):')
-    print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
-    print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
 
 
 EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'image_pattern': '{stem}.jpg',
@@ -673,8 +660,7 @@ try:
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
-    advice = ': type  pip install -r requirements.txt' * isinstance(error, ModuleNotFoundError)    # else no memory, say
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}{advice}')
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
@@ -712,13 +698,11 @@ def cuda_units(name, capability):
 
 def cpu_units():
     """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16."""
-    flags = set()
     if not torch.backends.mkldnn.is_available():                       # nobody would use the units
         return frozenset()
+    flags = {name for name, there in getattr(torch.cpu, 'get_capabilities', dict)().items() if there is True}
     with contextlib.suppress(OSError):
         flags |= set(Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000].split())
-    if hasattr(torch.cpu, 'get_capabilities'):
-        flags |= {name for name, there in torch.cpu.get_capabilities().items() if there is True}
     marks = {'bfloat16': {'avx512_bf16', 'amx_bf16', 'sve_bf16', 'svebf16', 'bf16'},
              'float16': {'amx_fp16', 'avx512_fp16'}}
     return frozenset(dtype for dtype, names in marks.items() if flags & names)
@@ -726,15 +710,12 @@ def cpu_units():
 
 def choose_device(wish):
     """'auto' -> the first of cuda, mps, cpu that is there; a named one that is not there is a ConfigError."""
-    found = ['cuda'] * torch.cuda.is_available() + ['mps'] * torch.backends.mps.is_available() + ['cpu']
-    kind, _, number = wish.partition(':')
-    if kind == 'auto':
-        return torch.device(found[0])
-    if kind not in found:
+    found = [f'cuda:{number}' for number in range(torch.cuda.device_count() * torch.cuda.is_available())]
+    found += ['mps'] * torch.backends.mps.is_available() + ['cpu']
+    kinds = [name.partition(':')[0] for name in found]
+    if wish not in ('auto', *kinds, *found):
         raise ConfigError(f'device={wish!r}: this machine has only {", ".join(found)}; type device=auto')
-    if number and int(number) >= torch.cuda.device_count():
-        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
-    return torch.device(wish)
+    return torch.device(kinds[0] if wish == 'auto' else wish)
 
 
 def set_up_device(device):
@@ -764,19 +745,17 @@ def world():
 
 
 def join_processes(config):
-    """Under torchrun, meet the other processes -> the device of this one. ConfigError for a bad number.
-
-    The effective batch belongs to the config, not to the number of devices: they share the accumulation steps
-    first and then the batch, so their number must divide it.
-    """
+    """Under torchrun, meet the other processes -> the device of this one. ConfigError for a bad number: the effective
+    batch belongs to the config, and they share its accumulation steps first and then the batch."""
     count, device = max(world().size, int(os.environ.get('WORLD_SIZE', 1))), choose_device(config['device'])
     if count == 1:
         return device
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
         fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
+        nearest = min(fitting, key=lambda n: abs(n - count))
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
-                          f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type another batch_size')
+                          f'two for each: start {nearest}, or type another batch_size')
     if device.type == 'cuda':
         local = world().rank % torch.cuda.device_count()               # of a group that the user's script made
         device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
@@ -833,7 +812,7 @@ def detect_hardware(device):
 
 
 def common_hardware(hardware):
-    """The hardware with the units that all processes have: one precision for all. ConfigError if some have no GPU."""
+    """The hardware with the units that all processes have, for one precision. ConfigError if some have no GPU."""
     kinds, units = zip(*from_all((hardware.kind, hardware.units)))
     if len({*kinds}) > 1:
         raise ConfigError(f'the processes found different devices ({", ".join(sorted({*kinds}))}): find out why some '
@@ -890,22 +869,14 @@ def keep_freed_memory():
         libc.mallopt(-1, 2**31 - 1)                                    # M_TRIM_THRESHOLD
 
 
-@dataclasses.dataclass(frozen=True)
-class Precision:
-    """The decision: autocast dtype ('float32' is none; float16 is scaled), TF32 setting, why, what to warn of."""
-    dtype: str
-    tf32: str
-    reason: str
-    warnings: tuple = ()
-
+# The decision: autocast dtype ('float32' is none; float16 is scaled), TF32 setting, why, and what to warn of.
+Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 
 
 def resolve_precision(config, hardware, typed=()):
-    """(wish, hardware) -> Precision. Pure: asks nothing of the machine.
-
-    `typed` are the keys that the user set, so that only a wish is warned about, never a default.
-    """
+    """(wish, hardware) -> Precision. Pure: asks nothing of the machine. `typed` are the keys that the user set, so
+    that only a wish is warned about, never a default."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
     if hardware.kind == 'cuda':
@@ -4439,7 +4410,7 @@ class OneTooLarge(UserError):
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
-             'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
+             'activation_checkpointing=True, a smaller encoder, --preset low_memory or device=cpu')
 
 
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
@@ -7332,8 +7303,6 @@ def main(argv=None):
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
         return {'check': check, 'tune': tune}[verb](preset, overrides)
     except UserError as error:
-        if isinstance(error, OneTooLarge) and verb in NEEDS:      # settings of a training do not help there
-            error.problems = ['one image at a time does not fit into memory either: type device=cpu']
         print(error, file=sys.stderr)
         return getattr(error, 'exit_code', 2)
     except KeyboardInterrupt:
