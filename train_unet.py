@@ -478,7 +478,6 @@ def validate_config(config):
     return problems
 
 
-# Names that only the libraries know.
 NAMES = {'encoder': 'auto', 'encoder_weights': None, 'optimizer': 'AdamW', 'augment': 'default'}
 
 
@@ -548,8 +547,7 @@ def parse_command(argv):
     own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
     needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
-        problems.append(f'{verb} needs a run folder{" and images" if verb == "predict" else ""}: '
-                        f'python train_unet.py {verb} {needed}')
+        problems.append(f'{verb} needs a run folder, as in  {command_line(verb, needed)}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
                  for word in paths[1:] if extra]
     problems += [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
@@ -879,8 +877,6 @@ def resolve_precision(config, hardware, typed=()):
     that only a wish is warned about, never a default."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
-    if hardware.kind == 'cuda':
-        where += ' (compute capability %d.%d)' % hardware.capability
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
     wanted = wish if wish != 'auto' else next((dtype for dtype in usual if dtype in units), None)
     note = None
