@@ -368,17 +368,14 @@ def load_preset(name):
     try:
         nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]      # a docstring is one
         [names] = [[getattr(target, 'id', '') for target in node.targets] for node in nodes]
-        if names != ['config']:
-            raise ValueError
         config = ast.literal_eval(nodes[0].value)
-        keys = Counter(ast.unparse(key) for key in nodes[0].value.keys)
+        if names != ['config'] or not isinstance(config, dict):
+            raise ValueError
     except SyntaxError as error:
         raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
     except (AttributeError, ValueError, TypeError, RecursionError, MemoryError):
         raise ConfigError(f'preset {path}: must hold config = {{...}} once and nothing else, with literals (numbers, '
                           'strings, lists, dicts); it is read, not executed') from None
-    if twice := [key for key, times in keys.items() if times > 1]:
-        raise ConfigError(f'preset {path}: holds {", ".join(twice)} twice; keep one')
     return config
 
 
@@ -750,10 +747,8 @@ def join_processes(config):
         return device
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
-        fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
-        nearest = min(fitting, key=lambda n: abs(n - count))
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
-                          f'two for each: start {nearest}, or type another batch_size')
+                          'two for each: start a number that divides it, or type another batch_size')
     if device.type == 'cuda':
         local = world().rank % torch.cuda.device_count()               # of a group that the user's script made
         device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
