@@ -590,7 +590,7 @@ def find_fault(key, value):
     if is_text and value not in CHOICES.get(key, [value]):
         return f'choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}'
     if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
-        return f'is not a usable text{default}'
+        return f'has not the right form{default}'
     try:
         if key == 'mask_values':
             parse_mask_values(value)
