@@ -504,8 +504,7 @@ def parse_mask_values(mask_values):
     if isinstance(mask_values, str):
         match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', '>0' if mask_values == 'nonzero' else mask_values)
         if not match:
-            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or mask_values=">127", '
-                             'mask_values="<128", mask_values=nonzero')
+            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or ">127", "<128", nonzero')
         return int(match[1]) if match[1] else -int(match[2])
     if not isinstance(mask_values, dict):
         return None                                                    # other types are reported elsewhere
@@ -884,8 +883,7 @@ def resolve_precision(config, hardware, typed=()):
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
     elif hardware.kind == 'cpu' and (use_amp is True or wish != 'auto'):
         dtype, reason = 'bfloat16' if wish == 'auto' else wish, asked
-        note = (f'{asked}: {where} has no {dtype} units; autocast may be ten times slower than float32 here. '
-                'use_amp=False is faster')
+        note = f'{asked}: {where} has no {dtype} units; autocast may be ten times slower here than use_amp=False'
     else:
         dtype = 'float16' if wish != 'auto' and 'float16' in units else 'float32'
         reason = f'{where} has no ' + ('units that make mixed precision faster' if wish == 'auto' else f'{wish} units')
@@ -915,8 +913,7 @@ def warn_of_settings(config, hardware, dtype, typed):
         elif 'tf32' not in hardware.units:
             notes.append(f'{asked}: no effect, {hardware.name} has no TF32')
         elif dtype != 'float32':
-            notes.append(f'{asked}: next to no effect under {dtype} autocast, '
-                         'which already runs convolutions and matrix products in 16 bits')
+            notes.append(f'{asked}: next to no effect under {dtype} autocast')
     return notes
 
 
