@@ -52,7 +52,6 @@ import glob
 import hashlib
 import html
 import importlib.metadata
-import importlib.util
 import inspect
 import io
 import itertools
@@ -250,13 +249,8 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Settings that cannot be used: every problem at once. `config`: what was asked for."""
-
-    def __init__(self, problems, origin='', config=None):
-        super().__init__(problems)
-        self.config = config
-        count = 'a problem' if len(self.problems) == 1 else f'{len(self.problems)} problems'
-        self.title = f'{count} in the config{origin}'
+    """Settings that cannot be used: every problem at once."""
+    title = 'the config cannot be used'
 
 
 class DataError(UserError):
@@ -303,10 +297,9 @@ SHORT.maxlevel = 3
 def shown(value):
     """repr, short enough for a message, of anything a person can type."""
     try:
-        text = SHORT.repr(value)
+        return SHORT.repr(value)[:200]
     except ValueError:                                                 # Python refuses to print huge integers
-        text = 'a number of thousands of digits'
-    return text if len(text) <= 200 else text[:200] + '...'
+        return 'a number of thousands of digits'
 
 
 def in_words(error):
@@ -331,18 +324,8 @@ def parse_value(text, kinds=()):
         return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
 
 
-def take_value(key, kinds, words):
-    """The text that --key takes from what follows; 'true' for a flag without one, None if its value is missing."""
-    known = FOREIGN.get(key, {})
-    is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in known
-    after = words[0] if words else '--'
-    if after.lower() in ('true', 'false', 'auto', *known) if is_flag else not after.startswith('--'):
-        return words.pop(0)
-    return None if kinds and not is_flag else 'true'
-
-
 def parse_overrides(words):
-    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'lr': 0.001}, [words that are neither])."""
+    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'learning_rate': 0.001}, [words that are neither])."""
     overrides, others, words = {}, [], list(words)
     while words:
         word = words.pop(0)
@@ -350,17 +333,19 @@ def parse_overrides(words):
         if word.startswith('--no-') and not equals:                    # --no-amp is amp=False
             name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
-        kinds = ['str'] if key == 'preset' else TYPES.get(SHORT_NAMES.get(key, key), [])
+        key = SHORT_NAMES.get(key, key)
+        kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
         if word.startswith('--') and not equals:
-            text = take_value(key, kinds, words)
+            values = ('true', 'false', 'auto', *FOREIGN.get(key, ()))
+            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in FOREIGN.get(key, ())
+            is_value = words and (words[0].lower() in values if is_flag else not words[0].startswith('--'))
+            text = words.pop(0) if is_value else 'true' if is_flag else None
         elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
             text = None
-        if text is None or key == 'preset' and key in overrides:       # of two presets one would go unnoticed
+        if text is None:
             others.append(word)
-            continue
-        for old in [old for old in overrides if SHORT_NAMES.get(old, old) == SHORT_NAMES.get(key, key)]:
-            del overrides[old]                                         # what is typed last stands last
-        overrides[key] = parse_value(text, kinds)
+        else:
+            overrides[key] = parse_value(text, kinds)
     return overrides, others
 
 
@@ -368,99 +353,68 @@ PRESETS = Path(__file__).resolve().parent / 'configs'
 
 
 def load_preset(name):
-    """The literal dict of a preset: a name in configs/ or a path. Read, never executed.
-
-    Raises ConfigError if there is no such file or it holds anything but `config = {literals}`.
-    """
-    if not isinstance(name, (str, os.PathLike)):
-        raise ConfigError(f'preset={shown(name)}: must be the name or the path of a preset')
+    """The literal dict of a preset: a name in configs/ or a path. Read, never executed. Raises ConfigError if there is
+    no such file or it holds anything but `config = {literals}`."""
     path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
-    path = Path(in_folder) if name not in names and os.path.isfile(in_folder) else path    # a run
+    path = Path(in_folder) if str(name) not in names and os.path.isfile(in_folder) else path    # a run
     try:
-        if path.exists() and not path.is_file():
-            raise OSError('no regular file')                           # a pipe has no end, nor has /dev/zero
-        statements = ast.parse(path.read_text(encoding='utf-8-sig')).body
-    except SyntaxError as error:
-        raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        text = path.read_text(encoding='utf-8-sig')
+    except (OSError, ValueError) as error:
         raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}'
                           f'{did_you_mean(name, names) or ";"} '
                           f'there are {", ".join(names)}, or the path of a .py file') from None
-    presets = []
-    for node in statements:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue                                                   # the docstring
-        try:
-            if not isinstance(node, ast.Assign) or [getattr(t, 'id', '') for t in node.targets] != ['config']:
-                raise ValueError
-            presets.append(ast.literal_eval(node.value))
-            keys = [ast.unparse(key) for key in node.value.keys] if isinstance(node.value, ast.Dict) else []
-        except (ValueError, TypeError, RecursionError, MemoryError):
-            raise ConfigError(f'preset {path}, line {node.lineno}: a preset holds only config = {{...}} with '
-                              'literals (numbers, strings, lists, dicts); it is read, not executed') from None
-    if len(presets) != 1 or not isinstance(presets[0], dict):
-        raise ConfigError(f'preset {path}: must hold config = {{...}} once')
-    if twice := [key for key, times in Counter(keys).items() if times > 1]:
-        raise ConfigError(f'preset {path}: holds {", ".join(twice)} twice; keep one')
-    return presets[0]
+    try:
+        nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]      # a docstring is one
+        [names] = [[getattr(target, 'id', '') for target in node.targets] for node in nodes]
+        config = ast.literal_eval(nodes[0].value)
+        if names != ['config'] or not isinstance(config, dict):
+            raise ValueError
+    except SyntaxError as error:
+        raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
+    except (AttributeError, ValueError, TypeError, RecursionError, MemoryError):
+        raise ConfigError(f'preset {path}: must hold config = {{...}} once and nothing else, with literals (numbers, '
+                          'strings, lists, dicts); it is read, not executed') from None
+    return config
 
 
-# What words wish; two that wish one thing otherwise contradict each other.
-OFF = {'use_amp': False, 'amp_dtype': 'float32'}
-FP16 = {'use_amp': True, 'amp_dtype': 'float16', 'fp16': True}
-BF16 = {'use_amp': True, 'amp_dtype': 'bfloat16', 'bf16': True}
-FOREIGN = {   # words of other trainers: key -> what each value wishes
+OFF, ON = {'use_amp': False}, {'use_amp': True}
+FP16, BF16 = {'amp_dtype': 'float16'}, {'amp_dtype': 'bfloat16'}
+FOREIGN = {   # words of other trainers: key -> what each value means in ours
     'precision': dict.fromkeys(['32', '32-true', 'fp32', 'float32'], OFF)
-                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], FP16)
-                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], BF16),
-    'fp16': {'true': FP16, 'false': {'fp16': False}},
-    'bf16': {'true': BF16, 'false': {'bf16': False}},
-    'mixed_precision': {'true': {'use_amp': True}, 'false': OFF, 'no': OFF, 'fp16': FP16, 'bf16': BF16},
+                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], ON | FP16)
+                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], ON | BF16),
+    'fp16': {'true': ON | FP16, 'false': OFF},
+    'bf16': {'true': ON | BF16, 'false': OFF},
+    'mixed_precision': {'true': ON, 'false': OFF, 'no': OFF, 'fp16': ON | FP16, 'bf16': ON | BF16},
+    'training.mixed_precision.enabled': {'true': ON, 'false': OFF},
+    'training.mixed_precision.dtype': {'fp16': FP16, 'float16': FP16, 'bf16': BF16, 'bfloat16': BF16},
 }
-FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision'],
-            'training.mixed_precision.enabled': {'true': {'use_amp': True}, 'false': {'use_amp': False}},
-            'training.mixed_precision.dtype': {word: {key: wish for key, wish in wishes.items() if key != 'use_amp'}
-                                               for word, wishes in FOREIGN['precision'].items() if wishes != OFF}}
-OURS = {'use_amp': FOREIGN['amp'], 'amp_dtype': FOREIGN['training.mixed_precision.dtype']}
+FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision']}
 
 
-def translate(settings, notes, below='auto'):
-    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions).
-
-    `below`: the amp_dtype that these settings are laid over.
-    """
+def translate(settings, notes):
+    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions)."""
     own, problems = {}, []
     for key, value in settings.items():
         name = SHORT_NAMES.get(key, key)
         if name in own:
             problems.append(f'{key}={shown(value)}: {name} is there too, under another name; keep one')
         own[name] = value
-    foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
-    if not foreign:
-        return own, problems
     plain = lambda value: shown(value).strip("'\"").lower()
-    asked = defaultdict(dict)                                          # what is wished -> {how: who wishes it}
-    for key, value in [*own.items(), *foreign.items()]:
-        wishes = (OURS | FOREIGN).get(key, {}).get(plain(value), {})
-        if not wishes and key in FOREIGN:
+    foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
+    for key, other in (('fp16', 'bf16'), ('bf16', 'fp16')):            # fp16=True bf16=False is one wish, not two
+        if plain(foreign.get(key)) == 'false' and plain(foreign.get(other)) == 'true':
+            del foreign[key]
+    typed = {key: f'{key}={shown(value)}' for key, value in own.items()}
+    for key, value in foreign.items():
+        if plain(value) not in FOREIGN[key]:
             problems.append(f'{key}={shown(value)}: choose from {", ".join(FOREIGN[key])}')
-        for wish, how in wishes.items():
-            asked[wish].setdefault(how, f'{key}={value}')
-            if key in FOREIGN and wish in OURS and how != 'float32':
-                notes.append(f'{key}={value} is understood as {wish}={how!r}')
-    refused = {FOREIGN[word]['true']['amp_dtype'] for word in ('fp16', 'bf16') if word in asked}     # by fp16=False
-    if not asked.keys() & OURS and not problems and 'use_amp' not in own and below in {'auto', *refused}:
-        own['use_amp'] = False
-        notes.append(f'{", ".join(foreign)} = False is understood as use_amp=False')
-    clashes = [' and '.join(words.values()) for words in asked.values() if len(words) > 1]
-    if True in asked.get('use_amp', ()) and 'amp_dtype' not in asked:  # a machine might pick the one that is refused
-        clashes += [f'{asked["use_amp"][True]} and {asked[word][False]}' for word in ('fp16', 'bf16') if word in asked]
-    problems += [f'{words} contradict each other: keep one' for words in dict.fromkeys(clashes)]
-    for ours in asked.keys() & OURS:
-        how = next(iter(asked[ours]))
-        if how != 'float32' and plain(own.get(ours, 'auto')) == 'auto':
-            own[ours] = how
+        for ours, meant in FOREIGN[key].get(plain(value), {}).items():
+            notes.append(f'{key}={value} is understood as {ours}={meant!r}')
+            if plain(own.get(ours, 'auto')) not in ('auto', plain(meant)):
+                problems.append(f'{typed[ours]} and {key}={value} contradict each other: keep one')
+            own[ours], typed[ours] = meant, f'{key}={value}'
     return own, problems
 
 
@@ -470,36 +424,31 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
-    unknown, missing = CONFIG.keys() - TYPES.keys(), TYPES.keys() - CONFIG.keys()      # somebody edits, and mistypes
-    problems = [f'{key!r}: unknown{did_you_mean(SHORT_NAMES.get(key, key), TYPES)}' for key in unknown]
-    problems = [*found, *problems, *(f'{key!r}: missing' for key in missing)]
-    config = {key: value for key, value in (base or CONFIG).items() if key in TYPES} | dict.fromkeys(missing)
-    sources, notes, layers = dict.fromkeys(CONFIG, 'default'), [], []
+    config, sources, notes, problems, layers = {}, {}, [], [*found], [('default', base or CONFIG)]
     try:
-        layers = [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
+        layers += [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
     except ConfigError as error:
         problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
-        settings, found = translate(settings, notes, config['amp_dtype'])
+        settings, found = translate(settings, notes)
         problems += found
         for key, value in settings.items():
             if key in TYPES:
                 config[key], sources[key] = value, origin
                 continue
-            hint = did_you_mean(shown(key), ['preset', *CONFIG, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            hint = did_you_mean(shown(key), ['preset', *TYPES, *SHORT_NAMES]) or ': the keys are those of CONFIG'
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
-    there = {key: value for key, value in config.items() if key not in missing}
-    problems += validate_config(there)
-    config |= there
+    config |= dict.fromkeys(TYPES.keys() - config.keys())              # somebody deleted a line of CONFIG
+    problems += validate_config(config)
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
-    if problems:
-        given = ['CONFIG in train_unet.py'] if unknown or missing else []
-        given += [f'preset {str(preset)!r}'] if preset is not None else []
+    if problems and ('smp' in globals() or NAMES.items() <= config.items()):       # else main tells of these names too
+        given = [f'preset {str(preset)!r}'] if preset is not None else []
         given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
-        raise ConfigError(problems, f' ({" + ".join(given)})' if given else '', config)
+        title = f'{len(problems)} problem{"s" * (len(problems) > 1)} in the config'
+        raise ConfigError(problems, title + f' ({" + ".join(given)})' * bool(given))
     return config, sources, notes
 
 
@@ -522,69 +471,26 @@ def validate_config(config):
             problems.append(f'{key}={shown(value)}: {fault}')
         elif 'list' in kinds and type(value) in (int, float):          # 512 is 512x512, one mean is of all channels
             config[key] = [value] * LENGTHS.get(key, 1)
-    return problems + check_meanings(config)
-
-
-def check_meanings(config):
-    """Problems that tables cannot tell: regular expressions, mask values, devices."""
-    problems = []
-    tell = lambda key, fault: problems.append(f'{key}={shown(config[key])}: {fault}')
-    for key in ('image_pattern', 'mask_pattern'):
-        if isinstance(config[key], str) and config[key].count('{stem}') != 1:
-            tell(key, "must hold {stem} once, as in '{stem}_label.png'")
-    if isinstance(config['group_pattern'], str):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')
-                re.compile(config['group_pattern'])
-        except (re.error, RecursionError, OverflowError) as error:
-            tell('group_pattern', f'not a regular expression: {error}')
-    if isinstance(config['encoder'], str) and not PLAIN_NAME.fullmatch(config['encoder']):
-        tell('encoder', 'must be the plain name of an encoder, such as resnet34 or tu-convnext_tiny')
-    if isinstance(config['device'], str) and not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', config['device']):
-        tell('device', 'choose from auto, cuda, cuda:0, mps, cpu')
-    try:
-        parse_mask_values(config['mask_values'])
-    except ValueError as error:
-        tell('mask_values', error)
-    names = config['class_names']
-    if isinstance(names, list) and not all(isinstance(name, str) for name in names):
-        tell('class_names', 'must be a list of texts')
-    if isinstance(config['class_weights'], list) and not any(config['class_weights']):
-        tell('class_weights', 'one of them must be above 0')
-    for key in ('class_names', 'class_weights'):
-        values, count = config[key], config['num_classes']
-        if isinstance(values, list) and values and isinstance(count, int) and len(values) != count:
-            problems.append(f'{key} has {len(values)} entries, num_classes={shown(count)}')
     return problems
 
 
-NAMES = {'encoder': 'auto', 'optimizer': 'AdamW', 'augment': 'default'}   # of other values only the libraries know
-PLAIN_NAME = re.compile(r'[\w.-]*')           # no hub address, no path
+NAMES = {'encoder': 'auto', 'encoder_weights': None, 'optimizer': 'AdamW', 'augment': 'default'}
 
 
 def check_names(config):
     """Problems with the values of NAMES; none are found before the libraries are loaded."""
-    if 'smp' not in globals() or not all(isinstance(config[key], str) and config[key] for key in NAMES):
+    if 'smp' not in globals() or any(find_fault(key, config[key]) for key in NAMES):
         return []
-    encoder, weights, kinds = config['encoder'], config['encoder_weights'], ('none', 'default', 'strong')
-    known = {} if encoder == 'auto' else smp.encoders.encoders         # which take seconds to load
-    encoders, optimizers = ['auto', *known], find_optimizers()
-    is_known = encoder in encoders or encoder.startswith('timm-')
-    trained = known.get(encoder, {}).get('pretrained_settings', ['imagenet'])      # timm has one for each
-    if encoder.startswith('tu-'):
-        import timm                                                    # comes with smp
-        encoders, is_known = [f'tu-{name}' for name in timm.list_models()], timm.is_model(encoder[3:])
-    checks = [('encoder', is_known or not PLAIN_NAME.fullmatch(encoder),
-               "smp has none of this name, and timm's are written tu-NAME", encoders),
-              ('encoder_weights', not is_known or not isinstance(weights, str) or weights in trained,
-               f'for encoder={encoder} there is {", ".join(trained) or "none"}', trained),
-              ('optimizer', config['optimizer'].lower() in optimizers,
-               f'choose from {", ".join(sorted(optimizers.values()))}', optimizers.values()),
-              ('augment', config['augment'] in kinds or os.path.isfile(config['augment']),
-               f'choose from {", ".join(kinds)}, or the path of a saved pipeline', kinds)]
-    return [f'{key}={config[key]!r}: {fault}{did_you_mean(config[key], known)}'
-            for key, is_good, fault, known in checks if not is_good]
+    encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm's may name their weights
+    if encoder != 'auto':
+        import timm                                                    # takes seconds, as smp's encoders do
+        encoders = smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
+    known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
+             'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: one each
+    typed = config | {'encoder': encoder, 'optimizer': config['optimizer'].lower()}
+    return [f'{key}={config[key]!r}: no such name or file{did_you_mean(config[key], words) or ";"} '
+            f'there are {", ".join(words)[:300] or "none"}' for key, words in known.items()
+            if typed[key] not in (None, *words) and not (key == 'augment' and os.path.isfile(typed[key]))]
 
 
 MOST_CLASSES = 64  # more values or colours than these are noise around those of classes, or ids of objects
@@ -592,28 +498,22 @@ COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and 
 
 
 def parse_mask_values(mask_values):
-    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; '<128' -> -128; 'nonzero' -> 0;
-    None -> None.
-
-    Raises ValueError, saying what to type, for anything else.
-    """
+    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; '<128' -> -128; 'nonzero' -> 0; None ->
+    None. Raises ValueError, saying what to type, for anything else."""
     if isinstance(mask_values, str):
         match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', '>0' if mask_values == 'nonzero' else mask_values)
         if not match:
-            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or mask_values=">127", '
-                             'mask_values="<128", mask_values=nonzero')
+            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or ">127", "<128", nonzero')
         return int(match[1]) if match[1] else -int(match[2])
     if not isinstance(mask_values, dict):
         return None                                                    # other types are reported elsewhere
     codes = {}
     for value, class_id in mask_values.items():
-        if type(class_id) is not int or not 0 <= class_id <= 255:
-            raise ValueError(f'{shown(value)} must map to a class 0..254, or 255 for ignored, not {shown(class_id)}')
-        if isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value):
-            value = COLOUR + int(value[1:], 16)
-        if type(value) is not int:
-            raise ValueError(f"{shown(value)} is neither a whole number nor a colour such as '#ff0000'")
-        codes[value] = class_id
+        is_colour = isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value)
+        if type(class_id) is not int or not 0 <= class_id <= 255 or not is_colour and type(value) is not int:
+            raise ValueError(f"{shown(value)}: {shown(class_id)} must map a whole number, or a colour such as "
+                             "'#ff0000', to a class 0..254, or 255 for ignored")
+        codes[COLOUR + int(value[1:], 16) if is_colour else value] = class_id
     if not codes:
         raise ValueError('is empty; name at least one value, as in {255: 1}')
     return codes
@@ -622,46 +522,39 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir'}, 'predict': {'preset'},   # settings without a use
+        'export': {'preset', *TYPES, *FOREIGN}}
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
 def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
-        print_help()
+        print(__doc__.split('The file, top to bottom')[0].rstrip())
+        print('\nSettings (the comments in CONFIG tell more):')
+        print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
+        print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
         sys.exit(0)
-    words, output, problems = ['--out' if word == '-o' else word for word in argv], None, []
+    words, problems = ['--out' if word == '-o' else word for word in argv], []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
     overrides, paths = parse_overrides(words)
-    if verb in ('predict', 'export'):
-        output = next((overrides.pop(key) for key in ('out', 'run_dir') if key in overrides), None)
+    output = overrides.pop('run_dir', None) if verb in ('predict', 'export') else None
     own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
-    preset = overrides.pop('preset', None)
-    needed = NEEDS.get(verb, '')
+    needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
-        problems.append(f'{verb} needs a run folder{" and images" if verb == "predict" else ""}: '
-                        f'python train_unet.py {verb} {needed}')
-    if needed and preset is not None:
-        problems.append(f'--preset {shown(preset)}: no effect on a trained run')
-    for word in paths[1:] if verb in ('evaluate', 'export') else []:
-        hint = f'; to score other data type {as_typed("data", word)}' if verb == 'evaluate' else \
-            f'; type format={word}' * (word in ('onnx', 'pt2', 'smp'))
-        problems.append(f'{word!r}: {verb} takes one run{hint}')
-    idle = {'export': overrides.keys(), 'evaluate': overrides.keys() & {'run_dir', 'out'},
-            'tune': overrides.keys() & {'resume'}}
-    problems += [f'{key}={shown(overrides[key])}: {verb} has no use for it' for key in sorted(idle.get(verb, ()))]
+        problems.append(f'{verb} needs a run folder, as in  {command_line(verb, needed)}')
+    problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
+                 for word in paths[1:] if extra]
+    problems += [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
+                 if key in IDLE.get(verb, ())]
+    preset = overrides.pop('preset', None)
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
         if word in COMMANDS:
             hint = ': the command comes first'
-        elif os.path.isfile(os.path.join(word, 'config.py')):
-            hint = f'; to go on with that run type {as_typed("resume", word)}'
-        elif word.endswith('.py') and os.path.isfile(word):
-            hint = f'; to use that preset type --preset {quoted(word)}'
         elif os.path.exists(word):
-            hint = f'; to train on that folder type {as_typed("data", word)}'
-        elif key.partition('=')[0] == 'preset' and preset is not None:
-            hint = f': there is one preset, {shown(preset)}; what you want of the other type as key=value'
+            is_run = os.path.isfile(os.path.join(word, 'config.py'))
+            hint = '; type ' + as_typed('resume' if is_run else 'preset' if word.endswith('.py') else 'data', word)
         elif key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
         else:
@@ -673,47 +566,46 @@ def parse_command(argv):
     return Command(verb, paths, preset, overrides, own, output)
 
 
-def print_help():
-    """The commands, then every key with its default."""
-    print(__doc__.split('The file, top to bottom')[0].rstrip())
-    print('\nSettings (the comments in CONFIG tell more):')
-    print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
-    print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
-
-
-EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'images': 'scans', 'masks': 'manual',
-            'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_label.png', 'group_pattern': '^[^_]*',
-            'mask_values': '{255: 1}'}                                 # of keys that are None by default
+EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'image_pattern': '{stem}.jpg',
+            'mask_pattern': '{stem}_label.png', 'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34'}
+FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
+         'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
 
 
 def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
-    kinds, is_text = TYPES.get(key, []), isinstance(value, str)
-    usual = EXAMPLES.get(key, CONFIG.get(key))
-    default = f' (as in {as_typed(key, usual)})' if key in EXAMPLES else f' ({usual!r} is the default)'
-    default = default if usual is not None and usual != value else ''
+    kinds, is_text, usual = TYPES.get(key, []), isinstance(value, str), CONFIG.get(key)
+    default = f' ({usual!r} is the default)' if usual not in (None, value) else ''
+    default = f' (as in {as_typed(key, EXAMPLES[key])})' if key in EXAMPLES else default
     if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in kinds:
         return None
     if type(value).__name__ not in kinds:
         names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
                  'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
         return f'must be {" or ".join(names[kind] for kind in kinds)}{default}'
-    if key == 'amp_dtype' and is_text and '32' in value:
+    if key == 'amp_dtype' and '32' in value:
         return 'float32 is use_amp=False'
     if is_text and value not in CHOICES.get(key, [value]):
         return f'choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}'
-    if is_text and (value == '' or '\0' in value):
-        return f'is not a usable text{default}'
+    if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
+        return f'has not the right form{default}'
+    try:
+        if key == 'mask_values':
+            parse_mask_values(value)
+        if key == 'group_pattern':
+            re.compile(value)
+    except (ValueError, re.error, RecursionError, OverflowError) as error:
+        return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
+    if key == 'class_names' and not all(isinstance(name, str) for name in value):
+        return f'must be a list of texts{default}'
     if key not in RANGES:
         return None
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
-    if isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1):
-        return f'must hold {LENGTHS.get(key, "at least one")} numbers{default}'
-    if not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-        return f'must hold numbers only{default}'
-    if 'float' not in kinds and key != 'class_weights' and not all(isinstance(n, int) for n in numbers):
-        return f'must hold whole numbers{default}'
+    number = (int, float) if 'float' in kinds or key == 'class_weights' else int
+    is_short = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
+    if is_short or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
+        return f'must hold {LENGTHS.get(key, "at least one")} {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
     return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}' + \
@@ -722,14 +614,9 @@ def find_fault(key, value):
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
     try:
-        os.getcwd()                # libraries fail in strange ways where there is none
         parse_command(sys.argv[1:])
     except ConfigError as error:
-        if NAMES.items() <= error.config.items():                      # else main tells of these too, in one block
-            print(error, file=sys.stderr)
-            sys.exit(2)
-    except FileNotFoundError:
-        print('the current folder was deleted: cd to another one', file=sys.stderr)
+        print(error, file=sys.stderr)
         sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
@@ -740,15 +627,12 @@ class ImportedWhenUsed:
 
     def __init__(self, name):
         self.name = name
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f'No module named {name!r}')
 
     def __getattr__(self, attribute):
         try:
-            module = importlib.import_module(self.name)
-        except ModuleNotFoundError as error:                           # of what it needs itself
+            return getattr(importlib.import_module(self.name), attribute)
+        except ModuleNotFoundError as error:
             raise UserError(f'{error}: type  pip install -r requirements.txt') from None
-        return getattr(module, attribute)
 
 
 try:
@@ -769,8 +653,7 @@ try:
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
-    advice = ': type  pip install -r requirements.txt' * isinstance(error, ModuleNotFoundError)    # else no memory, say
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}{advice}')
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
@@ -808,13 +691,11 @@ def cuda_units(name, capability):
 
 def cpu_units():
     """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16."""
-    flags = set()
     if not torch.backends.mkldnn.is_available():                       # nobody would use the units
         return frozenset()
+    flags = {name for name, there in getattr(torch.cpu, 'get_capabilities', dict)().items() if there is True}
     with contextlib.suppress(OSError):
         flags |= set(Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000].split())
-    if hasattr(torch.cpu, 'get_capabilities'):
-        flags |= {name for name, there in torch.cpu.get_capabilities().items() if there is True}
     marks = {'bfloat16': {'avx512_bf16', 'amx_bf16', 'sve_bf16', 'svebf16', 'bf16'},
              'float16': {'amx_fp16', 'avx512_fp16'}}
     return frozenset(dtype for dtype, names in marks.items() if flags & names)
@@ -822,33 +703,29 @@ def cpu_units():
 
 def choose_device(wish):
     """'auto' -> the first of cuda, mps, cpu that is there; a named one that is not there is a ConfigError."""
-    found = ['cuda'] * torch.cuda.is_available() + ['mps'] * torch.backends.mps.is_available() + ['cpu']
-    kind, _, number = wish.partition(':')
-    if kind == 'auto':
-        return torch.device(found[0])
-    if kind not in found:
+    found = [f'cuda:{number}' for number in range(torch.cuda.device_count() * torch.cuda.is_available())]
+    found += ['mps'] * torch.backends.mps.is_available() + ['cpu']
+    kinds = [name.partition(':')[0] for name in found]
+    if wish not in ('auto', *kinds, *found):
         raise ConfigError(f'device={wish!r}: this machine has only {", ".join(found)}; type device=auto')
-    if number and int(number) >= torch.cuda.device_count():
-        raise ConfigError(f'device={wish!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0')
-    return torch.device(wish)
+    return torch.device(kinds[0] if wish == 'auto' else wish)
 
 
-def try_device(device):
-    """ConfigError for a GPU that cannot be used: this torch has no kernels for it, or others hold its memory."""
+def set_up_device(device):
+    """Limit threads and memory to what this process may use. ConfigError for a GPU that cannot be used: this torch has
+    no kernels for it, or others hold its memory."""
+    if torch.get_num_threads() > cpu_quota():                          # they would wait for each other
+        torch.set_num_threads(cpu_quota())
     if device.type == 'mps' and 'PYTORCH_MPS_HIGH_WATERMARK_RATIO' not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)                 # usually 1.7: it would swap, and not be told
-    if device.type != 'cuda':
-        return
     try:
-        with torch.cuda.device(device):
-            torch.zeros(1, device=device).add_(1)
+        if device.type == 'cuda':
+            with torch.cuda.device(device):
+                torch.zeros(1, device=device).add_(1)
     except RuntimeError as error:
-        why = f'it cannot be used now ({in_words(error)}): start anew'
-        if is_out_of_memory(error):
-            why = 'other programs hold its memory (nvidia-smi shows them): end them'
-        elif 'kernel image' in str(error):
-            why = 'this build of torch has no kernels for it: install one that has (pytorch.org/get-started)'
-        raise ConfigError(f'device={device}: {why}, or type device=cpu') from None
+        raise ConfigError(f'device={device}: cannot be used ({in_words(error)}): if others hold its memory (nvidia-smi '
+                          'shows them) end them, if it has no kernels install a build of torch that has some '
+                          '(pytorch.org/get-started), or type device=cpu') from None
 
 
 World = namedtuple('World', 'rank size')   # which process this is, and of how many
@@ -861,20 +738,15 @@ def world():
 
 
 def join_processes(config):
-    """Under torchrun, meet the other processes -> the device of this one. ConfigError for a bad number.
-
-    The effective batch belongs to the config, not to the number of devices: they share the accumulation steps
-    first and then the batch, so their number must divide it.
-    """
+    """Under torchrun, meet the other processes -> the device of this one. ConfigError for a bad number: the effective
+    batch belongs to the config, and they share its accumulation steps first and then the batch."""
     count, device = max(world().size, int(os.environ.get('WORLD_SIZE', 1))), choose_device(config['device'])
     if count == 1:
         return device
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:
-        fitting = [n for n in range(1, effective // 2 + 1) if effective % n == 0] or [1]
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
-                          f'two for each: start {min(fitting, key=lambda n: abs(n - count))}, or type a batch_size or '
-                          f'accumulation_steps that suits, such as batch_size={count * max(2, -(-8 // count))}')
+                          'two for each: start a number that divides it, or type another batch_size')
     if device.type == 'cuda':
         local = world().rank % torch.cuda.device_count()               # of a group that the user's script made
         device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
@@ -895,12 +767,11 @@ def leave_processes():
 
 def from_first(make):
     """make() on the first process, its answer on all; what it raises is raised on all."""
-    rank, count = world()
     try:
-        answer = [None if rank else make()]
+        answer = [None if world().rank else make()]
     except UserError as error:
         answer = [error]
-    if count > 1:
+    if world().size > 1:
         dist.broadcast_object_list(answer)
     if isinstance(answer[0], UserError):
         raise answer[0]
@@ -932,8 +803,7 @@ def detect_hardware(device):
 
 
 def common_hardware(hardware):
-    """The hardware of this process with the units that all processes have: one precision for all. ConfigError where
-    some have no GPU."""
+    """The hardware with the units that all processes have, for one precision. ConfigError if some have no GPU."""
     kinds, units = zip(*from_all((hardware.kind, hardware.units)))
     if len({*kinds}) > 1:
         raise ConfigError(f'the processes found different devices ({", ".join(sorted({*kinds}))}): find out why some '
@@ -947,12 +817,6 @@ def cpu_quota():
         quota, period = map(int, Path('/sys/fs/cgroup/cpu.max').read_text().split())
         return max(1, quota // period)
     return math.inf
-
-
-def limit_threads():
-    """torch starts a thread for each core it sees; more of them than a container may keep busy wait for each other."""
-    if torch.get_num_threads() > cpu_quota():
-        torch.set_num_threads(cpu_quota())
 
 
 def num_cores():
@@ -996,32 +860,16 @@ def keep_freed_memory():
         libc.mallopt(-1, 2**31 - 1)                                    # M_TRIM_THRESHOLD
 
 
-@dataclasses.dataclass(frozen=True)
-class Precision:
-    """The decision: autocast dtype ('float32' is none), TF32 setting, why, and what to warn of."""
-    dtype: str
-    tf32: str
-    reason: str
-    warnings: tuple = ()
-
-    @property
-    def needs_scaler(self):
-        """float16 gradients below 6e-8 vanish: it needs loss scaling. Nothing else does."""
-        return self.dtype == 'float16'
-
-
+# The decision: autocast dtype ('float32' is none; float16 is scaled), TF32 setting, why, and what to warn of.
+Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 
 
 def resolve_precision(config, hardware, typed=()):
-    """(wish, hardware) -> Precision. Pure: asks nothing of the machine.
-
-    `typed` are the keys that the user set, so that only a wish is warned about, never a default.
-    """
+    """(wish, hardware) -> Precision. Pure: asks nothing of the machine. `typed` are the keys that the user set, so
+    that only a wish is warned about, never a default."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
-    if hardware.kind == 'cuda':
-        where += ' (compute capability %d.%d)' % hardware.capability
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
     wanted = wish if wish != 'auto' else next((dtype for dtype in usual if dtype in units), None)
     note = None
@@ -1032,18 +880,14 @@ def resolve_precision(config, hardware, typed=()):
         dtype, reason = wanted, f'{asked} and ' * (wish != 'auto') + f'{where} has native {wanted} units'
         if wish == 'float16' and 'bfloat16' in units:
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
-    elif wish == 'auto' and use_amp == 'auto':
-        dtype, reason = 'float32', f'{where} has no units that make mixed precision faster'
-    elif hardware.kind == 'cpu':
+    elif hardware.kind == 'cpu' and (use_amp is True or wish != 'auto'):
         dtype, reason = 'bfloat16' if wish == 'auto' else wish, asked
-        note = (f'{asked}: {where} has no {dtype} units; autocast may be ten times slower than float32 here. '
-                'use_amp=False is faster')
-    elif wish == 'auto':
-        dtype, reason = 'float32', f'{where} has no fast 16-bit units'
-        note = f'{asked}: {reason}; training in float32'
+        note = f'{asked}: {where} has no {dtype} units; autocast may be ten times slower here than use_amp=False'
     else:
-        dtype, reason = 'float16' if 'float16' in units else 'float32', f'{where} has no {wish} units'
-        note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
+        dtype = 'float16' if wish != 'auto' and 'float16' in units else 'float32'
+        reason = f'{where} has no ' + ('units that make mixed precision faster' if wish == 'auto' else f'{wish} units')
+        if use_amp is True or wish != 'auto':
+            note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
     notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
@@ -1056,8 +900,6 @@ def works_on_cpu(tf32, hardware):
 def warn_of_settings(config, hardware, dtype, typed):
     """Settings that the user typed and that do nothing, or something unexpected, at this precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
-    if 'cache_images' in typed and config['cache_images'] is True and config['size_policy'] != 'resize':
-        notes.append('cache_images=True: no effect on training images but with size_policy=resize')
     if 'decoder_channels' in typed and config['architecture'] not in HAVE_WIDTHS:
         notes.append(f'decoder_channels: no effect, only {", ".join(HAVE_WIDTHS)} have them')
     scaling = [k for k in ('init_scale', 'growth_factor', 'backoff_factor', 'growth_interval') if k in typed]
@@ -1070,8 +912,7 @@ def warn_of_settings(config, hardware, dtype, typed):
         elif 'tf32' not in hardware.units:
             notes.append(f'{asked}: no effect, {hardware.name} has no TF32')
         elif dtype != 'float32':
-            notes.append(f'{asked}: next to no effect under {dtype} autocast, '
-                         'which already runs convolutions and matrix products in 16 bits')
+            notes.append(f'{asked}: next to no effect under {dtype} autocast')
     return notes
 
 
@@ -4490,7 +4331,7 @@ class OneTooLarge(UserError):
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
-             'activation_checkpointing=True, a smaller encoder, or --preset low_memory')
+             'activation_checkpointing=True, a smaller encoder, --preset low_memory or device=cpu')
 
 
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
@@ -5236,8 +5077,7 @@ def warn(notes):
 def prepare(config, sources, device, decode=False, own_data=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons): the one
     way that train, check and tune come to them. `decode`: look at every pixel; `own_data`: the user brings it."""
-    limit_threads()
-    try_device(device)
+    set_up_device(device)
     if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
         torch.cuda.set_device(device)
     hardware = common_hardware(detect_hardware(device))
@@ -5730,7 +5570,7 @@ def tell_data(data, config, why):
 def tell_precision(precision, hardware, config):
     """The precision line, as the guides show it."""
     what = 'off (float32)' if precision.dtype == 'float32' else precision.dtype
-    scaled = ', with gradient scaler' if precision.needs_scaler else ''
+    scaled = ', with gradient scaler' if precision.dtype == 'float16' else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
     is_idle = 'tf32' not in hardware.units and not works_on_cpu(precision.tf32, hardware)
@@ -5742,7 +5582,7 @@ def tell_precision(precision, hardware, config):
 def warn_of_size(model, precision):
     """What only the network can tell of the precision: whether it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    if precision.needs_scaler and size > VERY_LARGE:
+    if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
               'easily; bfloat16 or float32 is safer'])
 
@@ -5966,8 +5806,7 @@ def load(path, device='auto', model=None):
                             "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
-        try_device(device)
-        limit_threads()
+        set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
         if problems := validate_config(config):
@@ -6727,7 +6566,7 @@ def check(preset, overrides):
         found = sources[key] == 'default' and value != CONFIG[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
     print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
-          f'{" with gradient scaler" if precision.needs_scaler else ""}, because {precision.reason}')
+          f'{" with gradient scaler" * (precision.dtype == "float16")}, because {precision.reason}')
     warn([*notes, *precision.warnings])
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
@@ -7139,8 +6978,6 @@ def main(argv=None):
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
         return {'check': check, 'tune': tune}[verb](preset, overrides)
     except UserError as error:
-        if isinstance(error, OneTooLarge) and verb in NEEDS:      # settings of a training do not help there
-            error.problems = ['one image at a time does not fit into memory either: type device=cpu']
         print(error, file=sys.stderr)
         return getattr(error, 'exit_code', 2)
     except KeyboardInterrupt:
@@ -7156,9 +6993,7 @@ def main(argv=None):
         print(UserError(TOO_LARGE, 'out of memory'), file=sys.stderr)
         return 2
     except OSError as error:                                           # no permission, no space, a folder for a file
-        if not error.strerror:
-            raise
-        print(f'{clean(error.filename or "a file")}: {error.strerror}', file=sys.stderr)
+        print(f'{clean(error.filename or "a file")}: {error.strerror or in_words(error)}', file=sys.stderr)
         return 2
 
 

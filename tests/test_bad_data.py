@@ -318,11 +318,11 @@ BAD = [
     ('value that no mask holds', keep, {'mask_values': {7: 1}}, '7'),
     ('colour that no mask holds', keep, {'mask_values': {'#ff0000': 1}}, "'#ff0000'"),
     # settings
-    ('pattern without stem', keep, {'mask_pattern': '*_mask.png'}, 'must hold {stem} once'),
+    ('pattern without stem', keep, {'mask_pattern': '*_mask.png'}, '{stem}_label.png'),
     ('no regular expression', keep, {'group_pattern': '('}, 'not a regular expression'),
-    ('no colour', keep, {'mask_values': {'#ff00': 1}}, "'#ff00' is neither"),
+    ('no colour', keep, {'mask_values': {'#ff00': 1}}, "'#ff00': 1 must map"),
     ('no threshold', keep, {'mask_values': '>=7'}, '">127"'),
-    ('class above 255', keep, {'mask_values': {255: 300}}, '255 must map to a class'),
+    ('class above 255', keep, {'mask_values': {255: 300}}, '255: 300 must map'),
     # list files
     ('empty list', listed(''), {}, 'needs a header line'),
     ('header only', listed(HEADER), {}, 'needs a header line'),

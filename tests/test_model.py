@@ -150,7 +150,7 @@ def test_padding_is_taken_off_where_it_was_put_on():
 @pytest.mark.parametrize('changes, told', [
     ({'architecture': 'Unett'}, "did you mean 'Unet'"),
     ({'architecture': 'deeplabv3+'}, "did you mean 'DeepLabV3"),
-    ({'architecture': 'Unett', 'optimizer': 5, 'size_policy': 'stretch'}, '3 problems in the config'),
+    ({'architecture': 'Unett', 'optimizer': 5, 'size_policy': 'stretch'}, 'the config cannot be used'),
     ({'encoder': 'resnett18'}, "encoder='resnett18'"),                 # resolve_config says what is meant
     ({'encoder': 'tu-nonsense'}, 'nonsense'),
     ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),

@@ -388,7 +388,7 @@ def test_a_threshold_that_is_no_number_makes_no_model(trained, tmp_path):
 def test_a_replay_of_a_strangers_batch_does_not_reach_for_the_network(trained, tmp_path, network_asked):
     config = trained[0]['config'] | {'encoder': 'tu-hf-hub:stranger/network'}
     tu.save_checkpoint(tmp_path / 'bad_batch.pt', trained[0] | {'config': config, 'window': [], 'dtype': 'float32'})
-    with pytest.raises(tu.UserError, match='must be the plain name'):
+    with pytest.raises(tu.UserError, match='has not the right form'):
         tu.replay(tmp_path / 'bad_batch.pt')
     assert not network_asked
 

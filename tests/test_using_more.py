@@ -519,7 +519,8 @@ def test_the_line_that_tune_prints_can_be_typed(capsys):
     train_unet.write_winner(best, config, config, hardware, 2, base, typed)
     line = re.search('use it with:  python train_unet.py (.*)', capsys.readouterr().out)[1]
     command = train_unet.parse_command(shlex.split(line))
-    assert command.overrides == {key: typed[key] for key in ('data', 'num_epochs', 'lr', 'decoder_channels')}
+    assert command.overrides == {'learning_rate': 0.01} | {key: typed[key] for key in ('data', 'num_epochs',
+                                                                                     'decoder_channels')}
     preset = train_unet.load_preset(command.preset)
     assert preset == {'loss': 'dice', 'use_amp': False, 'amp_dtype': 'auto', 'tf32_matmul_precision': 'high',
                       'channels_last': True, 'compile_model': False}
@@ -1086,7 +1087,7 @@ def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(small_s
 
 
 @pytest.mark.parametrize('words, advice', [
-    (['data=x', 'check'], 'the command comes first'), (['configs/fast.py'], '--preset configs/fast.py'),
+    (['data=x', 'check'], 'the command comes first'), (['configs/fast.py'], 'preset=configs/fast.py'),
     (['RUN'], 'resume='), (['export', 'RUN', 'onnx'], 'type format=onnx'), (['grad_clip=0'], 'or None'),
     (['mask_values={255:', '1}'], 'mask_values="{255: 1}", with the quotes')])
 def test_words_in_the_wrong_place_are_told_what_they_should_be(two, monkeypatch, words, advice):
