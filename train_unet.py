@@ -1951,8 +1951,12 @@ def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if pillow_mode(picture) == 'RGB48':
-            colours = deep_colours(path, picture)
-            return narrowed(colours[..., :3]) if as_mask else colours[..., :4 if config['in_channels'] == 4 else 3]
+            if picture.getexif().get(274, 1) != 1:                     # which OpenCV may follow or not
+                raise ValueError(ROTATED)
+            content = np.fromfile(path, np.uint8)                      # imread: on Windows ASCII names
+            colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+            colours = colours[..., [2, 1, 0, 3][:colours.shape[2]]]
+            return colours[..., :4 if config['in_channels'] == 4 else 3]
         return mask_pixels(picture) if as_mask else pillow_pixels(
             PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
@@ -1974,22 +1978,6 @@ def mask_pixels(picture):
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
         picture = picture.convert('RGB')
     return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
-
-
-def deep_colours(path, picture):
-    """A PNG or PPM of 16 bits per colour, opened by Pillow -> (H, W, 3 or 4) uint16, red first, decoded by OpenCV. That
-    may turn a rotated one or not: ValueError."""
-    if picture.getexif().get(274, 1) != 1:
-        raise ValueError(ROTATED)
-    colours = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)          # imread: on Windows ASCII names
-    return colours[..., [2, 1, 0, 3][:colours.shape[2]]]
-
-
-def narrowed(colours):
-    """Colours of 16 bits (H, W, 3) as those of 8 bits that they stand for. ValueError where they are others."""
-    if not (colours == (colours >> 8) * np.uint16(257)).all():
-        raise ValueError('holds colours of 16 bits; save the channel that holds the classes as a mask of its own')
-    return (colours >> 8).astype(np.uint8)
 
 
 def means_its_colours(picture):
@@ -2344,19 +2332,18 @@ def read_mask(path, config):
         if array.shape[2] not in (3, 4):
             raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
                             'of a stack of pages each wants a file of its own')
+        if array.dtype == np.uint16 and not (array % 257).any():       # stands for 8 bits, as in LabelMeFacade
+            array = array // 257
         if not 0 <= array.min() <= array.max() <= 255:
-            try:
-                array = narrowed(array.astype(np.uint16, casting='safe'))
-            except (TypeError, ValueError):
-                raise DataError(f'{path}: holds colours beyond 8 bits; save the channel that holds the classes as a '
-                                'mask of its own') from None
+            raise DataError(f'{path}: holds colours beyond 8 bits; save it with 8, or the channel that holds the '
+                            'classes as a mask of its own')
         if array.shape[2] == 4 and np.ptp(array[..., 3]):
             raise DataError(f'{path}: its fourth plane is not the same everywhere; a mask holds values or colours: '
                             'of a stack of pages each wants a file of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.dtype.itemsize > 2 and (array.max() >= COLOUR or array.min() <= -COLOUR):
-        worst = array.max() if array.max() >= COLOUR else array.min()
+    worst = max(array.max().item(), array.min().item(), key=abs)
+    if abs(worst) >= COLOUR:
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
     return array.astype(np.int32)
 

@@ -1917,18 +1917,16 @@ def test_species_are_not_offered_the_masks_of_others(tmp_path):
     assert lines and all(mask == f'{image} GT' for image, mask in lines)
 
 
-@pytest.mark.parametrize('colours, words', [([0, 257 * 200], None), ([0, 3], 'holds colours of 16 bits')])
-def test_colour_masks_of_16_bits_are_read_whole_or_refused(tmp_path, colours, words):
+def test_colour_masks_of_16_bits_are_read_whole_or_refused(tmp_path):
     """Pillow would cut 3 to 0. Those that hold 8 bits twice (51400 is 200 x 257) lose nothing."""
     mask = np.zeros((8, 8, 3), np.uint16)
-    mask[2:5] = colours[1]
-    cv2.imwrite(str(tmp_path / 'x.png'), mask)
-    if words:
-        with pytest.raises(DataError, match=words):
-            train_unet.read_mask(str(tmp_path / 'x.png'), train_unet.CONFIG)
-        return
-    codes = train_unet.read_mask(str(tmp_path / 'x.png'), train_unet.CONFIG)
-    assert set(np.unique(codes)) == {train_unet.COLOUR, train_unet.COLOUR + 0xc8c8c8}
+    for value in (3, 257 * 200, 1000):
+        mask[2:5] = value
+        cv2.imwrite(str(tmp_path / f'{value}.png'), mask)
+    for value, colour in ((3, 0x030303), (257 * 200, 0xc8c8c8)):
+        assert set(np.unique(codes_of(tmp_path / f'{value}.png'))) == {train_unet.COLOUR, train_unet.COLOUR + colour}
+    with pytest.raises(DataError, match='1000.png: holds colours beyond 8 bits'):
+        codes_of(tmp_path / '1000.png')
 
 
 def test_bright_is_not_offered_where_nothing_is_dark(tmp_path):
