@@ -1962,15 +1962,10 @@ def read_pillow(path, config, as_mask):
 
 
 def mask_pixels(picture):
-    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
+    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these."""
     tags = picture.tag_v2 if picture.format == 'TIFF' else {}
     is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
-    if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
-        pixels = np.array(picture.convert('RGBA'))
-        codes = pixels[..., :3] @ np.array([1, 256, 65536])
-        if np.ptp(pixels[..., 3]) and not 1 < len(np.unique(codes)) <= 256:        # one colour, or a photograph
-            raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
     if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
         picture = picture.convert('L')                                 # index 0 may be the white one
     elif picture.mode == 'P' and has_moved_black(picture):
