@@ -1966,31 +1966,25 @@ def mask_pixels(picture):
     tags = picture.tag_v2 if picture.format == 'TIFF' else {}
     is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
-    if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
-        picture = picture.convert('L')                                 # index 0 may be the white one
-    elif picture.mode == 'P' and has_moved_black(picture):
-        picture = picture.convert('RGB')
+    if picture.mode in ('LA', 'P'):
+        picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
         picture = picture.convert('RGB')
     return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
 
 
-def means_its_colours(picture):
-    """Whether a palette image means its colours, not its numbers: a GIF of greys, which numbers them anew in each file,
-    in the order in which they occur; or black and white, with no other colour near them in the palette."""
+def palette_meaning(picture):
+    """The mode in which a palette mask means something: 'P', by its numbers, but for what numbers its colours as they
+    occur: 'L' a GIF of greys, or black and white with no other colour near them in the palette; 'RGB' where black is
+    not number 0 and no number is left out. (A palette of classes may end in black, for what is ignored.)"""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
-    if picture.format == 'GIF' and all(colour[1:3] == colour[3:5] == colour[5:] for colour in used.values()):
-        return True
+    shown, last = set(used.values()), max(used, default=0)
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
-    plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 63       # else the numbers of classes
-    return plain and set(used.values()) <= {'#000000', '#ffffff'}
-
-
-def has_moved_black(picture):
-    """Whether a palette image shows black, but not by number 0, and leaves no number out: what wrote it numbers the
-    colours as they occur. (A palette of classes may end in black, for what is ignored.)"""
-    used = palette_colours(picture)
-    return '#000000' in used.values() and picture.getpalette('RGB')[:3] != [0, 0, 0] and max(used) < len(used)
+    if picture.format == 'GIF' and all(colour[1:3] == colour[3:5] == colour[5:] for colour in shown):
+        return 'L'
+    if shown <= {'#000000', '#ffffff'} and (last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
+        return 'L'
+    return 'RGB' if '#000000' in shown and palette[:3] != [0, 0, 0] and last < len(used) else 'P'
 
 
 def palette_colours(picture):
@@ -2677,7 +2671,7 @@ def mask_header(path, codes):
     if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
         return suffix or 'folder', [], 1
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        colours = palette_colours(picture) if picture.mode == 'P' and not means_its_colours(picture) else {}
+        colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
         kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
         return kind, [colours[code] for code in codes if code in colours], orientation(picture)
     return 'TIFF', [], 1
