@@ -2018,24 +2018,15 @@ def pillow_pixels(picture, channels, kind=''):
 
 def pillow_sees_all(path, config):
     """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth."""
-    with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
-        samples = picture.tag_v2.get(277, 1)
-        check_pixels(path, (picture.tag_v2.get(323, 1), picture.tag_v2.get(322, 1)), config)   # of a tile
-        bits, kind = max(picture.tag_v2.get(258, (8,))), picture.tag_v2.get(339, (1,))[0]
-        if (bits, kind) in ((32, 1), (8, 2)):                          # uint32 and int8, which Pillow would wrap
+    with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
+        page, *others = file.pages
+        check_pixels(path, page.chunks[:2], config)                    # of a tile
+        bits, samples = np.max(page.bitspersample), page.samplesperpixel
+        if (bits, page.sampleformat) in ((32, 1), (8, 2)):             # uint32 and int8, which Pillow would wrap
             return False
-        plain = samples == len(picture.getbands()) and bits <= 8
-        return only_copies(picture) and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
+        plain = samples == len(picture.getbands()) and bits <= 8 and 1 not in page.extrasamples
+        return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 5: a smaller copy, its mask
     return False
-
-
-def only_copies(picture):
-    """Whether all further pages of an opened TIFF are smaller copies of the first (as GDAL's overviews) or its mask."""
-    for number in range(1, picture.n_frames):
-        picture.seek(number)
-        if not picture.tag_v2.get(254, 0) & 5:
-            return False
-    return True
 
 
 def open_tiff(path):
