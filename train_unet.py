@@ -2124,10 +2124,10 @@ def read_mat(path, config, as_mask):
     import scipy.io                                                    # only .mat needs it
     check_compressed(path, 8 * config['max_image_pixels'])             # doubles
     try:
-        content = scipy.io.loadmat(path)
+        content = scipy.io.loadmat(path, simplify_cells=True)
     except scipy.io.matlab.MatReadError as error:
         raise ValueError(str(error)) from None
-    arrays = [pair for key, value in content.items() for pair in matrices(value, key)]
+    arrays = list(matrices(content))
     if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
@@ -2137,19 +2137,17 @@ def read_mat(path, config, as_mask):
     return arrays[0][1]
 
 
-def matrices(value, name):
-    """Every numeric matrix in what scipy reads of a MATLAB variable, structs and cells included: (name, array)."""
-    if not isinstance(value, np.ndarray):
-        return
-    if value.dtype.names:
-        for field in value.dtype.names:
-            for part in value[field].flat:
-                yield from matrices(part, field)
-    elif value.dtype == object:
-        for part in value.flat:
-            yield from matrices(part, name)
-    elif value.ndim >= 2 and value.dtype.kind in 'biuf' and min(value.shape[:2]) > 1:
+def matrices(value, name=''):
+    """Every numeric matrix in what scipy reads of a MATLAB file, structs and cells included: (name, array)."""
+    is_array = isinstance(value, np.ndarray)
+    if is_array and value.ndim >= 2 and value.dtype.kind in 'biuf' and min(value.shape[:2]) > 1:
         yield name, value
+    elif isinstance(value, dict):
+        for field, part in value.items():
+            yield from matrices(part, field)
+    elif isinstance(value, list) or is_array and value.dtype == object:
+        for part in value:
+            yield from matrices(part, name)
 
 
 READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': lambda *how: np.array(open_npy(*how)),
