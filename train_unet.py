@@ -2418,7 +2418,7 @@ def coding_from_table(wish, values, ignore, lossy):
     near = {}
     if len(colours) > MOST_CLASSES:                                    # who names the background has named all
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
-    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*grey_peaks(values)}):
+    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     noise = {code: named[name] for code, name in near.items()}
     if not wish.keys() & values.keys() and not noise:
@@ -2448,24 +2448,14 @@ def nearest(codes, named, most):
     return {codes[row]: named[steps[row].argmin()] for row in np.flatnonzero(steps.min(1) <= most).tolist()}
 
 
-def grey_peaks(values):
-    """The greys of {code: pixels} that stand out of noise (JPEG, soft edges) as classes do: the commonest within 16,
-    five times the mean there."""
-    pixels = np.array([values.get(code, 0) for code in range(256)])
-    found = []
-    for code in np.flatnonzero(pixels > pixels.sum() / 1000).tolist():
-        around = pixels[max(0, code - 16):code + 17]
-        noise = (around.sum() - pixels[code]) / max(1, np.count_nonzero(around) - 1)
-        if pixels[code] == around.max() and pixels[code] >= 5 * noise:
-            found.append(code)
-    return found
-
-
-def colour_peaks(values):
-    """The colours of {code: pixels} that noise may lie around: the commonest within 48 in each channel."""
-    found, least = [], sum(values.values()) / 1000
-    for code in sorted(values, key=lambda code: -values[code]):
-        if code >= COLOUR and values[code] > least and not nearest([code], found, 48):
+def peaks(values, codes, reach):
+    """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: the
+    commonest within `reach` in each channel, with five times the mean of the others there. values: {code: pixels}."""
+    found, least = [], sum(values[code] for code in codes) / 1000
+    for code in [code for code in codes if values[code] > least]:
+        around = [values[other] for other in nearest(codes, [code], reach)]
+        noise = (sum(around) - values[code]) / max(1, len(around) - 1)
+        if values[code] == max(around) and values[code] >= 5 * noise:
             found.append(code)
     return found
 
@@ -2515,56 +2505,48 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, raw, plain, special, total, lossy), 'the mask values are not clear')
+    raise DataError(noise + explain_values(values, raw, plain, special, lossy), 'the mask values are not clear')
 
 
-def explain_values(values, raw, plain, special, total, lossy):
+def explain_values(values, raw, plain, special, lossy):
     """What was found, what it may be, and the line to type for each reading."""
     numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
-
-    def is_scale(codes):                                               # 0, 50, 100: numbers spread over the greys
-        steps = np.diff(sorted(codes))
-        return steps.min() > 1 and np.ptp(steps) <= 2
-
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
-    colours = plain[-1] >= COLOUR
+    colours, total = plain[-1] >= COLOUR, sum(values.values())
+    many, what = len(plain) > MOST_CLASSES, 'colours' if colours else 'values'
     images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
     often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
     found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
                       for code in [*often, *sorted(special)])
     found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     lines = [f'{len(values)} values (share of pixels, images): {found}']
-    if len(plain) > MOST_CLASSES:
+    if many:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
-    noisy = len(plain) > MOST_CLASSES or lossy and not colours
-    main = () if not noisy else colour_peaks(values) if colours else grey_peaks(values)
-    if 1 < len(main) <= MOST_CLASSES:
-        void = () if is_scale(main) else special & {*main}
-        lines.append(f'if these {"colours" if colours else "values"} are the classes and others are noise around them '
-                     f'type mask_values={suggest(numbered(main) | dict.fromkeys(void, IGNORE))}')
-    elif not noisy and (colours or len(values) > 2 or special):
-        void = numbered(plain) | dict.fromkeys(special, IGNORE)
-        said = [f'if these {"colours" if colours else "values"} are the classes type '
-                f'mask_values={suggest(numbered(values))}']
+    noisy = many or lossy and not colours
+    if noisy:
+        codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
+        main = peaks(values, codes, 48 if colours else 16)
+        if 1 < len(main) <= MOST_CLASSES:
+            lines.append(f'if these {what} are the classes and others are noise around them '
+                         f'type mask_values={suggest(numbered(main))}')
+    elif colours or len(values) > 2 or special:
+        lines.append(f'if these {what} are the classes type mask_values={suggest(numbered(values))}')
         if special and len(plain) > 1:
             rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
-            names = ', '.join(map(name_code, special))
-            ignores = f'if {names} marks what is to be ignored type mask_values={suggest(void)}'
-            said = [ignores, *said] if rare and not is_scale(values) else [*said, ignores]
-        lines += [*said, '(255 after a colon means ignored; reorder as you like)']
-    if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
+            table = suggest(numbered(plain) | dict.fromkeys(special, IGNORE))
+            lines.insert(len(lines) - rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored '
+                                            f'type mask_values={table}')
+        lines.append('(255 after a colon means ignored; reorder as you like)')
+    if plain[:1] in ([0], [COLOUR]) or many:
         place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
                             'mask_values=nonzero' + ' ignore_index=None' * (255 in special and len(values) > 2))
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
-    channels = [(code >> 16 & 255, code >> 8 & 255, code & 255) for code in plain if code >= COLOUR]
-    near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
-    soft = len(plain) > MOST_CLASSES or near_grey and len(plain) > 2
-    if not colours and plain[0] <= 127 < max(values) <= 255 or colours and soft:
+    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255:
         lines.append('if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
