@@ -2381,21 +2381,18 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
     `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG.
     """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
-    grey_only = all(as_grey(code) < COLOUR for code in values)
     if isinstance(wish, int):
-        seen = {as_grey(code) if grey_only else code for code in values}
         words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
-        usual = ignore == 255 and (wish or max(seen) > 255 or 254 in seen or len(seen) < 3)    # a brightness, an id
-        ignored = -1 if ignore is None or ignore not in seen or usual else ignore
+        usual = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
+        ignored = -1 if ignore is None or ignore not in values or usual else ignore
         words += ' are foreground' + f'; {ignored} is ignored' * (ignored != -1)
         return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
-    plain, folded = as_grey if grey_only else int, defaultdict(int)
-    for code, (pixels, _) in values.items():
-        folded[plain(code)] += pixels
+    grey_only, counts = max(values) < COLOUR, {code: pixels for code, (pixels, _) in values.items()}
     if wish is None:
-        coding = guess_coding(folded, values, palette, ignore, config, counts_up, lossy)
+        coding = guess_coding(counts, values, palette, ignore, config, counts_up, lossy)
     else:
-        coding = coding_from_table({plain(code): class_id for code, class_id in wish.items()}, folded, ignore, lossy)
+        wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
+        coding = coding_from_table(wish, counts, ignore, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     wanted = config['num_classes']
@@ -2516,7 +2513,7 @@ def explain_values(values, raw, plain, special, lossy):
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
     colours, total = plain[-1] >= COLOUR, sum(values.values())
     many, what = len(plain) > MOST_CLASSES, 'colours' if colours else 'values'
-    images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
+    images = lambda code: raw[code][1]
     often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
     found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
                       for code in [*often, *sorted(special)])
@@ -2710,6 +2707,9 @@ def scan(pairs, config, decode=False):
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = scan(find_pairs(config), config, decode)
+    if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
+        for record in records:                                         # grey stored as RGB
+            record['codes'] = [*map(as_grey, record['codes'])]
     values, in_train = defaultdict(lambda: [0, 0]), Counter()
     for split, record in zip(pairs.splits, records):
         for code, pixels in zip(record['codes'], record['pixels']):
@@ -2717,9 +2717,8 @@ def inspect_data(config, decode=False):
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
-    refuse_mixture(masks, config)
-    refuse_black_and_white_beside_numbers(records, config)
-    plain = [greys[-1] for codes in masks if (greys := sorted({*map(as_grey, codes)})) == [*range(len(greys))]]
+    refuse_mixtures(records, config)
+    plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
     counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
@@ -2748,7 +2747,7 @@ def inspect_data(config, decode=False):
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
                      + ', another seed or val_fraction draws other images' * pairs.is_drawn)
-    times = Counter(as_grey(code) for codes in masks for code in codes)
+    times = Counter(itertools.chain.from_iterable(masks))
     falling = falls([times[code] for code in sorted(times) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
@@ -2773,31 +2772,29 @@ def falls(counts):
     return len(counts) > 4 and all(a >= b for a, b in itertools.pairwise(counts)) and counts[-1] < counts[0] / 2
 
 
-def refuse_mixture(masks, config):
-    """Some masks of 0 and 1, others of 0 and 255: is 255 foreground there, or ignored? Only the user knows."""
-    levels = [found for codes in masks if (found := set(map(as_grey, codes)) - {0})]
+def refuse_mixtures(records, config):
+    """DataError for masks of 0 and 1 beside others of 0 and 255, and for numbers beside black and white (1 bit, or a
+    palette of these): what 255 or white means there only the user knows."""
+    if config['mask_values'] is not None:
+        return
+    levels = [found for record in records if (found := set(record['codes']) - {0})]
     ones, tops = levels.count({1}), levels.count({255})
     noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # JPEG of black and white
-    if config['mask_values'] is None and ones and tops + noisy and ones + tops + noisy == len(levels):
+    if ones and tops + noisy and ones + tops + noisy == len(levels):
         lines = ['if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
                  'if 255 means ignored type mask_values="{1: 1, 255: 255}"']
         if noisy:
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and 255', *lines],
                         'the mask values are not clear')
-
-
-def refuse_black_and_white_beside_numbers(records, config):
-    """Masks of 1 bit or of a black and white palette, others of class numbers: which number is white? DataError."""
-    kinds, numbers = set(), set()                                      # of those that show white
+    kinds, numbers = set(), set()                                      # kinds: of those that show white
     for record in records:
         if record['mask'] != '1' and (record['mask'] != 'P' or record['palette']):
-            numbers.update(map(as_grey, record['codes']))
+            numbers.update(record['codes'])
         elif any(record['codes']):
             kinds.add(record['mask'])
     plain = sorted(numbers - {255})
-    if config['mask_values'] is None and plain and ('1' in kinds and 255 in numbers or
-                                                    'P' in kinds and 255 not in numbers and plain[-1] > 1):
+    if plain and ('1' in kinds and 255 in numbers or 'P' in kinds and 255 not in numbers and plain[-1] > 1):
         table = suggest({code: code for code in plain} | {255: 1})
         raise DataError(['some masks are of black and white alone, others hold numbers: save all of them alike'] +
                         [f'if white is class 1 type mask_values={table}'] * ('1' not in kinds and plain[-1] < COLOUR),
