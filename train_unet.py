@@ -2603,12 +2603,7 @@ def scan_pair(image, mask, config):
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
-    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
-        counts = np.bincount(codes.ravel())
-        found = np.flatnonzero(counts)
-        counts = counts[found]
-    else:
-        found, counts = np.unique(codes, return_counts=True)
+    found, counts = np.unique(codes, return_counts=True)
     mask_mode, colours, turned = mask_header(mask, found.tolist())
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
@@ -2620,8 +2615,6 @@ def scan_pair(image, mask, config):
             hint = f'; if its bands come first type in_channels={height}'
         elif is_alike:
             hint = '; if they show the same type rescale_masks=True'
-        elif codes.shape == (width, height):
-            hint = '; one of them is turned: does the image carry an EXIF rotation?'
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
@@ -2804,22 +2797,21 @@ def refuse_mixtures(records, config):
 def differing_palettes(records, config):
     """A note where one index has several colours: it may not mean the same everywhere. DataError where these colours
     have several indices too: then the files number them anew."""
-    seen = defaultdict(Counter)
+    seen, numbers = defaultdict(Counter), defaultdict(set)             # index -> its colours, colour -> its indices
     for record in records:
         for code, colour in zip(record['codes'], record['palette']):
             seen[code][colour] += 1
-    numbers = grouped(((code, colour) for code in seen for colour in seen[code]), lambda pair: pair[1])
-    moved = {colour for colour, pairs in numbers.items() if len(pairs) > 1 and colour != '#000000'}
+            numbers[colour].add(code)
+    moved = {colour for colour, codes in numbers.items() if len(codes) > 1 and colour != '#000000'}
     if config['mask_values'] is None and any(len(moved & colours.keys()) > 1 for colours in seen.values()):
         raise DataError(['palette masks number their colours anew in each file: save them as RGB',
                          'if it is the numbers that count type them in mask_values'], 'the mask values are not clear')
-    notes = [f'{colour} has the numbers {", ".join(str(code) for code, _ in pairs)}, which are taken for different '
-             'classes' for colour, pairs in numbers.items() if len(pairs) > 1][:1]
-    for code, colours in [item for item in seen.items() if len(item[1]) > 1][:1]:
-        found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
-        notes.append(f'{code} is {found} masks. The numbers are taken, not the colours; if the colours are meant save '
-                     'the masks as RGB')
-    return [f'palette masks differ: {note}' for note in notes]
+    for code, colours in seen.items():
+        if len(colours) > 1:
+            found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
+            return [f'palette masks differ: {code} is {found} masks. The numbers are taken, not the colours; if the '
+                    'colours are meant save the masks as RGB']
+    return []
 
 
 def describe_data(data, config):

@@ -1197,11 +1197,6 @@ def test_a_palette_of_classes_is_one_in_every_file(tmp_path, colours):
     assert data.coding.num_classes == 4 and data.values[top][1] == 6 and 255 not in data.values
 
 
-def test_one_colour_under_two_numbers_is_told(tmp_path):
-    folder = palette_set(tmp_path / 'set', [(0, 0, 0), (255, 0, 0), (255, 0, 0)], [[0, 1], [0, 2], [0, 1], [0, 2]])
-    assert any('#ff0000 has the numbers 1, 2' in note for note in inspect(folder)[1].notes)
-
-
 def test_the_mask_is_never_interpolated(small_set, tmp_path):
     wish = saved(tmp_path / 'a.json', A.Affine(rotate=(20, 30), mask_interpolation=1, p=1.0))
     data, _ = dataset(small_set, augment=wish)
