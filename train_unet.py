@@ -2946,18 +2946,13 @@ def load_augmentation(path, shape, dtype):
     the ignored value. Raises ConfigError for what is no pipeline, or fails on such an image.
     """
     import yaml                                                        # comes with albumentations
-
-    class Loader(yaml.SafeLoader):
-        """yaml.dump writes tuples with a tag of their own."""
-
-    as_tuple = lambda loader, node: tuple(loader.construct_sequence(node))
-    Loader.add_constructor('tag:yaml.org,2002:python/tuple', as_tuple)
     try:
-        text = Path(path).read_text(encoding='utf-8')
-        pipeline = A.from_dict(yaml.load(text, Loader) if str(path).endswith(('.yaml', '.yml')) else json.loads(text))
+        text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # as yaml.dump has them
+        pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
-        left_out = [step for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
-        pipeline = A.Compose([step for step in pipeline.transforms if step not in left_out], p=pipeline.p)
+        left_out = [type(step).__name__ for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
+        kept = [step for step in pipeline.transforms if type(step).__name__ not in IN_THE_MODEL]
+        pipeline = A.Compose(kept, p=pipeline.p)
         for step in all_steps(pipeline):
             step.deterministic = False                                 # of ReplayCompose
             if hasattr(step, 'mask_interpolation'):
@@ -2971,8 +2966,7 @@ def load_augmentation(path, shape, dtype):
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
                           f'{in_words(error)}') from None
     if left_out:
-        log.info('augment=%s: %s left out, the network does that itself', path,
-                 ', '.join(type(step).__name__ for step in left_out))
+        log.info('augment=%s: %s left out, the network does that itself', path, ', '.join(left_out))
     return pipeline
 
 
@@ -2984,18 +2978,14 @@ def try_augmentation(pipeline, shape, dtype):
     trial, sizes, brightest = copy.deepcopy(pipeline), set(), math.inf
     for step in all_steps(trial):
         step.p = 1                                                     # also what is rarely applied
-    image, mask = np.full(shape, 50, dtype), np.zeros(shape[:2], np.uint8)
     for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
-        made = tried(image=image, mask=mask)
+        made = tried(image=np.full(shape, 50, dtype), mask=np.zeros(shape[:2], np.uint8))
         pixels = np.atleast_3d(made['image'])
         sizes.add(pixels.shape)
         brightest = min(brightest, pixels.max())
-        if pixels.shape != (*made['mask'].shape, shape[2]) or pixels.dtype != dtype:
-            raise ValueError(f'it makes {pixels.dtype} {pixels.shape} and a mask {made["mask"].shape} of '
-                             f'an image of {dtype} {shape}')
-    if len(sizes) > 1:
-        raise ValueError(f'it makes images of different sizes, {", ".join(map(str, sorted(sizes)))}: '
-                         'end it with a crop or a resize to one size')
+        if pixels.shape != (*made['mask'].shape, shape[2]) or pixels.dtype != dtype or len(sizes) > 1:
+            raise ValueError(f'of an image of {dtype} {shape} it makes {pixels.dtype} {sorted(sizes)} and a mask '
+                             f'{made["mask"].shape}; end it with a crop or a resize to one size')
     return bool(dtype == 'float32' and 0 < brightest <= 1)
 
 
