@@ -2836,16 +2836,12 @@ def describe_data(data, config):
     return lines + data.notes
 
 
-def check_class_names(names, count, known):
-    """ConfigError for names of more or fewer classes than there are."""
-    if names and len(names) != count:
-        raise ConfigError(f'class_names has {len(names)} names, {known} {count} classes with the background')
-
-
 def class_names(config, num_classes):
-    """The user's names, or stand-ins."""
-    if config['class_names'] and len(config['class_names']) == num_classes:
-        return [clean(name) for name in config['class_names']]
+    """The user's names, or stand-ins. ConfigError for names of more or fewer classes than there are."""
+    if names := config['class_names']:
+        if len(names) != num_classes:
+            raise ConfigError(f'class_names has {len(names)} names, there are {num_classes} classes with the background')
+        return [clean(name) for name in names]
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
 
@@ -3306,7 +3302,7 @@ def settle(config, hardware, data, is_demo):
 
     decide('num_classes', data.coding.num_classes, 'found in the masks')
     wanted = config['num_classes']
-    check_class_names(config['class_names'], wanted, 'the masks hold')
+    class_names(config, wanted)                                        # as many as there are classes?
     sizes, pads = np.array(list(data.sizes.elements())), config['size_policy'] == 'pad'
     pixels, largest = np.median(sizes, axis=0), sizes.max(axis=0)
     if pads:
@@ -6235,8 +6231,8 @@ def load_with(run, overrides):
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # which leaves what the run has
     model = load(run, settings.get('device', 'auto'))
-    check_class_names(settings.get('class_names'), model.config['num_classes'], 'the network knows')
     model.config |= settings
+    class_names(model.config, model.config['num_classes'])             # as many as there are classes?
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
     warn(precision.warnings)

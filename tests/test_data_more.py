@@ -611,7 +611,7 @@ def test_names_must_be_as_many_as_the_classes_found(small_set, capsys, names, st
     assert train_unet.main(['check', f'data={small_set}', f'class_names={names}', *WORDS]) == status
     if status:
         told = capsys.readouterr().err
-        assert 'a problem in the config' in told and 'the masks hold 2 classes' in told
+        assert 'a problem in the config' in told and 'there are 2 classes' in told
 
 
 def cut(path, share=0.6):
