@@ -2840,7 +2840,7 @@ def class_names(config, num_classes):
     """The user's names, or stand-ins. ConfigError for names of more or fewer classes than there are."""
     if names := config['class_names']:
         if len(names) != num_classes:
-            raise ConfigError(f'class_names has {len(names)} names, there are {num_classes} classes with the background')
+            raise ConfigError(f'class_names has {len(names)} names, there are {num_classes} classes with background')
         return [clean(name) for name in names]
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
@@ -3017,9 +3017,6 @@ def shrink_by_rows(image, height, width, step=256):
     return mean.round().astype(np.uint8) if band.dtype == np.uint8 else mean.astype(np.float32)
 
 
-Cache = namedtuple('Cache', 'images masks filled')         # resized images and masks; filled as they are first read
-
-
 def shared_zeros(shape, dtype=np.uint8):
     """An array in anonymous memory, which forked workers share and no limit of /dev/shm applies to."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -3046,11 +3043,11 @@ class SegmentationDataset(torch.utils.data.Dataset):
             cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
                    A.RandomCrop(self.height, self.width)]
             self.augmentation = A.Compose(cut + [self.augmentation] * bool(self.augmentation))
-        self.cache, self.kept = None, {}                               # kept: validation samples, as they are read
+        self.kept = {}                                                 # validation samples, as they are read
+        self.cache = None                                              # resized images, masks, which of them were read
         if is_training and self.is_resized and config['cache_images'] is True:
             shape = len(self.rows), self.height, self.width, config['in_channels']
-            self.cache = Cache(shared_zeros(shape, config['image_dtype']), shared_zeros(shape[:3]),
-                               shared_zeros(shape[:1]))
+            self.cache = shared_zeros(shape, config['image_dtype']), shared_zeros(shape[:3]), shared_zeros(shape[:1])
 
     def __len__(self):
         return len(self.rows)
@@ -3081,24 +3078,23 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 if attempt == 2:
                     raise
                 time.sleep(0.2 * (attempt + 1))                        # network drives come back
-        if self.config['rescale_masks'] and same_shape(mask.shape, image.shape[:2]):
+        if self.config['rescale_masks']:
             mask = resize(mask, *image.shape[:2], is_mask=True)
-        if image.shape[:2] != mask.shape:
-            raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
-                            f'{mask.shape[1]} x {mask.shape[0]}')
         return image, mask
+
+    def resized(self, image, mask):
+        """Both at image_size."""
+        return resize(image, self.height, self.width), resize(mask, self.height, self.width, is_mask=True)
 
     def read_resized(self, index):
         """As read, at image_size, from the cache where there is one."""
-        cache = self.cache
-        if cache is not None and cache.filled[index]:
-            return cache.images[index], cache.masks[index]
-        image, mask = self.read(index)
-        image, mask = resize(image, self.height, self.width), resize(mask, self.height, self.width, is_mask=True)
-        if cache is not None:
-            cache.images[index], cache.masks[index] = image, mask
-            cache.filled[index] = 1
-        return image, mask
+        if self.cache is None:
+            return self.resized(*self.read(index))
+        images, masks, is_read = self.cache
+        if not is_read[index]:
+            images[index], masks[index] = self.resized(*self.read(index))
+            is_read[index] = 1
+        return images[index], masks[index]
 
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
@@ -3122,7 +3118,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_training:
             sample['full_mask'] = torch.from_numpy(mask)
             if self.is_resized:
-                image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
+                image, mask = self.resized(image, mask)
         if self.augmentation is not None:
             image, mask = self.augmented(image, mask, epoch, index)
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
@@ -3251,9 +3247,6 @@ def build_loader(dataset, config, device, **how):
     if workers > room:
         warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
               f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
-    if workers and not context and getattr(dataset, 'cache', None):
-        warn(['cache_images=True: workers share no memory here, so each of them keeps all the images; num_workers=0 or '
-              'cache_images=False need less'])
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else nobody would hear that one has died
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
