@@ -2068,23 +2068,20 @@ def read_segment(path, page, index):
 
 def read_tiff(path, config, as_mask):
     """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
-    array = read_pillow(path, config, as_mask) if pillow_sees_all(path, config) else read_bands(path, config)
+    if pillow_sees_all(path, config):
+        array = read_pillow(path, config, as_mask)
+    else:
+        with open_series(path, config) as (series, bands):
+            for page in filter(None, series.pages):
+                check_pixels(path, page.chunks[:2], config)            # a tile may be larger than the image
+                for index in range(len(page.dataoffsets)):
+                    read_segment(path, page, index)
+            array = series.asarray() if bands is None else np.moveaxis(series.asarray(), bands, -1)
     if not as_mask and array.dtype.kind in 'fi':                       # of heights, say; in photographs it is a rim
         with open_tiff(path) as file, contextlib.suppress(ValueError):
             if (missing := float(file.pages[0].tags.valueof(42113, default=0))) and (array == missing).any():
                 raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
     return array
-
-
-def read_bands(path, config):
-    """A TIFF as tifffile sees it -> (H, W) or (H, W, bands)."""
-    with open_series(path, config) as (series, bands):
-        for page in filter(None, series.pages):
-            check_pixels(path, page.chunks[:2], config)                # a tile may be larger than the image
-            for index in range(len(page.dataoffsets)):
-                read_segment(path, page, index)
-        array = series.asarray()
-        return array if bands is None else np.moveaxis(array, bands, -1)
 
 
 def open_npy(path, config, as_mask):
@@ -2219,7 +2216,7 @@ def convert_pixels(array, path, config):
 class TiffRows:
     """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others.
 
-    Raises ValueError in the beginning for a size, a layout or a compression that is to be read as a whole.
+    Raises ValueError or DataError in the beginning for a size, a layout or a compression that is to be read as a whole.
     """
 
     def __init__(self, path, config):
@@ -2230,10 +2227,7 @@ class TiffRows:
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
         check_pixels(path, self.shape, config)
         check_pixels(path, page.chunks[:2], config)
-        try:
-            self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
-        except DataError as error:                                     # perhaps Pillow sees it in another way
-            raise ValueError(str(error)) from None
+        self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         others = [other for other in page.parent.pages[1:] if not other.subfiletype & 1]       # 1: a smaller copy of it
         if not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
@@ -2285,7 +2279,7 @@ def refuse_other_scale(image, name, config):
 def open_image(path, config):
     """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
     if os.path.splitext(path)[1].lower() in ('.tif', '.tiff') and os.path.isfile(path):
-        with contextlib.suppress(*UNREADABLE):
+        with contextlib.suppress(DataError, *UNREADABLE):
             return TiffRows(path, config)
     image = read_image(path, config)
     refuse_other_scale(image, path, config)
@@ -2307,7 +2301,7 @@ def read_mask(path, config):
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
         raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     if array.ndim == 3:
-        if array.shape[2] not in (3, 4):
+        if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # the fourth is no alpha
             raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
                             'of a stack of pages each wants a file of its own')
         if array.dtype == np.uint16 and not (array % 257).any():       # stands for 8 bits, as in LabelMeFacade
@@ -2315,9 +2309,6 @@ def read_mask(path, config):
         if not 0 <= array.min() <= array.max() <= 255:
             raise DataError(f'{path}: holds colours beyond 8 bits; save it with 8, or the channel that holds the '
                             'classes as a mask of its own')
-        if array.shape[2] == 4 and np.ptp(array[..., 3]):
-            raise DataError(f'{path}: its fourth plane is not the same everywhere; a mask holds values or colours: '
-                            'of a stack of pages each wants a file of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
     worst = max(array.max().item(), array.min().item(), key=abs)

@@ -2235,7 +2235,7 @@ def test_a_rotated_grey_tiff_is_turned_and_not_scrambled(tmp_path, dtype):
 @pytest.mark.parametrize('name, pixels, words', [
     ('deep.npy', np.array([[[1, 0, 0]], [[0, 256, 0]]], np.uint16), 'holds colours beyond 8 bits'),
     ('wide.npy', np.array([[[-1, 0, 0]], [[0, 2, 0]]], np.int32), 'holds colours beyond 8 bits'),
-    ('planes.npy', np.eye(4, dtype=np.uint8).reshape(2, 2, 4), 'its fourth plane is not the same everywhere')])
+    ('planes.npy', np.eye(4, dtype=np.uint8).reshape(2, 2, 4), 'a mask of 4 channels')])
 def test_what_is_no_colour_of_a_mask_is_refused(tmp_path, name, pixels, words):
     np.save(tmp_path / name, pixels)
     with pytest.raises(DataError, match=words):
