@@ -2414,9 +2414,10 @@ def coding_from_table(wish, values, ignore, lossy):
     below = {code for code in values if code < 0}                      # GDAL's -9999
     table = noise | dict.fromkeys({ignore, -1, *below} - {None}, IGNORE) | wish
     unnamed = values.keys() - table.keys()
-    if unnamed and 0 in wish.values():
-        raise DataError(f'mask_values does not name {names(unnamed)}; add them, '
-                        f'for instance as ignored: mask_values={suggest(wish, unnamed, IGNORE)}')
+    if unnamed and all_named:
+        line = suggest(wish | dict.fromkeys(sorted(unnamed), IGNORE))
+        raise DataError(f'mask_values does not name {names(unnamed)}; add them, for instance as ignored: '
+                        f'mask_values={line}')
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
@@ -2448,9 +2449,8 @@ def peaks(values, codes, reach):
     return found
 
 
-def suggest(table, more=(), meaning=None):
+def suggest(table):
     """A mask_values dict as the user types it."""
-    table = dict(table) | dict.fromkeys(sorted(more), meaning)
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
