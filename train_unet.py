@@ -2619,14 +2619,11 @@ def same_shape(first, second):
 
 def mask_header(path, codes):
     """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes, its orientation)."""
-    suffix = os.path.splitext(path)[1].lower()
-    if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
-        return suffix or 'folder', [], 1
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
         colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
         kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
         return kind, [colours[code] for code in codes if code in colours], orientation(picture)
-    return 'TIFF', [], 1
+    return os.path.splitext(path)[1].lower() or 'folder', [], 1
 
 
 def fingerprint(path):
@@ -2709,8 +2706,8 @@ def inspect_data(config, decode=False):
     coding = find_coding(dict(values), has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
-    images = Counter(itertools.chain.from_iterable(found))
-    classes = {class_id: [0, count] for class_id, count in sorted(images.items())}
+    times = Counter(itertools.chain.from_iterable(found))
+    classes = {class_id: [0, count] for class_id, count in sorted(times.items())}
     for code, (pixels, _) in values.items():
         classes[meaning[code]][0] += pixels
     shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
@@ -2731,8 +2728,7 @@ def inspect_data(config, decode=False):
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
                      + ', another seed or val_fraction draws other images' * pairs.is_drawn)
-    times = Counter(itertools.chain.from_iterable(masks))
-    falling = falls([times[code] for code in sorted(times) if 0 < code < 255])
+    falling = falls([images for code, (_, images) in sorted(values.items()) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
     if guessed and (falling or few):
