@@ -2098,10 +2098,8 @@ def open_npy(path, config, as_mask):
 
 
 def check_compressed(path, most):
-    """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them.
-
-    128 bytes of header, then elements: type (15 is zlib), size, content (MAT-File Format, level 5).
-    """
+    """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them: 128 bytes
+    of header, then elements of type (15 is zlib), size, content (MAT-File Format, level 5)."""
     total = 0
     with open(path, 'rb') as file:
         order = '>II' if file.read(128)[126:] == b'MI' else '<II'
@@ -2214,10 +2212,8 @@ def convert_pixels(array, path, config):
 
 
 class TiffRows:
-    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others.
-
-    Raises ValueError or DataError in the beginning for a size, a layout or a compression that is to be read as a whole.
-    """
+    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others. DataError
+    or ValueError in the beginning for a size, a layout or a compression that is to be read as a whole."""
 
     def __init__(self, path, config):
         import tifffile                                                # only TIFF needs it
@@ -2954,10 +2950,8 @@ def load_augmentation(path, shape, dtype):
 
 
 def try_augmentation(pipeline, shape, dtype):
-    """Raise ValueError if a pipeline makes something else of an image, or images of different sizes.
-
-    -> whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond.
-    """
+    """Whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond. ValueError if
+    the pipeline makes something else of an image, or images of different sizes."""
     trial, sizes, brightest = copy.deepcopy(pipeline), set(), math.inf
     for step in all_steps(trial):
         step.p = 1                                                     # also what is rarely applied
@@ -3085,13 +3079,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        sample = self.kept.get(index) or self.build_sample(epoch, index)
-        if not self.is_training and self.config['cache_images'] is True:
-            self.kept[index] = sample
-        return dict(sample)
-
-    def build_sample(self, epoch, index):
-        """The sample of an index, augmented for this epoch."""
+        if index in self.kept:
+            return dict(self.kept[index])
         sample = {'index': index, '_left_out': False}
         try:
             image, mask = self.read_resized(index) if self.is_training and self.is_resized else self.read(index)
@@ -3111,6 +3100,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
         sample['mask'] = torch.from_numpy(mask)
+        if not self.is_training and self.config['cache_images'] is True:
+            self.kept[index] = dict(sample)
         return sample
 
     def augmented(self, image, mask, epoch, index):
