@@ -767,6 +767,7 @@ try:
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
     A, smp = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch'))
+    tifffile, yaml = map(ImportedWhenUsed, ('tifffile', 'yaml'))
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
@@ -2031,7 +2032,6 @@ def pillow_sees_all(path, config):
 
 def open_tiff(path):
     """A TIFF as tifffile sees it, to be closed. Raises ValueError for one that is none."""
-    import tifffile                                                    # only TIFF needs it
     try:
         return tifffile.TiffFile(path)
     except tifffile.TiffFileError as error:                            # of no common kind in older versions
@@ -2216,7 +2216,6 @@ class TiffRows:
     or ValueError in the beginning for a size, a layout or a compression that is to be read as a whole."""
 
     def __init__(self, path, config):
-        import tifffile                                                # only TIFF needs it
         self.path, self.config = path, config
         self.page = page = open_tiff(path).pages[0]
         weakref.finalize(self, page.parent.close)
@@ -2924,7 +2923,6 @@ def load_augmentation(path, shape, dtype):
     Only transforms of albumentations itself can be named. Those of IN_THE_MODEL are left out, the mask is filled with
     the ignored value. Raises ConfigError for what is no pipeline, or fails on such an image.
     """
-    import yaml                                                        # comes with albumentations
     try:
         text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # as yaml.dump has them
         pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
