@@ -3212,9 +3212,6 @@ def batches_that_fit(batch):
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
-    if workers and multiprocessing.current_process().daemon:           # of a pool: it may have no children
-        warn(['num_workers: this process is a daemon, which can start none: num_workers=0'])
-        workers = 0
     context = 'fork' if workers and sys.platform == 'linux' else None
     is_ours = isinstance(dataset, SegmentationDataset)
     room = batches_that_fit(dataset.batch_bytes()) if is_ours else 10**6

@@ -2136,15 +2136,3 @@ def test_two_trainings_at_once_in_one_process_are_refused():
     train(loss_fn=loss_fn, num_epochs=1)
     assert told and not os.path.exists('other')
     train(run_dir='afterwards', num_epochs=1)
-
-
-def train_with_workers(folder):
-    os.chdir(folder)
-    train(num_epochs=1, num_workers=2)
-
-
-def test_a_process_that_may_have_no_children_trains_without_workers(tmp_path):
-    process = FORKS.Process(target=train_with_workers, args=(str(tmp_path),), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0 and 'this process is a daemon' in (tmp_path / 'run/log.txt').read_text()
