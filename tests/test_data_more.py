@@ -1599,15 +1599,6 @@ def test_validation_needs_shared_memory_for_masks_at_their_own_size(tmp_path, mo
     assert loader.num_workers == workers
 
 
-def test_a_shared_memory_that_takes_no_files_has_room_for_no_worker(tmp_path, monkeypatch, caplog):
-    images, config = dataset(draw_set(tmp_path / 'set'), num_workers=2)
-    access = os.access
-    monkeypatch.setattr(os, 'access', lambda path, mode: path != '/dev/shm' and access(path, mode))    # mounted to read
-    train_unet.build_loader(images, config, torch.device('cpu'))
-    assert 'num_workers=2: /dev/shm has room for 0 batches only' in caplog.text
-    assert 'type num_workers=0' in caplog.text
-
-
 def test_a_fourth_band_is_told_of_and_taken_if_asked(tmp_path):
     """As GDAL writes near infrared beside red, green and blue."""
     rng, folder = np.random.default_rng(0), tmp_path / 'set'
