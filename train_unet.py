@@ -2327,10 +2327,9 @@ class Coding:
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             left_out = (codes < 0) | (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
-            if (codes >= COLOUR).any():
-                brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
-                codes = np.where(codes >= COLOUR, brightest, codes)
-            return np.where(left_out, IGNORE, (codes > self.threshold) != self.below).astype(np.uint8)
+            brightest = np.maximum.reduce([codes >> shift & 0xff for shift in (16, 8, 0)])
+            above = np.where(codes >= COLOUR, brightest, codes) > self.threshold
+            return np.where(left_out, IGNORE, above != self.below).astype(np.uint8)
         ids = looked_up(tuple(self.table.items()))[codes]
         if not ids.all():
             value = name_code(int(codes[ids == 0][0]))
@@ -2760,12 +2759,9 @@ def refuse_mixtures(records, config):
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and 255', *lines],
                         'the mask values are not clear')
-    kinds, numbers = set(), set()                                      # kinds: of those that show white
-    for record in records:
-        if record['mask'] != '1' and (record['mask'] != 'P' or record['palette']):
-            numbers.update(record['codes'])
-        elif any(record['codes']):
-            kinds.add(record['mask'])
+    is_plain = lambda record: record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
+    kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
+    numbers = set().union(*(record['codes'] for record in records if not is_plain(record)))
     plain = sorted(numbers - {255})
     if plain and ('1' in kinds and 255 in numbers or 'P' in kinds and 255 not in numbers and plain[-1] > 1):
         table = suggest({code: code for code in plain} | {255: 1})
