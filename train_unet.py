@@ -1964,14 +1964,12 @@ def read_pillow(path, config, as_mask):
 
 def mask_pixels(picture):
     """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these."""
-    tags = picture.tag_v2 if picture.format == 'TIFF' else {}
-    is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
     if picture.mode in ('LA', 'P'):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
         picture = picture.convert('RGB')
-    return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
+    return np.array(picture)
 
 
 def palette_meaning(picture):
@@ -2023,7 +2021,8 @@ def pillow_sees_all(path, config):
         page, *others = file.pages
         check_pixels(path, page.chunks[:2], config)                    # of a tile
         bits, samples = np.max(page.bitspersample), page.samplesperpixel
-        if (bits, page.sampleformat) in ((32, 1), (8, 2)):             # uint32 and int8, which Pillow would wrap
+        is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # True as black
+        if is_bool or (bits, page.sampleformat) in ((32, 1), (8, 2)):  # uint32 and int8, which Pillow would wrap
             return False
         plain = samples == len(picture.getbands()) and bits <= 8 and 1 not in page.extrasamples
         return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 5: a smaller copy, its mask
@@ -2040,7 +2039,7 @@ def open_tiff(path):
 
 @contextlib.contextmanager
 def open_series(path, config):
-    """The first image of a TIFF as tifffile sees it -> (series, axis of its bands or None), still to be decoded."""
+    """The first image of a TIFF as tifffile sees it, not yet decoded -> (series, (H, W), axis of its bands or None)."""
     with open_tiff(path) as file:
         series = file.series[0]
         size = [series.shape[series.axes.index(axis)] for axis in 'YX']
@@ -2050,7 +2049,7 @@ def open_series(path, config):
         bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
         if len(bands) > 1:
             raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
-        yield series, bands[0] if bands else None
+        yield series, size, bands[0] if bands else None
 
 
 def read_segment(path, page, index):
@@ -2071,7 +2070,7 @@ def read_tiff(path, config, as_mask):
     if pillow_sees_all(path, config):
         array = read_pillow(path, config, as_mask)
     else:
-        with open_series(path, config) as (series, bands):
+        with open_series(path, config) as (series, _, bands):
             for page in filter(None, series.pages):
                 check_pixels(path, page.chunks[:2], config)            # a tile may be larger than the image
                 for index in range(len(page.dataoffsets)):
@@ -2562,8 +2561,7 @@ def read_header(path, config):
         array = open_npy(path, config, False) if suffix == '.npy' else read_array(path, config)
         (height, width, channels), dtype = (*array.shape, 1)[:3], array.dtype
     elif suffix in ('.tif', '.tiff') and not pillow_sees_all(path, config):
-        with open_series(path, config) as (series, bands):
-            height, width = (series.shape[series.axes.index(axis)] for axis in 'YX')
+        with open_series(path, config) as (series, (height, width), bands):
             channels, dtype = 1 if bands is None else series.shape[bands], series.dtype
     else:
         with open_pillow(path, config) as picture:
