@@ -2921,11 +2921,9 @@ def load_augmentation(path, shape, dtype):
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
         left_out = [type(step).__name__ for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
         kept = [step for step in pipeline.transforms if type(step).__name__ not in IN_THE_MODEL]
-        pipeline = A.Compose(kept, p=pipeline.p)
+        pipeline = A.Compose(kept, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
         for step in all_steps(pipeline):
             step.deterministic = False                                 # of ReplayCompose
-            if hasattr(step, 'mask_interpolation'):
-                step.mask_interpolation = cv2.INTER_NEAREST
             if hasattr(step, 'fill_mask'):
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):
