@@ -2222,10 +2222,9 @@ class TiffRows:
         self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         others = [other for other in page.parent.pages[1:] if not other.subfiletype & 1]       # 1: a smaller copy of it
-        if not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
-            raise ValueError('not one plain page')
-        if self.shape[0] * self.shape[1] <= WINDOWED_ABOVE:
-            raise ValueError('small enough to be read as a whole')
+        is_small = self.shape[0] * self.shape[1] <= WINDOWED_ABOVE
+        if is_small or not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
+            raise ValueError('to be read as a whole')
         self.step = page.tilelength if page.is_tiled else page.rowsperstrip
         self.flat = tifffile.memmap(path, mode='r').reshape(self.shape) if page.is_memmappable else None
         self.kept = {} if page.is_memmappable else {0: self.decode(0)}     # number of a row of tiles: its pixels
