@@ -650,6 +650,7 @@ try:
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
     A, smp = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch'))
+    tifffile, yaml = map(ImportedWhenUsed, ('tifffile', 'yaml'))
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
@@ -1791,63 +1792,38 @@ def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if pillow_mode(picture) == 'RGB48':
-            colours = deep_colours(path, picture)
-            return narrowed(colours[..., :3]) if as_mask else colours[..., :4 if config['in_channels'] == 4 else 3]
+            if picture.getexif().get(274, 1) != 1:                     # which OpenCV may follow or not
+                raise ValueError(ROTATED)
+            content = np.fromfile(path, np.uint8)                      # imread: on Windows ASCII names
+            colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+            colours = colours[..., [2, 1, 0, 3][:colours.shape[2]]]
+            return colours[..., :4 if config['in_channels'] == 4 else 3]
         return mask_pixels(picture) if as_mask else pillow_pixels(
             PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
 
 def mask_pixels(picture):
-    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
-    tags = picture.tag_v2 if picture.format == 'TIFF' else {}
-    is_turned = picture.mode == '1' and tags.get(262) == 0 and str(tags.get(305)).startswith('tifffile')
+    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these."""
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
-    if picture.mode in ('RGBA', 'LA', 'PA') or 'transparency' in picture.info:
-        pixels = np.array(picture.convert('RGBA'))
-        codes = pixels[..., :3] @ np.array([1, 256, 65536])
-        if np.ptp(pixels[..., 3]) and not 1 < len(np.unique(codes)) <= 256:        # one colour, or a photograph
-            raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
-    if picture.mode == 'LA' or picture.mode == 'P' and means_its_colours(picture):
-        picture = picture.convert('L')                                 # index 0 may be the white one
-    elif picture.mode == 'P' and has_moved_black(picture):
-        picture = picture.convert('RGB')
+    if picture.mode in ('LA', 'P'):
+        picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
         picture = picture.convert('RGB')
-    return ~np.array(picture) if is_turned else np.array(picture)      # tifffile writes True as black
+    return np.array(picture)
 
 
-def deep_colours(path, picture):
-    """A PNG or PPM of 16 bits per colour, opened by Pillow -> (H, W, 3 or 4) uint16, red first, decoded by OpenCV. That
-    may turn a rotated one or not: ValueError."""
-    if picture.getexif().get(274, 1) != 1:
-        raise ValueError(ROTATED)
-    colours = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)          # imread: on Windows ASCII names
-    return colours[..., [2, 1, 0, 3][:colours.shape[2]]]
-
-
-def narrowed(colours):
-    """Colours of 16 bits (H, W, 3) as those of 8 bits that they stand for. ValueError where they are others."""
-    if not (colours == (colours >> 8) * np.uint16(257)).all():
-        raise ValueError('holds colours of 16 bits; save the channel that holds the classes as a mask of its own')
-    return (colours >> 8).astype(np.uint8)
-
-
-def means_its_colours(picture):
-    """Whether a palette image means its colours, not its numbers: a GIF of greys, which numbers them anew in each file,
-    in the order in which they occur; or black and white, with no other colour near them in the palette."""
+def palette_meaning(picture):
+    """The mode in which a palette mask means something: 'P', by its numbers, but for what numbers its colours as they
+    occur: 'L' a GIF of greys, or black and white with no other colour near them in the palette; 'RGB' where black is
+    not number 0 and no number is left out. (A palette of classes may end in black, for what is ignored.)"""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
-    if picture.format == 'GIF' and all(colour[1:3] == colour[3:5] == colour[5:] for colour in used.values()):
-        return True
+    shown, last = set(used.values()), max(used, default=0)
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
-    plain = colours <= {(0, 0, 0), (255, 255, 255)} or max(used, default=0) > 63       # else the numbers of classes
-    return plain and set(used.values()) <= {'#000000', '#ffffff'}
-
-
-def has_moved_black(picture):
-    """Whether a palette image shows black, but not by number 0, and leaves no number out: what wrote it numbers the
-    colours as they occur. (A palette of classes may end in black, for what is ignored.)"""
-    used = palette_colours(picture)
-    return '#000000' in used.values() and picture.getpalette('RGB')[:3] != [0, 0, 0] and max(used) < len(used)
+    if picture.format == 'GIF' and all(colour[1:3] == colour[3:5] == colour[5:] for colour in shown):
+        return 'L'
+    if shown <= {'#000000', '#ffffff'} and (last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
+        return 'L'
+    return 'RGB' if '#000000' in shown and palette[:3] != [0, 0, 0] and last < len(used) else 'P'
 
 
 def palette_colours(picture):
@@ -1881,29 +1857,20 @@ def pillow_pixels(picture, channels, kind=''):
 
 def pillow_sees_all(path, config):
     """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth."""
-    with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture:
-        samples = picture.tag_v2.get(277, 1)
-        check_pixels(path, (picture.tag_v2.get(323, 1), picture.tag_v2.get(322, 1)), config)   # of a tile
-        bits, kind = max(picture.tag_v2.get(258, (8,))), picture.tag_v2.get(339, (1,))[0]
-        if (bits, kind) in ((32, 1), (8, 2)):                          # uint32 and int8, which Pillow would wrap
+    with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
+        page, *others = file.pages
+        check_pixels(path, page.chunks[:2], config)                    # of a tile
+        bits, samples = np.max(page.bitspersample), page.samplesperpixel
+        is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # True as black
+        if is_bool or (bits, page.sampleformat) in ((32, 1), (8, 2)):  # uint32 and int8, which Pillow would wrap
             return False
-        plain = samples == len(picture.getbands()) and bits <= 8
-        return only_copies(picture) and (samples == 1 or plain and picture.tag_v2.get(338, (2,))[0] != 1)
+        plain = samples == len(picture.getbands()) and bits <= 8 and 1 not in page.extrasamples
+        return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 5: a smaller copy, its mask
     return False
-
-
-def only_copies(picture):
-    """Whether all further pages of an opened TIFF are smaller copies of the first (as GDAL's overviews) or its mask."""
-    for number in range(1, picture.n_frames):
-        picture.seek(number)
-        if not picture.tag_v2.get(254, 0) & 5:
-            return False
-    return True
 
 
 def open_tiff(path):
     """A TIFF as tifffile sees it, to be closed. Raises ValueError for one that is none."""
-    import tifffile                                                    # only TIFF needs it
     try:
         return tifffile.TiffFile(path)
     except tifffile.TiffFileError as error:                            # of no common kind in older versions
@@ -1912,7 +1879,7 @@ def open_tiff(path):
 
 @contextlib.contextmanager
 def open_series(path, config):
-    """The first image of a TIFF as tifffile sees it -> (series, axis of its bands or None), still to be decoded."""
+    """The first image of a TIFF as tifffile sees it, not yet decoded -> (series, (H, W), axis of its bands or None)."""
     with open_tiff(path) as file:
         series = file.series[0]
         size = [series.shape[series.axes.index(axis)] for axis in 'YX']
@@ -1922,7 +1889,7 @@ def open_series(path, config):
         bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
         if len(bands) > 1:
             raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
-        yield series, bands[0] if bands else None
+        yield series, size, bands[0] if bands else None
 
 
 def read_segment(path, page, index):
@@ -1940,23 +1907,20 @@ def read_segment(path, page, index):
 
 def read_tiff(path, config, as_mask):
     """TIFF: Pillow where it sees the whole image, tifffile for bands, planes and depths unknown to it."""
-    array = read_pillow(path, config, as_mask) if pillow_sees_all(path, config) else read_bands(path, config)
+    if pillow_sees_all(path, config):
+        array = read_pillow(path, config, as_mask)
+    else:
+        with open_series(path, config) as (series, _, bands):
+            for page in filter(None, series.pages):
+                check_pixels(path, page.chunks[:2], config)            # a tile may be larger than the image
+                for index in range(len(page.dataoffsets)):
+                    read_segment(path, page, index)
+            array = series.asarray() if bands is None else np.moveaxis(series.asarray(), bands, -1)
     if not as_mask and array.dtype.kind in 'fi':                       # of heights, say; in photographs it is a rim
         with open_tiff(path) as file, contextlib.suppress(ValueError):
             if (missing := float(file.pages[0].tags.valueof(42113, default=0))) and (array == missing).any():
                 raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
     return array
-
-
-def read_bands(path, config):
-    """A TIFF as tifffile sees it -> (H, W) or (H, W, bands)."""
-    with open_series(path, config) as (series, bands):
-        for page in filter(None, series.pages):
-            check_pixels(path, page.chunks[:2], config)                # a tile may be larger than the image
-            for index in range(len(page.dataoffsets)):
-                read_segment(path, page, index)
-        array = series.asarray()
-        return array if bands is None else np.moveaxis(array, bands, -1)
 
 
 def open_npy(path, config, as_mask):
@@ -1966,17 +1930,13 @@ def open_npy(path, config, as_mask):
         raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
         array = np.moveaxis(array, 0, -1)                              # (C, H, W) was saved
-    if array.ndim == 3 and array.shape[0] == 1 and as_mask:
-        array = array[0]
     check_pixels(path, array.shape, config)
     return array
 
 
 def check_compressed(path, most):
-    """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them.
-
-    128 bytes of header, then elements: type (15 is zlib), size, content (MAT-File Format, level 5).
-    """
+    """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them: 128 bytes
+    of header, then elements of type (15 is zlib), size, content (MAT-File Format, level 5)."""
     total = 0
     with open(path, 'rb') as file:
         order = '>II' if file.read(128)[126:] == b'MI' else '<II'
@@ -1996,10 +1956,10 @@ def read_mat(path, config, as_mask):
     import scipy.io                                                    # only .mat needs it
     check_compressed(path, 8 * config['max_image_pixels'])             # doubles
     try:
-        content = scipy.io.loadmat(path)
+        content = scipy.io.loadmat(path, simplify_cells=True)
     except scipy.io.matlab.MatReadError as error:
         raise ValueError(str(error)) from None
-    arrays = [pair for key, value in content.items() for pair in matrices(value, key)]
+    arrays = list(matrices(content))
     if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
@@ -2009,19 +1969,17 @@ def read_mat(path, config, as_mask):
     return arrays[0][1]
 
 
-def matrices(value, name):
-    """Every numeric matrix in what scipy reads of a MATLAB variable, structs and cells included: (name, array)."""
-    if not isinstance(value, np.ndarray):
-        return
-    if value.dtype.names:
-        for field in value.dtype.names:
-            for part in value[field].flat:
-                yield from matrices(part, field)
-    elif value.dtype == object:
-        for part in value.flat:
-            yield from matrices(part, name)
-    elif value.ndim >= 2 and value.dtype.kind in 'biuf' and min(value.shape[:2]) > 1:
+def matrices(value, name=''):
+    """Every numeric matrix in what scipy reads of a MATLAB file, structs and cells included: (name, array)."""
+    is_array = isinstance(value, np.ndarray)
+    if is_array and value.ndim >= 2 and value.dtype.kind in 'biuf' and min(value.shape[:2]) > 1:
         yield name, value
+    elif isinstance(value, dict):
+        for field, part in value.items():
+            yield from matrices(part, field)
+    elif isinstance(value, list) or is_array and value.dtype == object:
+        for part in value:
+            yield from matrices(part, name)
 
 
 READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': lambda *how: np.array(open_npy(*how)),
@@ -2091,29 +2049,22 @@ def convert_pixels(array, path, config):
 
 
 class TiffRows:
-    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others.
-
-    Raises ValueError in the beginning for a size, a layout or a compression that is to be read as a whole.
-    """
+    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others. DataError
+    or ValueError in the beginning for a size, a layout or a compression that is to be read as a whole."""
 
     def __init__(self, path, config):
-        import tifffile                                                # only TIFF needs it
         self.path, self.config = path, config
         self.page = page = open_tiff(path).pages[0]
         weakref.finalize(self, page.parent.close)
         self.shape = page.imagelength, page.imagewidth, page.samplesperpixel
         check_pixels(path, self.shape, config)
         check_pixels(path, page.chunks[:2], config)
-        try:
-            self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
-        except DataError as error:                                     # perhaps Pillow sees it in another way
-            raise ValueError(str(error)) from None
+        self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
         others = [other for other in page.parent.pages[1:] if not other.subfiletype & 1]       # 1: a smaller copy of it
-        if not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
-            raise ValueError('not one plain page')
-        if self.shape[0] * self.shape[1] <= WINDOWED_ABOVE:
-            raise ValueError('small enough to be read as a whole')
+        is_small = self.shape[0] * self.shape[1] <= WINDOWED_ABOVE
+        if is_small or not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
+            raise ValueError('to be read as a whole')
         self.step = page.tilelength if page.is_tiled else page.rowsperstrip
         self.flat = tifffile.memmap(path, mode='r').reshape(self.shape) if page.is_memmappable else None
         self.kept = {} if page.is_memmappable else {0: self.decode(0)}     # number of a row of tiles: its pixels
@@ -2159,7 +2110,7 @@ def refuse_other_scale(image, name, config):
 def open_image(path, config):
     """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
     if os.path.splitext(path)[1].lower() in ('.tif', '.tiff') and os.path.isfile(path):
-        with contextlib.suppress(*UNREADABLE):
+        with contextlib.suppress(DataError, *UNREADABLE):
             return TiffRows(path, config)
     image = read_image(path, config)
     refuse_other_scale(image, path, config)
@@ -2181,22 +2132,18 @@ def read_mask(path, config):
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
         raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     if array.ndim == 3:
-        if array.shape[2] not in (3, 4):
+        if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # the fourth is no alpha
             raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
                             'of a stack of pages each wants a file of its own')
+        if array.dtype == np.uint16 and not (array % 257).any():       # stands for 8 bits, as in LabelMeFacade
+            array = array // 257
         if not 0 <= array.min() <= array.max() <= 255:
-            try:
-                array = narrowed(array.astype(np.uint16, casting='safe'))
-            except (TypeError, ValueError):
-                raise DataError(f'{path}: holds colours beyond 8 bits; save the channel that holds the classes as a '
-                                'mask of its own') from None
-        if array.shape[2] == 4 and np.ptp(array[..., 3]):
-            raise DataError(f'{path}: its fourth plane is not the same everywhere; a mask holds values or colours: '
-                            'of a stack of pages each wants a file of its own')
+            raise DataError(f'{path}: holds colours beyond 8 bits; save it with 8, or the channel that holds the '
+                            'classes as a mask of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.dtype.itemsize > 2 and (array.max() >= COLOUR or array.min() <= -COLOUR):
-        worst = array.max() if array.max() >= COLOUR else array.min()
+    worst = max(array.max().item(), array.min().item(), key=abs)
+    if abs(worst) >= COLOUR:
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
     return array.astype(np.int32)
 
@@ -2218,10 +2165,9 @@ class Coding:
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             left_out = (codes < 0) | (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
-            if (codes >= COLOUR).any():
-                brightest = np.maximum(np.maximum(codes >> 16 & 0xff, codes >> 8 & 0xff), codes & 0xff)
-                codes = np.where(codes >= COLOUR, brightest, codes)
-            return np.where(left_out, IGNORE, (codes > self.threshold) != self.below).astype(np.uint8)
+            brightest = np.maximum.reduce([codes >> shift & 0xff for shift in (16, 8, 0)])
+            above = np.where(codes >= COLOUR, brightest, codes) > self.threshold
+            return np.where(left_out, IGNORE, above != self.below).astype(np.uint8)
         ids = looked_up(tuple(self.table.items()))[codes]
         if not ids.all():
             value = name_code(int(codes[ids == 0][0]))
@@ -2256,21 +2202,18 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
     `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG.
     """
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
-    grey_only = all(as_grey(code) < COLOUR for code in values)
     if isinstance(wish, int):
-        seen = {as_grey(code) if grey_only else code for code in values}
         words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
-        usual = ignore == 255 and (wish or max(seen) > 255 or 254 in seen or len(seen) < 3)    # a brightness, an id
-        ignored = -1 if ignore is None or ignore not in seen or usual else ignore
+        usual = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
+        ignored = -1 if ignore is None or ignore not in values or usual else ignore
         words += ' are foreground' + f'; {ignored} is ignored' * (ignored != -1)
         return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
-    plain, folded = as_grey if grey_only else int, defaultdict(int)
-    for code, (pixels, _) in values.items():
-        folded[plain(code)] += pixels
+    grey_only, counts = max(values) < COLOUR, {code: pixels for code, (pixels, _) in values.items()}
     if wish is None:
-        coding = guess_coding(folded, values, palette, ignore, config, counts_up, lossy)
+        coding = guess_coding(counts, values, palette, ignore, config, counts_up, lossy)
     else:
-        coding = coding_from_table({plain(code): class_id for code, class_id in wish.items()}, folded, ignore, lossy)
+        wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
+        coding = coding_from_table(wish, counts, ignore, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     wanted = config['num_classes']
@@ -2293,7 +2236,7 @@ def coding_from_table(wish, values, ignore, lossy):
     near = {}
     if len(colours) > MOST_CLASSES:                                    # who names the background has named all
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
-    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*grey_peaks(values)}):
+    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     noise = {code: named[name] for code, name in near.items()}
     if not wish.keys() & values.keys() and not noise:
@@ -2301,9 +2244,10 @@ def coding_from_table(wish, values, ignore, lossy):
     below = {code for code in values if code < 0}                      # GDAL's -9999
     table = noise | dict.fromkeys({ignore, -1, *below} - {None}, IGNORE) | wish
     unnamed = values.keys() - table.keys()
-    if unnamed and 0 in wish.values():
-        raise DataError(f'mask_values does not name {names(unnamed)}; add them, '
-                        f'for instance as ignored: mask_values={suggest(wish, unnamed, IGNORE)}')
+    if unnamed and all_named:
+        line = suggest(wish | dict.fromkeys(sorted(unnamed), IGNORE))
+        raise DataError(f'mask_values does not name {names(unnamed)}; add them, for instance as ignored: '
+                        f'mask_values={line}')
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
@@ -2323,31 +2267,20 @@ def nearest(codes, named, most):
     return {codes[row]: named[steps[row].argmin()] for row in np.flatnonzero(steps.min(1) <= most).tolist()}
 
 
-def grey_peaks(values):
-    """The greys of {code: pixels} that stand out of noise (JPEG, soft edges) as classes do: the commonest within 16,
-    five times the mean there."""
-    pixels = np.array([values.get(code, 0) for code in range(256)])
-    found = []
-    for code in np.flatnonzero(pixels > pixels.sum() / 1000).tolist():
-        around = pixels[max(0, code - 16):code + 17]
-        noise = (around.sum() - pixels[code]) / max(1, np.count_nonzero(around) - 1)
-        if pixels[code] == around.max() and pixels[code] >= 5 * noise:
+def peaks(values, codes, reach):
+    """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: the
+    commonest within `reach` in each channel, with five times the mean of the others there. values: {code: pixels}."""
+    found, least = [], sum(values[code] for code in codes) / 1000
+    for code in [code for code in codes if values[code] > least]:
+        around = [values[other] for other in nearest(codes, [code], reach)]
+        noise = (sum(around) - values[code]) / max(1, len(around) - 1)
+        if values[code] == max(around) and values[code] >= 5 * noise:
             found.append(code)
     return found
 
 
-def colour_peaks(values):
-    """The colours of {code: pixels} that noise may lie around: the commonest within 48 in each channel."""
-    found, least = [], sum(values.values()) / 1000
-    for code in sorted(values, key=lambda code: -values[code]):
-        if code >= COLOUR and values[code] > least and not nearest([code], found, 48):
-            found.append(code)
-    return found
-
-
-def suggest(table, more=(), meaning=None):
+def suggest(table):
     """A mask_values dict as the user types it."""
-    table = dict(table) | dict.fromkeys(sorted(more), meaning)
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
@@ -2390,56 +2323,48 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, raw, plain, special, total, lossy), 'the mask values are not clear')
+    raise DataError(noise + explain_values(values, raw, plain, special, lossy), 'the mask values are not clear')
 
 
-def explain_values(values, raw, plain, special, total, lossy):
+def explain_values(values, raw, plain, special, lossy):
     """What was found, what it may be, and the line to type for each reading."""
     numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
-
-    def is_scale(codes):                                               # 0, 50, 100: numbers spread over the greys
-        steps = np.diff(sorted(codes))
-        return steps.min() > 1 and np.ptp(steps) <= 2
-
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
-    colours = plain[-1] >= COLOUR
-    images = lambda code: raw.get(code, raw.get(COLOUR + code * 0x010101, (0, 0)))[1]
+    colours, total = plain[-1] >= COLOUR, sum(values.values())
+    many, what = len(plain) > MOST_CLASSES, 'colours' if colours else 'values'
+    images = lambda code: raw[code][1]
     often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
     found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
                       for code in [*often, *sorted(special)])
     found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     lines = [f'{len(values)} values (share of pixels, images): {found}']
-    if len(plain) > MOST_CLASSES:
+    if many:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
-    noisy = len(plain) > MOST_CLASSES or lossy and not colours
-    main = () if not noisy else colour_peaks(values) if colours else grey_peaks(values)
-    if 1 < len(main) <= MOST_CLASSES:
-        void = () if is_scale(main) else special & {*main}
-        lines.append(f'if these {"colours" if colours else "values"} are the classes and others are noise around them '
-                     f'type mask_values={suggest(numbered(main) | dict.fromkeys(void, IGNORE))}')
-    elif not noisy and (colours or len(values) > 2 or special):
-        void = numbered(plain) | dict.fromkeys(special, IGNORE)
-        said = [f'if these {"colours" if colours else "values"} are the classes type '
-                f'mask_values={suggest(numbered(values))}']
+    noisy = many or lossy and not colours
+    if noisy:
+        codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
+        main = peaks(values, codes, 48 if colours else 16)
+        if 1 < len(main) <= MOST_CLASSES:
+            lines.append(f'if these {what} are the classes and others are noise around them '
+                         f'type mask_values={suggest(numbered(main))}')
+    elif colours or len(values) > 2 or special:
+        lines.append(f'if these {what} are the classes type mask_values={suggest(numbered(values))}')
         if special and len(plain) > 1:
             rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
-            names = ', '.join(map(name_code, special))
-            ignores = f'if {names} marks what is to be ignored type mask_values={suggest(void)}'
-            said = [ignores, *said] if rare and not is_scale(values) else [*said, ignores]
-        lines += [*said, '(255 after a colon means ignored; reorder as you like)']
-    if plain[:1] in ([0], [COLOUR]) or len(plain) > MOST_CLASSES:
+            table = suggest(numbered(plain) | dict.fromkeys(special, IGNORE))
+            lines.insert(len(lines) - rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored '
+                                            f'type mask_values={table}')
+        lines.append('(255 after a colon means ignored; reorder as you like)')
+    if plain[:1] in ([0], [COLOUR]) or many:
         place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
                             'mask_values=nonzero' + ' ignore_index=None' * (255 in special and len(values) > 2))
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
-    channels = [(code >> 16 & 255, code >> 8 & 255, code & 255) for code in plain if code >= COLOUR]
-    near_grey = all(max(colour) - min(colour) <= 32 for colour in channels)
-    soft = len(plain) > MOST_CLASSES or near_grey and len(plain) > 2
-    if not colours and plain[0] <= 127 < max(values) <= 255 or colours and soft:
+    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255:
         lines.append('if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
@@ -2475,8 +2400,7 @@ def read_header(path, config):
         array = open_npy(path, config, False) if suffix == '.npy' else read_array(path, config)
         (height, width, channels), dtype = (*array.shape, 1)[:3], array.dtype
     elif suffix in ('.tif', '.tiff') and not pillow_sees_all(path, config):
-        with open_series(path, config) as (series, bands):
-            height, width = (series.shape[series.axes.index(axis)] for axis in 'YX')
+        with open_series(path, config) as (series, (height, width), bands):
             channels, dtype = 1 if bands is None else series.shape[bands], series.dtype
     else:
         with open_pillow(path, config) as picture:
@@ -2499,12 +2423,7 @@ def scan_pair(image, mask, config):
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
-    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
-        counts = np.bincount(codes.ravel())
-        found = np.flatnonzero(counts)
-        counts = counts[found]
-    else:
-        found, counts = np.unique(codes, return_counts=True)
+    found, counts = np.unique(codes, return_counts=True)
     mask_mode, colours, turned = mask_header(mask, found.tolist())
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
@@ -2516,8 +2435,6 @@ def scan_pair(image, mask, config):
             hint = f'; if its bands come first type in_channels={height}'
         elif is_alike:
             hint = '; if they show the same type rescale_masks=True'
-        elif codes.shape == (width, height):
-            hint = '; one of them is turned: does the image carry an EXIF rotation?'
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
@@ -2531,14 +2448,11 @@ def same_shape(first, second):
 
 def mask_header(path, codes):
     """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes, its orientation)."""
-    suffix = os.path.splitext(path)[1].lower()
-    if os.path.isdir(path) or suffix not in PILLOW_SUFFIXES:
-        return suffix or 'folder', [], 1
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        colours = palette_colours(picture) if picture.mode == 'P' and not means_its_colours(picture) else {}
+        colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
         kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
         return kind, [colours[code] for code in codes if code in colours], orientation(picture)
-    return 'TIFF', [], 1
+    return os.path.splitext(path)[1].lower() or 'folder', [], 1
 
 
 def fingerprint(path):
@@ -2603,6 +2517,9 @@ def scan(pairs, config, decode=False):
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = scan(find_pairs(config), config, decode)
+    if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
+        for record in records:                                         # grey stored as RGB
+            record['codes'] = [*map(as_grey, record['codes'])]
     values, in_train = defaultdict(lambda: [0, 0]), Counter()
     for split, record in zip(pairs.splits, records):
         for code, pixels in zip(record['codes'], record['pixels']):
@@ -2610,17 +2527,16 @@ def inspect_data(config, decode=False):
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
-    refuse_mixture(masks, config)
-    refuse_black_and_white_beside_numbers(records, config)
-    plain = [greys[-1] for codes in masks if (greys := sorted({*map(as_grey, codes)})) == [*range(len(greys))]]
+    refuse_mixtures(records, config)
+    plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
     counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     coding = find_coding(dict(values), has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
-    images = Counter(itertools.chain.from_iterable(found))
-    classes = {class_id: [0, count] for class_id, count in sorted(images.items())}
+    times = Counter(itertools.chain.from_iterable(found))
+    classes = {class_id: [0, count] for class_id, count in sorted(times.items())}
     for code, (pixels, _) in values.items():
         classes[meaning[code]][0] += pixels
     shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
@@ -2641,8 +2557,7 @@ def inspect_data(config, decode=False):
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
                      + ', another seed or val_fraction draws other images' * pairs.is_drawn)
-    times = Counter(as_grey(code) for codes in masks for code in codes)
-    falling = falls([times[code] for code in sorted(times) if 0 < code < 255])
+    falling = falls([images for code, (_, images) in sorted(values.items()) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
     if guessed and (falling or few):
@@ -2666,31 +2581,26 @@ def falls(counts):
     return len(counts) > 4 and all(a >= b for a, b in itertools.pairwise(counts)) and counts[-1] < counts[0] / 2
 
 
-def refuse_mixture(masks, config):
-    """Some masks of 0 and 1, others of 0 and 255: is 255 foreground there, or ignored? Only the user knows."""
-    levels = [found for codes in masks if (found := set(map(as_grey, codes)) - {0})]
+def refuse_mixtures(records, config):
+    """DataError for masks of 0 and 1 beside others of 0 and 255, and for numbers beside black and white (1 bit, or a
+    palette of these): what 255 or white means there only the user knows."""
+    if config['mask_values'] is not None:
+        return
+    levels = [found for record in records if (found := set(record['codes']) - {0})]
     ones, tops = levels.count({1}), levels.count({255})
     noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # JPEG of black and white
-    if config['mask_values'] is None and ones and tops + noisy and ones + tops + noisy == len(levels):
+    if ones and tops + noisy and ones + tops + noisy == len(levels):
         lines = ['if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
                  'if 255 means ignored type mask_values="{1: 1, 255: 255}"']
         if noisy:
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and 255', *lines],
                         'the mask values are not clear')
-
-
-def refuse_black_and_white_beside_numbers(records, config):
-    """Masks of 1 bit or of a black and white palette, others of class numbers: which number is white? DataError."""
-    kinds, numbers = set(), set()                                      # of those that show white
-    for record in records:
-        if record['mask'] != '1' and (record['mask'] != 'P' or record['palette']):
-            numbers.update(map(as_grey, record['codes']))
-        elif any(record['codes']):
-            kinds.add(record['mask'])
+    is_plain = lambda record: record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
+    kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
+    numbers = set().union(*(record['codes'] for record in records if not is_plain(record)))
     plain = sorted(numbers - {255})
-    if config['mask_values'] is None and plain and ('1' in kinds and 255 in numbers or
-                                                    'P' in kinds and 255 not in numbers and plain[-1] > 1):
+    if plain and ('1' in kinds and 255 in numbers or 'P' in kinds and 255 not in numbers and plain[-1] > 1):
         table = suggest({code: code for code in plain} | {255: 1})
         raise DataError(['some masks are of black and white alone, others hold numbers: save all of them alike'] +
                         [f'if white is class 1 type mask_values={table}'] * ('1' not in kinds and plain[-1] < COLOUR),
@@ -2700,22 +2610,21 @@ def refuse_black_and_white_beside_numbers(records, config):
 def differing_palettes(records, config):
     """A note where one index has several colours: it may not mean the same everywhere. DataError where these colours
     have several indices too: then the files number them anew."""
-    seen = defaultdict(Counter)
+    seen, numbers = defaultdict(Counter), defaultdict(set)             # index -> its colours, colour -> its indices
     for record in records:
         for code, colour in zip(record['codes'], record['palette']):
             seen[code][colour] += 1
-    numbers = grouped(((code, colour) for code in seen for colour in seen[code]), lambda pair: pair[1])
-    moved = {colour for colour, pairs in numbers.items() if len(pairs) > 1 and colour != '#000000'}
+            numbers[colour].add(code)
+    moved = {colour for colour, codes in numbers.items() if len(codes) > 1 and colour != '#000000'}
     if config['mask_values'] is None and any(len(moved & colours.keys()) > 1 for colours in seen.values()):
         raise DataError(['palette masks number their colours anew in each file: save them as RGB',
                          'if it is the numbers that count type them in mask_values'], 'the mask values are not clear')
-    notes = [f'{colour} has the numbers {", ".join(str(code) for code, _ in pairs)}, which are taken for different '
-             'classes' for colour, pairs in numbers.items() if len(pairs) > 1][:1]
-    for code, colours in [item for item in seen.items() if len(item[1]) > 1][:1]:
-        found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
-        notes.append(f'{code} is {found} masks. The numbers are taken, not the colours; if the colours are meant save '
-                     'the masks as RGB')
-    return [f'palette masks differ: {note}' for note in notes]
+    for code, colours in seen.items():
+        if len(colours) > 1:
+            found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
+            return [f'palette masks differ: {code} is {found} masks. The numbers are taken, not the colours; if the '
+                    'colours are meant save the masks as RGB']
+    return []
 
 
 def describe_data(data, config):
@@ -2740,16 +2649,12 @@ def describe_data(data, config):
     return lines + data.notes
 
 
-def check_class_names(names, count, known):
-    """ConfigError for names of more or fewer classes than there are."""
-    if names and len(names) != count:
-        raise ConfigError(f'class_names has {len(names)} names, {known} {count} classes with the background')
-
-
 def class_names(config, num_classes):
-    """The user's names, or stand-ins."""
-    if config['class_names'] and len(config['class_names']) == num_classes:
-        return [clean(name) for name in config['class_names']]
+    """The user's names, or stand-ins. ConfigError for names of more or fewer classes than there are."""
+    if names := config['class_names']:
+        if len(names) != num_classes:
+            raise ConfigError(f'class_names has {len(names)} names, there are {num_classes} classes with background')
+        return [clean(name) for name in names]
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
 
@@ -2849,23 +2754,15 @@ def load_augmentation(path, shape, dtype):
     Only transforms of albumentations itself can be named. Those of IN_THE_MODEL are left out, the mask is filled with
     the ignored value. Raises ConfigError for what is no pipeline, or fails on such an image.
     """
-    import yaml                                                        # comes with albumentations
-
-    class Loader(yaml.SafeLoader):
-        """yaml.dump writes tuples with a tag of their own."""
-
-    as_tuple = lambda loader, node: tuple(loader.construct_sequence(node))
-    Loader.add_constructor('tag:yaml.org,2002:python/tuple', as_tuple)
     try:
-        text = Path(path).read_text(encoding='utf-8')
-        pipeline = A.from_dict(yaml.load(text, Loader) if str(path).endswith(('.yaml', '.yml')) else json.loads(text))
+        text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # as yaml.dump has them
+        pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
-        left_out = [step for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
-        pipeline = A.Compose([step for step in pipeline.transforms if step not in left_out], p=pipeline.p)
+        left_out = [type(step).__name__ for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
+        kept = [step for step in pipeline.transforms if type(step).__name__ not in IN_THE_MODEL]
+        pipeline = A.Compose(kept, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
         for step in all_steps(pipeline):
             step.deterministic = False                                 # of ReplayCompose
-            if hasattr(step, 'mask_interpolation'):
-                step.mask_interpolation = cv2.INTER_NEAREST
             if hasattr(step, 'fill_mask'):
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):
@@ -2875,31 +2772,24 @@ def load_augmentation(path, shape, dtype):
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
                           f'{in_words(error)}') from None
     if left_out:
-        log.info('augment=%s: %s left out, the network does that itself', path,
-                 ', '.join(type(step).__name__ for step in left_out))
+        log.info('augment=%s: %s left out, the network does that itself', path, ', '.join(left_out))
     return pipeline
 
 
 def try_augmentation(pipeline, shape, dtype):
-    """Raise ValueError if a pipeline makes something else of an image, or images of different sizes.
-
-    -> whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond.
-    """
+    """Whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond. ValueError if
+    the pipeline makes something else of an image, or images of different sizes."""
     trial, sizes, brightest = copy.deepcopy(pipeline), set(), math.inf
     for step in all_steps(trial):
         step.p = 1                                                     # also what is rarely applied
-    image, mask = np.full(shape, 50, dtype), np.zeros(shape[:2], np.uint8)
     for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
-        made = tried(image=image, mask=mask)
+        made = tried(image=np.full(shape, 50, dtype), mask=np.zeros(shape[:2], np.uint8))
         pixels = np.atleast_3d(made['image'])
         sizes.add(pixels.shape)
         brightest = min(brightest, pixels.max())
-        if pixels.shape != (*made['mask'].shape, shape[2]) or pixels.dtype != dtype:
-            raise ValueError(f'it makes {pixels.dtype} {pixels.shape} and a mask {made["mask"].shape} of '
-                             f'an image of {dtype} {shape}')
-    if len(sizes) > 1:
-        raise ValueError(f'it makes images of different sizes, {", ".join(map(str, sorted(sizes)))}: '
-                         'end it with a crop or a resize to one size')
+        if pixels.shape != (*made['mask'].shape, shape[2]) or pixels.dtype != dtype or len(sizes) > 1:
+            raise ValueError(f'of an image of {dtype} {shape} it makes {pixels.dtype} {sorted(sizes)} and a mask '
+                             f'{made["mask"].shape}; end it with a crop or a resize to one size')
     return bool(dtype == 'float32' and 0 < brightest <= 1)
 
 
@@ -2935,9 +2825,6 @@ def shrink_by_rows(image, height, width, step=256):
     return mean.round().astype(np.uint8) if band.dtype == np.uint8 else mean.astype(np.float32)
 
 
-Cache = namedtuple('Cache', 'images masks filled')         # resized images and masks; filled as they are first read
-
-
 def shared_zeros(shape, dtype=np.uint8):
     """An array in anonymous memory, which forked workers share and no limit of /dev/shm applies to."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -2964,11 +2851,11 @@ class SegmentationDataset(torch.utils.data.Dataset):
             cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
                    A.RandomCrop(self.height, self.width)]
             self.augmentation = A.Compose(cut + [self.augmentation] * bool(self.augmentation))
-        self.cache, self.kept = None, {}                               # kept: validation samples, as they are read
+        self.kept = {}                                                 # validation samples, as they are read
+        self.cache = None                                              # resized images, masks, which of them were read
         if is_training and self.is_resized and config['cache_images'] is True:
             shape = len(self.rows), self.height, self.width, config['in_channels']
-            self.cache = Cache(shared_zeros(shape, config['image_dtype']), shared_zeros(shape[:3]),
-                               shared_zeros(shape[:1]))
+            self.cache = shared_zeros(shape, config['image_dtype']), shared_zeros(shape[:3]), shared_zeros(shape[:1])
 
     def __len__(self):
         return len(self.rows)
@@ -2999,34 +2886,28 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 if attempt == 2:
                     raise
                 time.sleep(0.2 * (attempt + 1))                        # network drives come back
-        if self.config['rescale_masks'] and same_shape(mask.shape, image.shape[:2]):
+        if self.config['rescale_masks']:
             mask = resize(mask, *image.shape[:2], is_mask=True)
-        if image.shape[:2] != mask.shape:
-            raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
-                            f'{mask.shape[1]} x {mask.shape[0]}')
         return image, mask
+
+    def resized(self, image, mask):
+        """Both at image_size."""
+        return resize(image, self.height, self.width), resize(mask, self.height, self.width, is_mask=True)
 
     def read_resized(self, index):
         """As read, at image_size, from the cache where there is one."""
-        cache = self.cache
-        if cache is not None and cache.filled[index]:
-            return cache.images[index], cache.masks[index]
-        image, mask = self.read(index)
-        image, mask = resize(image, self.height, self.width), resize(mask, self.height, self.width, is_mask=True)
-        if cache is not None:
-            cache.images[index], cache.masks[index] = image, mask
-            cache.filled[index] = 1
-        return image, mask
+        if self.cache is None:
+            return self.resized(*self.read(index))
+        images, masks, is_read = self.cache
+        if not is_read[index]:
+            images[index], masks[index] = self.resized(*self.read(index))
+            is_read[index] = 1
+        return images[index], masks[index]
 
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        sample = self.kept.get(index) or self.build_sample(epoch, index)
-        if not self.is_training and self.config['cache_images'] is True:
-            self.kept[index] = sample
-        return dict(sample)
-
-    def build_sample(self, epoch, index):
-        """The sample of an index, augmented for this epoch."""
+        if index in self.kept:
+            return dict(self.kept[index])
         sample = {'index': index, '_left_out': False}
         try:
             image, mask = self.read_resized(index) if self.is_training and self.is_resized else self.read(index)
@@ -3040,12 +2921,14 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_training:
             sample['full_mask'] = torch.from_numpy(mask)
             if self.is_resized:
-                image, mask = (resize(array, self.height, self.width, array is mask) for array in (image, mask))
+                image, mask = self.resized(image, mask)
         if self.augmentation is not None:
             image, mask = self.augmented(image, mask, epoch, index)
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
         sample['mask'] = torch.from_numpy(mask)
+        if not self.is_training and self.config['cache_images'] is True:
+            self.kept[index] = dict(sample)
         return sample
 
     def augmented(self, image, mask, epoch, index):
@@ -3150,17 +3033,12 @@ def batches_that_fit(batch):
     unless that is given more."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
-    if not os.access('/dev/shm', os.W_OK):
-        return 0
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
 
 
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
-    if workers and multiprocessing.current_process().daemon:           # of a pool: it may have no children
-        warn(['num_workers: this process is a daemon, which can start none: num_workers=0'])
-        workers = 0
     context = 'fork' if workers and sys.platform == 'linux' else None
     is_ours = isinstance(dataset, SegmentationDataset)
     room = batches_that_fit(dataset.batch_bytes()) if is_ours else 10**6
@@ -3169,9 +3047,6 @@ def build_loader(dataset, config, device, **how):
     if workers > room:
         warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
               f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
-    if workers and not context and getattr(dataset, 'cache', None):
-        warn(['cache_images=True: workers share no memory here, so each of them keeps all the images; num_workers=0 or '
-              'cache_images=False need less'])
     own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
     timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else nobody would hear that one has died
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
@@ -3220,7 +3095,7 @@ def settle(config, hardware, data, is_demo):
 
     decide('num_classes', data.coding.num_classes, 'found in the masks')
     wanted = config['num_classes']
-    check_class_names(config['class_names'], wanted, 'the masks hold')
+    class_names(config, wanted)                                        # as many as there are classes?
     sizes, pads = np.array(list(data.sizes.elements())), config['size_policy'] == 'pad'
     pixels, largest = np.median(sizes, axis=0), sizes.max(axis=0)
     if pads:
@@ -5838,8 +5713,8 @@ def load_with(run, overrides):
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # which leaves what the run has
     model = load(run, settings.get('device', 'auto'))
-    check_class_names(settings.get('class_names'), model.config['num_classes'], 'the network knows')
     model.config |= settings
+    class_names(model.config, model.config['num_classes'])             # as many as there are classes?
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
     warn(precision.warnings)

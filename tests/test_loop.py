@@ -2053,13 +2053,17 @@ def test_a_network_of_ones_own_may_have_branches_that_join_in_later(small_set, o
                                                   'std': [1.0], 'image_dtype': 'uint8'}, Joining()))
 
 
-def train_with_workers(folder):
-    os.chdir(folder)
-    train(num_epochs=1, num_workers=2)
+def test_two_trainings_at_once_in_one_process_are_refused():
+    """They would draw from the same random numbers."""
+    told = []
 
+    def loss_fn(model, batch):
+        if not told:
+            with pytest.raises(tu.UserError, match='another training is at work in this process') as error:
+                train(run_dir='other')
+            told.append(error)
+        return squares(model, batch)
 
-def test_a_process_that_may_have_no_children_trains_without_workers(tmp_path):
-    process = FORKS.Process(target=train_with_workers, args=(str(tmp_path),), daemon=True)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0 and 'this process is a daemon' in (tmp_path / 'run/log.txt').read_text()
+    train(loss_fn=loss_fn, num_epochs=1)
+    assert told and not os.path.exists('other')
+    train(run_dir='afterwards', num_epochs=1)

@@ -245,19 +245,19 @@ def kill_worker_in_a_step(rank):
 
 def kill_worker_that_is_waited_for(rank):
     """The data worker of process 1 is killed at an image of the third window, while that waits for it."""
-    usual, trainer, seen = train_unet.SegmentationDataset.build_sample, os.getpid(), []
+    usual, trainer, seen = train_unet.SegmentationDataset.__getitem__, os.getpid(), []
 
-    def build(self, epoch, index):
+    def build(self, key):
         if os.getpid() != trainer and self.is_training and not os.path.exists('killed'):
-            seen.append(index)
+            seen.append(key)
             if len(seen) == 5:                                         # two of a window are this process's
                 time.sleep(1)
                 open('killed', 'w').close()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return usual(self, epoch, index)
+        return usual(self, key)
 
     if rank == 1:
-        train_unet.SegmentationDataset.build_sample = build
+        train_unet.SegmentationDataset.__getitem__ = build
         at_step(1, tell_workers)
         at_step(WINDOWS - 1, tell_workers)
 

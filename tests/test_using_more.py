@@ -1148,7 +1148,7 @@ def test_the_device_of_a_run_can_be_left_to_the_machine(own):
 
 def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
     assert train_unet.main(['evaluate', str(two[0]), 'class_names=[a, b, c]', 'device=cpu']) == 2
-    assert 'class_names has 3 names, the network knows 2 classes' in capsys.readouterr().err
+    assert 'class_names has 3 names, there are 2 classes' in capsys.readouterr().err
 
 
 def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, capsys):
