@@ -1124,8 +1124,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
-                    'panoptic instance instances color colors colour colours colormap edge edges gray inv invgray ref '
-                    'depth dsm'.split())
+                    'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
+                    'invgray ref depth dsm'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1222,6 +1222,12 @@ class Found:
     rest: str = ''
 
 
+def matcher(base):
+    """A function of a folder -> a match, if it is base or below it: what * stands for, and the rest, in its groups."""
+    start = '()' if base == '.' else re.escape(base).replace(r'\*', '([^/]*)')
+    return re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
+
+
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what * stands for and the folders below it, name)].
 
@@ -1231,8 +1237,7 @@ def files_of(base, root, files):
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
-    start = '()' if base == '.' else re.escape(base).replace(r'\*', '([^/]*)')
-    match = re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
+    match = matcher(base)
     found = [(os.path.join(folder, name), '/'.join(filter(None, match(folder).groups())), name)
              for folder, name in files if match(folder)]
     if not found and '*' not in base:
@@ -1451,7 +1456,8 @@ def unite_folders(images, masks):
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
-    mixed = [group for group in groups.values() if len({is_derived(mask.stem) for mask in group}) == 2]
+    derived = lambda mask: bool(DERIVED_WORDS & {*folder_words(mask.stem)})
+    mixed = [group for group in groups.values() if len({*map(derived, group)}) == 2]
     if len(mixed) > len(groups) / 2:                                   # mask.png and its mask_color.png
         return None
     names = Counter(os.path.basename(mask.path) for mask in masks)
@@ -1663,188 +1669,111 @@ def refuse_selves(pairs):
 
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
-    files = [(folder, name) for folder, name in files if may_be_read(name)]
-    count, score, deadline = {}, {}, time.monotonic() + seconds        # of each line that works
-    seen = functools.cache(lambda path: appearance(path, config))
+    files = [file for file in files if may_be_read(file[1])]
+    works, deadline = {}, time.monotonic() + seconds                   # {line: (its score, its pairs)}
+    flat = functools.cache(lambda path: flatness(path, config))
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:
             break
         try:
-            pairs, rule, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
-            skip = any(note.startswith('skipped ') for note in notes)
-            tried = settings | ({'skip_unpaired': True} if skip else {})
-            tried |= {'val_fraction': 0} if len(pairs) == 1 and config['val_fraction'] else {}
-            choose_splits([image for image, _ in pairs], {**config, **tried})
-            if skip and is_derived(rule):                              # of several kinds of masks one that nobody means
-                continue
+            pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
-        three = [[seen(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
-        looks = sum(suit(*two) for two in three) / 3 - all(mask and mask.is_even for _, mask in three)
-        is_absurd = 'masks' in settings and likelihood(settings) + looks <= -2     # masks of one kind as images
-        is_absurd |= bool(settings) and len(pairs) * (10 if skip else 20) < len(files)     # one name's own pattern
-        if looks > -2 and not is_absurd:
+        skip = any(note.startswith('skipped ') for note in notes)
+        score = likelihood(*(file.path for file in pairs[len(pairs) // 2]), flat)
+        is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
+        if score > (0 if skip else -4) and not is_chance:
+            tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            count[line], score[line] = len(pairs), (likelihood(settings) + looks, not skip)
-    lines = [line for line in count                                    # no key too many
-             if not any(line.endswith(f' {other}') and count[line] <= count[other] for other in count)]
-    most = max((count[line] for line in lines), default=0)
-    lines = [line for line in lines if 4 * count[line] >= most * (3 if 'masks=' not in line else 2)]
-    best = max((score[line] for line in lines), default=None)
-    lines = sorted((line for line in lines if score[line] == best), key=lambda line: (-count[line], len(line)))
-    return [*['type one of these, each tried on your files:'][:len(lines)],
-            *(f'    {line}   ({count[line]} pairs)' for line in lines[:6]),
+            works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
+    most = max((len(found) for _, found in works.values()), default=0)
+    lines = []                                                         # none whose pairs another line has too
+    plain = lambda line: ('skip_' in line, 'masks=' not in line, len(line))
+    for line in sorted(works, key=lambda line: (-len(works[line][1]), plain(line))):
+        found, share = works[line][1], 2 if 'masks=' in line else 3
+        if 4 * len(found) >= share * most and not any(found <= works[other][1] for other in lines):
+            lines.append(line)
+    best = max((works[line][0] for line in lines), default=None)
+    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines if works[line][0] == best]
+    return [*['type one of these, each tried on your files:'][:len(lines)], *lines[:6],
             'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
 
 
-Look = namedtuple('Look', 'size is_photo is_mask is_even')             # what a file may be, by what it looks like
-
-
-def appearance(path, config):
-    """What a file looks like -> Look: its size (H, W), whether it may be a photograph, a mask, a mask of one value."""
-    with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
-        height, width, _ = read_header(path, config)
-        if height * width > 2**24:                                     # not to be decoded for a guess
-            return Look((height, width), True, True, False)
+def flatness(path, config):
+    """The share of a file's pixels that have its 32 most frequent values: near 1 in masks, far below in photographs."""
     try:
-        codes = read_mask(path, config)
+        codes = read_mask(path, config).ravel()
     except DataError:                                                  # fractions, many bands
-        with contextlib.suppress(DataError):
-            return Look(read_array(path, config).shape[:2], True, False, False)
-        return None
-    counts = np.sort(np.unique(codes, return_counts=True)[1])[::-1] / codes.size
-    return Look(codes.shape, counts[:16].sum() < 0.9, counts[:64].sum() > 0.7, len(counts) == 1)
+        return 0
+    some = codes[::len(codes) // 2**18 + 1]
+    return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 
 
-def suit(image, mask):
-    """0 if two appearances are those of an image and its mask, down to -4 where they are not."""
-    if image is None or mask is None or not same_shape(image.size, mask.size):
-        return -3
-    return -(image.size != mask.size) - 2 * (not mask.is_mask) - (not image.is_photo)
-
-
-def is_derived(name):
-    """Whether a name holds a word of what is made of masks or images, as colours and overlays are."""
-    return any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', name))
-
-
-def likelihood(settings):
-    """How much these names sound like images and masks; below 0: the wrong way round."""
-    if not settings:
-        return 0.5
-    if 'masks' in settings:                                            # what both are in tells nothing of either
-        shared = os.path.commonpath([settings['images'], settings['masks']])
-        names = [os.path.relpath(settings[key], shared or '.') for key in ('images', 'masks')]
-    else:
-        names = [settings.get(key, '').replace('{stem}', ' ') for key in ('image_pattern', 'mask_pattern')]
-    said = [read_place(re.sub('[^A-Za-z]+', '/', name).strip('/'))[1] for name in names]
-    made = [is_derived(name) for name in names]
-    fits = sum(1 if word == role else -2 for word, role in zip(said, ('image', 'mask')) if word)
-    fits += ('manual' in names[1]) - 2 * made[0] - 2 * made[1]         # manual: beside a mask of the field of view
-    plain_image = names[0].strip().startswith('.') and len(names[1]) > len(names[0])
-    return fits + ('masks' not in settings and (plain_image or 'image_pattern' not in settings))
+def likelihood(image, mask, flat):
+    """How much two paths sound, by the words that only one of them has, and their files look like image and mask."""
+    words = [{word for part in Path(path).parts for word in folder_words(part)} for path in (image, mask)]
+    own, fits = (words[0] - words[1], words[1] - words[0]), 0
+    for said, meant, wrong in zip(own, (IMAGE_WORDS, MASK_WORDS), (MASK_WORDS, IMAGE_WORDS)):
+        fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
+    fits += 'manual' in own[1]                                         # beside a mask of the field of view
+    return fits + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)
 
 
 def folder_shapes(files):
     """Folders as images= and masks= take them, * for numbers, splits, and what holds the same folders as its brothers
-    -> ({shape: files in it}, all folders there are)."""
-    shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
-    folders = set(next(zip(*files), ()))
-    ways = {folder: [*itertools.accumulate(Path(folder).parts, posixpath.join)] for folder in folders}
+    -> ({shape: the folders it stands for}, those that hold the most files first, all folders there are)."""
+    count, inside, weight = Counter(folder for folder, _ in files), defaultdict(set), Counter()
+    ways = {folder: [*itertools.accumulate(Path(folder).parts, posixpath.join)] for folder in count}
     everywhere = {path for way in ways.values() for path in way}
-    words = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
     for path in everywhere:
-        inner[posixpath.dirname(path)].add(posixpath.basename(path))
-    contents = {path: frozenset(inner.get(path, ())) for path in everywhere}
-    brothers = Counter((posixpath.dirname(path), held) for path, held in contents.items() if held)
-    splits = Counter((posixpath.dirname(path), read_place(posixpath.basename(path))[0]) for path in everywhere)
-    for folder, _ in files:
-        starred = []                                                   # the folder with * in it
-        for part in ways[folder]:
-            name = posixpath.basename(part)
-            has_brothers = brothers[posixpath.dirname(part), contents[part]] > 2
-            split, role = read_place(name)[:2]                         # train-img holds images, train_A is one of three
-            is_split = split and not role and splits[posixpath.dirname(part), split] == 1
-            starred.append('*' if has_brothers or is_split else words.sub('*', name))
-            alike['/'.join(starred)][part] += 1
-    shapes = {}
-    for general, counts in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
-        shapes |= shapes_of(general, counts, shared, everywhere)
-    for shape in sorted(shapes):                                       # a folder that only holds a folder
-        if shapes.get(posixpath.dirname(shape)) == shapes[shape]:
-            del shapes[shape]
-    return shapes, everywhere
-
-
-def shapes_of(general, counts, shared, everywhere):
-    """Ways to write the folders {path: files} that one general shape covers -> {shape: files in it}."""
-    columns = [*zip(general.split('/'), *(folder.split('/') for folder in counts))]
-    parts = [starred if len(set(names)) > 1 or names[0].lower() in SPLIT_WORDS else names[0]
-             for starred, *names in columns]                           # test/ may lack what train/ has
-    shape, shapes = '/'.join(parts), {}
-    covers = re.compile(re.escape(shape).replace(r'\*', '[^/]*')).fullmatch
-    below = parts[len(Path(shared).parts):]                            # what all are in tells nothing
-    is_wide = set(below) == {'*'} or any(map(covers, everywhere - counts.keys()))      # others too
-    if is_wide and len(counts) < 12:
-        shapes |= counts
-    for at, (part, (_, name, *_)) in enumerate(zip(parts, columns)):
-        if '*' in part and part != '*' and not read_place(name)[0]:    # mask-0 and mask-1 of two raters
-            kind = Counter()
-            for folder, count in counts.items():
-                kind['/'.join([*parts[:at], folder.split('/')[at], *parts[at + 1:]])] += count
-            shapes |= kind if len(kind) < 5 else {}
-    return shapes if is_wide else shapes | {shape: counts.total()}
+        inside[posixpath.dirname(path)].add(posixpath.basename(path))
+    family = {path: (posixpath.dirname(path), frozenset(inside[path])) for path in everywhere & inside.keys()}
+    brothers = Counter(family.values())
+    words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z]))+', re.IGNORECASE)
+    for folder, way in ways.items():
+        names = Path(folder).parts
+        stars = ['*' if brothers[family.get(path)] > 2 else words.sub('*', name) for path, name in zip(way, names)]
+        for end in range(1, len(names) + 1):                           # one of them may be told by its own name
+            told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)] + [stars[:end]]
+            weight.update({'/'.join(shape): count[folder] for shape in told})
+    plainest = {}                                                      # of the shapes that mean the same folders
+    for shape in sorted([shape for shape, _ in weight.most_common(60)], key=lambda shape: (shape.count('/'), shape.count('*'), shape)):
+        plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
+    shapes = sorted(plainest.items(), key=lambda item: -weight[item[1]])
+    return {shape: covered for covered, shape in shapes}, everywhere
 
 
 def folder_answers(files):
     """images= and masks= for any two folders that may belong together."""
     (shapes, everywhere), shared = folder_shapes(files), shared_folder(files)
-    usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
-    role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
-    for image, mask in itertools.permutations(sorted(usual), 2):
-        (inside, name), (beside, other) = posixpath.split(image), posixpath.split(mask)
+    role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
+    for image, mask in itertools.permutations([*shapes][:24], 2):
+        parts = zip(image.split('/')[::-1], mask.split('/')[::-1])
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
-        twins = {posixpath.join(inside, other), posixpath.join(beside, name)}
-        twins |= {image.replace(*pair) for pair in numbers}
-        above = [posixpath.basename(folder) for folder in (beside, inside)]
-        twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
-        is_alike = re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != ''
-        if is_alike or twins & (everywhere | shapes.keys()) - {image, mask}:
-            continue                                                   # masks/frog are not those of images/worm
-        if len({read_place(side)[0] for side in (image, mask)} - {''}) > 1:
-            continue                                                   # nor those in val/ of what is in train/
-        is_apart = posixpath.commonpath([image, mask]) not in (image, mask)
-        if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
+        twins = {twin for a, b in (*parts, *numbers) if '*' not in (a, b)
+                 for twin in (image.replace(a, b), mask.replace(b, a))}
+        is_other = twins & (everywhere | shapes.keys()) - {image, mask}          # masks/frog are not of images/worm
+        if not is_other and not shapes[image] & shapes[mask] and role[image] != 'mask' and role[mask] != 'image':
             yield {'images': image, 'masks': mask}
 
 
 def pattern_answers(files):
     """mask_pattern, alone and with image_pattern, after what some names have in common with others; where a folder
     for each image holds img.png and label.png, {stem} stands for nothing."""
-    cut, (folders, names) = len(shared_folder(files)), map(Counter, zip(*files)) if files else ((), Counter())
-    same = [name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
-    whole = itertools.permutations(['{stem}' + name for name in same] if len(same) <= 8 else (), 2)
-    images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
-                     [name for _, name in files] for other in ('mask', 'image'))
+    folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
+    same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
+    images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
     seen = Counter()
-
-    def is_other(first, second):                                       # frame 1 with the mask of frame 3
-        digits = [re.findall(r'(?<![A-Za-z\d])\d+|\d+(?![A-Za-z\d])', re.sub(r'\.\w+$', '', side))
-                  for side in (first, second)]                         # but not of leftImg8bit
-        splits = [{SPLIT_WORDS.get(word) for word in folder_words(side)} - {None} for side in (first, second)]
-        return all(digits) and digits[0] != digits[1] or all(splits) and splits[0] != splits[1]
-
-    for image in dict.fromkeys([images[0], images[len(images) // 2], images[-1]]) if images else ():
+    for image in dict.fromkeys([*images[:1], *images[len(images) // 2:][:1], *images[-1:]]):
         stem, suffix = os.path.splitext(image)
-        for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
-            stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
-            fitting = [patterns for patterns in name_patterns(stem, stems)
-                       if [side.count('{stem}') for side in patterns] == [1, 1] and not is_other(*patterns)]
-            for first, second in fitting[:8]:
-                seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
+        for kind, others in grouped(map(os.path.splitext, sorted(names)), lambda parts: parts[1]).items():
+            for first, second in name_patterns(stem, [other for other, _ in others if other + kind != image]):
+                if first.count('{stem}') == second.count('{stem}') == 1:
+                    seen[first + suffix, second + kind] += 1
+    whole = itertools.permutations(same if len(same) <= 8 else (), 2)
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:
-        if first != second and not is_other(first, second):
+        if first != second:
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
 

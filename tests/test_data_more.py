@@ -1667,7 +1667,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match='is no file'):
         train_unet.open_image(tmp_path / name, train_unet.CONFIG)
-    assert train_unet.appearance(str(tmp_path / name), train_unet.CONFIG) is None
+    assert train_unet.flatness(str(tmp_path / name), train_unet.CONFIG) == 0
 
 
 # --- one file missing, soft colours, and other things of real sets ---------------------
