@@ -1372,27 +1372,19 @@ def name_patterns(image, masks):
     tokens, found = re.compile(r'[^\W\d_]+|\d+|\W|_').findall, set()
     digits = max(re.findall(r'\d+', image) or [''], key=len)
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
-        parts = tokens(image), tokens(mask)
-        *equal, _ = difflib.SequenceMatcher(None, *parts, autojunk=False).get_matching_blocks()
-        longest = sorted(equal, key=lambda block: -block.size)[:1]
-        for blocks in (equal, longest) if equal else ():               # longest: x_rgb_anon and x_gt_ids
-            patterns = [with_stems(side, [(block[at], block.size) for block in blocks])
-                        for at, side in enumerate(parts)]
-            own = [set(re.findall(r'[^\W\d_]+', pattern.replace('{stem}', ' '))) for pattern in patterns]
-            if not own[0] & own[1]:                                    # x1_y2 is not y1_x2
-                found.add(tuple(patterns))
+        first, second = [], []                                         # what is alike is {stem}, but a lone _ or -
+        for _, a, b, c, d in difflib.SequenceMatcher(None, tokens(image), tokens(mask), False).get_opcodes():
+            mine, other = ''.join(tokens(image)[a:b]), ''.join(tokens(mask)[c:d])
+            is_shared = mine == other and re.search(r'[^\W_]', mine)
+            first.append('{stem}' if is_shared else mine)
+            second.append('{stem}' if is_shared else other)
+        own = [set(re.findall(r'[^\W\d_]+', ' '.join(side).replace('{stem}', ' '))) for side in (first, second)]
+        if '{stem}' in first and not own[0] & own[1]:                  # x1_y2 is not y1_x2
+            found.add((''.join(first), ''.join(second)))
         if image in mask and re.search(r'[^\W\d_]', image):             # cat and catmask, one word
             found.add(('{stem}', mask.replace(image, '{stem}', 1)))
     own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
     return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
-
-
-def with_stems(tokens, spans):
-    """The tokens joined, with {stem} in place of each span (start, length)."""
-    pattern, end = '', 0
-    for start, length in spans:
-        pattern, end = pattern + ''.join(tokens[end:start]) + '{stem}', start + length
-    return pattern + ''.join(tokens[end:])
 
 
 def stem_rules(images, masks):
@@ -1737,8 +1729,8 @@ def folder_shapes(files):
         for end in range(1, len(names) + 1):                           # one of them may be told by its own name
             told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)] + [stars[:end]]
             weight.update({'/'.join(shape): count[folder] for shape in told})
-    plainest = {}                                                      # of the shapes that mean the same folders
-    for shape in sorted([shape for shape, _ in weight.most_common(60)], key=lambda shape: (shape.count('/'), shape.count('*'), shape)):
+    plainest, usual = {}, [shape for shape, _ in weight.most_common(60)]           # of those of the same folders
+    for shape in sorted(usual, key=lambda shape: (shape.count('/'), shape.count('*'), shape)):
         plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
     shapes = sorted(plainest.items(), key=lambda item: -weight[item[1]])
     return {shape: covered for covered, shape in shapes}, everywhere
