@@ -1515,7 +1515,7 @@ def shorten(lines, most=10):
 def find_pairs(config):
     """All pairs of a data set, split into train, val and test. DataError names every file that has none, and the
     lines that would pair them."""
-    root, files = Path(os.path.expanduser(config['data'])), []         # Path's own raises for ~nobody
+    root = Path(os.path.expanduser(config['data']))                    # Path's own raises for ~nobody
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
         refuse_selves(pairs)
@@ -1525,11 +1525,11 @@ def find_pairs(config):
             pairs, rule, notes = pair_files(config, root, files)
             pairs = split_by_names(pairs, root, files, notes)
         except DataError as error:
-            raise DataError([*error.problems, *problems_of_pairs(config, root, files),
-                             *lines_that_pair(config, root, files)], error.title) from None
+            raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
-    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn)
+    images, masks = (np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs))
+    return Pairs(images, masks, splits, rule, notes + doubts(pairs, splits, config), is_drawn)
 
 
 def doubts(pairs, splits, config):
@@ -1615,24 +1615,6 @@ def split_by_names(pairs, root, files, notes):
     why = '*.txt, as folders tell the split' if is_split else '*.txt, which do not list every image once'
     notes += tell_ignored({why: ['/'.join(filter(None, place)) for place in lists]})
     return pairs
-
-
-def paths_of(pairs):
-    """[(image, mask), ...] -> the paths of the images (N,) and of the masks (N,) as bytes."""
-    return [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
-
-
-def problems_of_pairs(config, root, files):
-    """What is wrong with the files that do pair: told beside those that do not, instead of by the next run."""
-    try:
-        pairs, rule, notes = pair_files({**config, 'skip_unpaired': True}, root, files)
-    except DataError:                                                  # which files belong together is not known
-        return []
-    try:
-        scan(Pairs(*paths_of(pairs), np.zeros(len(pairs)), rule, notes), {**config, 'skip_broken': False})
-    except DataError as error:
-        return error.problems
-    return []
 
 
 def pair_files(config, root, files):
