@@ -1552,18 +1552,12 @@ def doubts(pairs, splits, config):
 
 
 def find_leaks(paths, splits):
-    """A note on images of validation or test that are trained on too: links to a file, or copies under its name."""
-    def marks(path):                                                   # what a link shares, and what a copy does
-        with contextlib.suppress(OSError):
-            facts = os.stat(path)
-            return facts[1:3], (os.path.basename(path), facts.st_size)
-        return ()
-
-    trained = {mark: path for path, split in zip(paths, splits) if split == 0 for mark in marks(path)}
-    twins = {path: trained[mark] for path, split in zip(paths, splits) if split
-             for mark in marks(path) if mark in trained}
+    """A note on images of validation or test that are trained on too: links or copies under the same name."""
     leaks = []
     with contextlib.suppress(OSError):                                 # an unreadable one is told by who reads it
+        marks = [(os.path.basename(path), os.path.getsize(path)) for path in paths]
+        trained = {mark: path for mark, path, split in zip(marks, paths, splits) if split == 0}
+        twins = {path: trained[mark] for mark, path, split in zip(marks, paths, splits) if split and mark in trained}
         leaks = [path for path in [*twins][:100] if filecmp.cmp(path, twins[path], shallow=False)]
     return [f'{len(leaks)}{" or more" * (len(twins) > 100)} images of validation or test, such as {path}, are trained '
             f'on too, as {twins[path]}: their scores flatter' for path in leaks[:1]]
