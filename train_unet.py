@@ -1758,11 +1758,7 @@ def refuse_unpaired(pairs, images, masks, clashes, config, rule, ignored):
     two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders and apart
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
     if config['skip_unpaired'] and not problems and not two_kinds and not by_chance:
-        stems = {image.stem.casefold() for image, _ in pairs}
-        more = sum(any(mask.stem[:end].casefold() in stems for end in range(len(mask.stem))) for mask in masks)
-        objects = (f', {more} of them further masks of images that have one: what they show is background now. '
-                   'A folder for each image, named like it, would unite its masks')
-        return [f'skipped {len(lonely)} files without a partner{objects * bool(more)}']
+        return [f'skipped {len(lonely)} files without a partner', *shorten(lonely, 3)]
     raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(ignored, 5)],
                     'images and masks do not pair')
 
