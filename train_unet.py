@@ -1478,17 +1478,17 @@ def read_list(path):
                         'commas between')
     pairs, problems = [], []
     for number, row in enumerate(table, 2):
-        where, split = f'{path}, line {number}', (row.get('split') or '').strip().lower()
-        if split and split not in SPLIT_WORDS:
-            problems.append(f'{where}: split={split!r}: choose from train, val, test')
-        if not (row['image'] or '').strip() or not (row['mask'] or '').strip():
-            problems.append(f'{where}: image and mask must both be given')
+        image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
+        if split.lower() not in {'', *SPLIT_WORDS}:
+            problems.append(f'{path}, line {number}: split={split!r}: choose from train, val, test')
+        if not image or not mask:
+            problems.append(f'{path}, line {number}: image and mask must both be given')
             continue
-        image, mask = (Found(os.path.join(path.parent, row[key].strip()), Path(row[key]).stem,
-                             SPLIT_WORDS.get(split, ''), rest=os.path.dirname(row[key].strip()))
-                       for key in ('image', 'mask'))
-        problems += [f'{where}: there is no {f.path}' for f in (image, mask) if not os.path.exists(f.path)]
-        pairs.append((image, mask))
+        split = SPLIT_WORDS.get(split.lower(), '')
+        pair = [Found(os.path.join(path.parent, name), Path(name).stem, split, rest=os.path.dirname(name))
+                for name in (image, mask)]
+        problems += [f'{path}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
+        pairs.append(pair)
     twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
     problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
@@ -1563,33 +1563,26 @@ def find_leaks(paths, splits):
             f'on too, as {twins[path]}: their scores flatter' for path in leaks[:1]]
 
 
-def split_named(name):
-    """The split that the first word of a name tells, as in train_1.png; None if none."""
-    return SPLIT_WORDS.get(folder_words(name)[0])
-
-
 def split_listed(name):
     """The split that a text file of this name, val.txt, lists the images of; None for others."""
-    return split_named(name) if name.endswith('.txt') else None
-
-
-def bare(path):
-    """A path without the suffix of an image or mask; scan.v2 has none."""
-    return os.path.splitext(path)[0] if may_be_read(os.path.basename(path)) else path
+    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith('.txt') else None
 
 
 def tail_of(path, parts):
-    """The last parts of a path."""
-    return '/'.join(path.replace(os.sep, '/').split('/')[-parts:])
+    """The last parts of a path, without the suffix of an image or mask; scan.v2 has none."""
+    path = path.replace(os.sep, '/')
+    path = os.path.splitext(path)[0] if may_be_read(posixpath.basename(path)) else path
+    return '/'.join(path.split('/')[-parts:])
 
 
 def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
     the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
-    is_split, paths = any(image.split for image, _ in pairs), [bare(image.path) for image, _ in pairs]
+    is_split, paths = any(image.split for image, _ in pairs), [image.path for image, _ in pairs]
     parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
     stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
-    ways = {'the first word of their names': {stem: split_named(os.path.basename(stem)) for stem in stems}}
+    first_words = {stem: folder_words(posixpath.basename(stem))[0] for stem in stems}
+    ways = {'the first word of their names': {stem: SPLIT_WORDS.get(word) for stem, word in first_words.items()}}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}     # by others than trainval.txt
     for folder, name in lists if not is_split else ():
@@ -1598,7 +1591,7 @@ def split_by_names(pairs, root, files, notes):
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError), open(os.path.join(root, folder, name), encoding='utf-8-sig',
                                                        errors='replace') as file:
-            for stem in (tail_of(bare(word), parts) for line in file.read(10**8).splitlines()
+            for stem in (tail_of(word, parts) for line in file.read(10**8).splitlines()
                          for word in {line.strip(), *line.split()[:1]}):
                 listed[stem] = split if listed.get(stem, split) == split else None
     for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
