@@ -1180,7 +1180,7 @@ def read_place(folder, role=''):
         split, role = split or found, role or said
         if said and said == role:
             kind.append(part)
-        elif not found:
+        elif not found or re.search(r'\d', part):                      # train_001/ is for one image, of training
             rest.append(part)
     return split, role, '/'.join(kind), '/'.join(rest)
 
@@ -1252,7 +1252,7 @@ def collect(config, root, files):
         sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
-    shared, plain = shared_folder(files) if '' in sources else '', folders_of_images(files)
+    shared = shared_folder(files) if '' in sources else ''
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
     found, ignored, seen = {'image': [], 'mask': [], '': []}, defaultdict(list), set()
@@ -1260,7 +1260,7 @@ def collect(config, root, files):
     for source, path, place, name in candidates:
         seen.add(path)
         stem, suffix = os.path.splitext(name)
-        split, role, kind, rest = read_place(plain.get(place, place)[len(shared):].lstrip('/'), source)
+        split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
             continue
@@ -1306,22 +1306,6 @@ def shared_folder(files):
     return posixpath.dirname(shared) if shared in folders else shared
 
 
-def folders_of_images(files):
-    """Folders that are one for each image although their names sound like images, masks or a split: img_0_json/ and
-    img_1_json/ with an img.png and a label.png in each -> {folder: the same with a last name that says nothing}."""
-    held, found = grouped((file for file in files if may_be_read(file[1])), lambda file: file[0]), {}
-    for folders in grouped(held, lambda folder: re.sub(r'\d+', '0', folder)).values():
-        above, name = posixpath.split(folders[0])
-        contents = {frozenset(name for _, name in held[folder]) for folder in folders}
-        kinds = {re.sub(r'\d', '', os.path.splitext(inner)[0]) for inner in next(iter(contents))}
-        split, role = read_place(name)[:2]
-        is_telling = re.search(r'\d', name) and (split or role)
-        if is_telling and len(folders) > 1 == len(contents) and len(kinds) > 1:
-            found |= {folder: posixpath.join(above, split, re.sub(r'\D+', '_', posixpath.basename(folder)))
-                      for folder in folders}
-    return found
-
-
 def set_aside(files, unwanted, ignored, reason):
     """The files that are wanted; the names of the others are noted under this reason."""
     for file in filter(unwanted, files):
@@ -1339,7 +1323,8 @@ def tell_apart(files):
     times = Counter(map(place, files))
     is_twin = lambda file: times[place(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
     roles = grouped(files, says_mask if any(map(says_mask, files)) else is_twin)
-    return roles[False], roles[True]
+    plain = lambda file: dataclasses.replace(file, kind='', rest=posixpath.join(file.kind, file.rest))
+    return [*map(plain, roles[False])], [*map(plain, roles[True])]     # folders of both tell nothing: img_0_json/
 
 
 def existing_folder(path):

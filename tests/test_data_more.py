@@ -1889,7 +1889,7 @@ def test_masks_of_minus_one_and_one_get_a_line_with_a_background(tmp_path):
     assert line == 'mask_values="{-1: 0, 1: 1}"' and data.shares.tolist() == pytest.approx([0.5, 0.5])
 
 
-@pytest.mark.parametrize('folder', ['img_{n}_json', 'image_{n}', 'photo {n}', 'target_{n}', 'train_{n}'])
+@pytest.mark.parametrize('folder', ['img_{n}_json', 'image_{n}', 'photo {n}', 'train_{n}'])
 def test_a_folder_for_each_image_may_sound_like_images_masks_or_a_split(tmp_path, folder):
     """As labelme names them; the two pictures in each belong together."""
     pairs = {f'{folder}/img.png'.format(n=n): f'{folder}/label.png'.format(n=n) for n in range(12)}
