@@ -1317,8 +1317,7 @@ def tell_apart(files):
     """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
     being the lossless twin of a photograph."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
-    in_folder = lambda file: MASK_WORDS & {*folder_words(os.path.basename(file.rest))}     # images/masks/
-    says_mask = lambda file: bool(word.search(file.stem) or in_folder(file))
+    says_mask = lambda file: bool(word.search(file.stem))
     place = lambda file: (file.split, file.rest, file.stem)
     times = Counter(map(place, files))
     is_twin = lambda file: times[place(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
@@ -1366,8 +1365,6 @@ def name_patterns(image, masks):
         own = [set(re.findall(r'[^\W\d_]+', ' '.join(side).replace('{stem}', ' '))) for side in (first, second)]
         if '{stem}' in first and not own[0] & own[1]:                  # x1_y2 is not y1_x2
             found.add((''.join(first), ''.join(second)))
-        if image in mask and re.search(r'[^\W\d_]', image):             # cat and catmask, one word
-            found.add(('{stem}', mask.replace(image, '{stem}', 1)))
     own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
     return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
 

@@ -1163,15 +1163,7 @@ def test_masks_of_another_scale(tmp_path):
     assert 'masks/0.png 20 x 20' in str(ask(tmp_path / 'set', rescale_masks=True))
 
 
-def test_a_word_glued_to_another_is_an_affix(tmp_path):
-    """cat.jpg and catmask.png: nothing but letters, and nothing between them."""
-    names = ['cat', 'dog', 'horse', 'mouse']
-    draw_set(tmp_path / 'set', count=len(names))
-    for kind, ending in (('images', ''), ('masks', 'mask')):
-        for path, name in zip(sorted((tmp_path / 'set' / kind).iterdir()), names):
-            path.rename(path.with_name(f'{name}{ending}.png'))
-    pairs = train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set')})
-    assert len(pairs.images) == 4 and pairs.rule == 'names like {stem} and {stem}mask'
+
 
 
 # --- what an audit by running found --------------------------------------------------
@@ -1721,13 +1713,6 @@ def test_files_of_one_name_in_a_folder_for_each_image(tmp_path):
     for case in ('cat', 'dog', 'eel'):
         (tmp_path / f'set/{case}_json/label_viz.png').unlink()
     assert inspect(tmp_path / 'set')[1].pairs.rule == 'their folders'
-
-
-def test_masks_in_a_folder_inside_that_of_the_images(tmp_path):
-    names = [f'{n}.png' for n in range(4)]
-    fill(tmp_path / 'set', [f'images/{name}' for name in names], [f'images/masks/{name}' for name in names])
-    _, data = inspect(tmp_path / 'set')
-    assert partners(data, tmp_path / 'set') == {f'images/{name}': f'images/masks/{name}' for name in names}
 
 
 def test_a_single_pair_gets_a_line_that_trains(tmp_path):
