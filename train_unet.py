@@ -1342,12 +1342,10 @@ def existing_folder(path):
 def refuse_kinds(images, masks):
     """Several folders of the same role are different tasks, and only the user knows which is meant."""
     for role, files in (('images', images), ('masks', masks)):
-        kinds = defaultdict(dict)                                      # of each split: Test_v2_Masks are a test's only
-        for split, kind in sorted({(file.split, file.kind) for file in files}):
-            words = [w for w in folder_words(kind)[:-1] if w not in SPLIT_WORDS]
-            kinds[split].setdefault((*words, *re.findall(r'\d+', kind)), kind)
-        if several := [found for found in kinds.values() if len(found) > 1]:
-            raise DataError(f'several folders could hold the {role}: {", ".join(several[0].values())}')
+        kinds = {(file.split, file.kind.lower()): file.kind for file in files}     # Test_v2_Masks are a test's only
+        for several in grouped(sorted(kinds), lambda key: key[0]).values():
+            if len(several) > 1:
+                raise DataError(f'several folders could hold the {role}: {", ".join(kinds[key] for key in several)}')
 
 
 def name_patterns(image, masks):
