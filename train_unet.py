@@ -1726,11 +1726,8 @@ def refuse_unpaired(pairs, images, masks, clashes, config, rule, ignored):
     lonely += [f'mask without an image: {f.path}' for f in masks]
     if not problems and not lonely:
         return []
-    folders = {f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind}
-    apart = any(image.rest != mask.rest for image, mask in pairs)      # else masks lie beside their images
-    two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders and apart
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
-    if config['skip_unpaired'] and not problems and not two_kinds and not by_chance:
+    if config['skip_unpaired'] and not problems and not by_chance:
         return [f'skipped {len(lonely)} files without a partner', *shorten(lonely, 3)]
     raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(ignored, 5)],
                     'images and masks do not pair')
