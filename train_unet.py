@@ -1498,7 +1498,6 @@ def find_pairs(config):
     root = Path(os.path.expanduser(config['data']))                    # Path's own raises for ~nobody
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
-        refuse_selves(pairs)
     else:
         files = list_files(existing_folder(root))
         try:
@@ -1506,6 +1505,8 @@ def find_pairs(config):
             pairs = split_by_names(pairs, root, files, notes)
         except DataError as error:
             raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
+    if selves := [image.path for image, mask in pairs if image.path == mask.path]:
+        raise DataError(f'{selves[0]}: would be an image and its mask at once')
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
     images, masks = (np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs))
@@ -1597,15 +1598,7 @@ def pair_files(config, root, files):
     notes += refuse_unpaired(pairs, *left, config, rule, notes)
     if not pairs:
         raise DataError(f'{root}: no image has a mask')
-    refuse_selves(pairs)
     return pairs, rule, notes
-
-
-def refuse_selves(pairs):
-    """A file is not its own mask."""
-    for image, mask in pairs:
-        if image.path == mask.path:
-            raise DataError(f'{image.path}: would be an image and its mask at once')
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
