@@ -1255,10 +1255,9 @@ def collect(config, root, files):
     shared = shared_folder(files) if '' in sources else ''
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
-    found, ignored, seen = {'image': [], 'mask': [], '': []}, defaultdict(list), set()
+    found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
     candidates = [(source, *file) for source, base in sources.items() for file in files_of(base, root, files)]
     for source, path, place, name in candidates:
-        seen.add(path)
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
@@ -1272,8 +1271,9 @@ def collect(config, root, files):
             continue
         stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
         found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
-    others = [name for folder, name in files if may_be_read(name) and os.path.join(folder, name) not in seen]
-    ignored |= {'outside of images= and masks=': others} if others else {}
+    seen = {path for _, path, _, _ in candidates}
+    ignored['outside of images= and masks='] = [name for folder, name in files
+                                                if may_be_read(name) and os.path.join(folder, name) not in seen]
     images, masks, loose = found.values()
     if not images:                                                     # their folders have no telling names
         images, masks = (loose, masks) if masks else tell_apart(loose)
@@ -1407,8 +1407,6 @@ def match_pairs(images, masks):
         common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
         clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
         pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
-        pairs = [(image if image.split or not mask.split else dataclasses.replace(image, split=mask.split), mask)
-                 for image, mask in pairs]
         if best is None or len(pairs) - len(clashes) > len(best[0]) - len(best[2]):
             best = pairs, rule, clashes
         if len(pairs) == len(images) == len(masks) and not clashes:
@@ -1416,6 +1414,7 @@ def match_pairs(images, masks):
     pairs, rule, clashes = best
     used = {file.path for group in [*pairs, *clashes] for file in group}
     images, masks = ([file for file in files if file.path not in used] for files in (images, masks))
+    pairs = [(dataclasses.replace(image, split=image.split or mask.split), mask) for image, mask in pairs]
     return pairs, rule, images, masks, clashes
 
 
@@ -1426,11 +1425,9 @@ def unite_folders(images, masks):
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
-    if together or not is_one_each or len(groups) < len(images) / 2:
-        return None
-    derived = lambda mask: bool(DERIVED_WORDS & {*folder_words(mask.stem)})
-    mixed = [group for group in groups.values() if len({*map(derived, group)}) == 2]
-    if len(mixed) > len(groups) / 2:                                   # mask.png and its mask_color.png
+    mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
+    has_colours = len(mixed) > 1.5 * len(groups)                       # mask.png and its mask_color.png
+    if together or not is_one_each or has_colours or len(groups) < len(images) / 2:
         return None
     names = Counter(os.path.basename(mask.path) for mask in masks)
     kinds = sorted(name for name, count in names.items() if count > 0.8 * len(groups) and name[:2].isalpha())
@@ -1740,8 +1737,6 @@ def choose_splits(images, config):
     without validation, are split by a seeded draw of groups."""
     train, val = SPLITS.index('train'), SPLITS.index('val')
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
-    if val in splits and train in splits and -1 not in splits:
-        return splits
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
         splits[:] = -1
     if config['val_fraction'] == 0 or val in splits:
