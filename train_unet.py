@@ -1643,7 +1643,8 @@ def flatness(path, config):
 
 def likelihood(image, mask, flat):
     """How much two paths sound, by the words that only one of them has, and their files look like image and mask."""
-    words = [{word for part in Path(path).parts for word in folder_words(part)} for path in (image, mask)]
+    shared = len(os.path.commonpath([image, mask]))
+    words = [{word for part in Path(path[shared:]).parts for word in folder_words(part)} for path in (image, mask)]
     own, fits = (words[0] - words[1], words[1] - words[0]), 0
     for said, meant, wrong in zip(own, (IMAGE_WORDS, MASK_WORDS), (MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
@@ -1664,7 +1665,8 @@ def folder_shapes(files):
     words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z]))+', re.IGNORECASE)
     for folder, way in ways.items():
         names = Path(folder).parts
-        stars = ['*' if brothers[family.get(path)] > 2 else words.sub('*', name) for path, name in zip(way, names)]
+        stars = ['*' if brothers[family.get(path)] > 2 - bool(read_place(name)[0]) else words.sub('*', name)
+                 for path, name in zip(way, names)]
         for end in range(1, len(names) + 1):                           # one of them may be told by its own name
             told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)] + [stars[:end]]
             weight.update({'/'.join(shape): count[folder] for shape in told})
