@@ -1652,7 +1652,7 @@ def likelihood(image, mask, flat):
     return fits + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)
 
 
-def folder_shapes(files):
+def folder_shapes(files, shared):
     """Folders as images= and masks= take them, * for numbers, splits, and what holds the same folders as its brothers
     -> ({shape: the folders it stands for}, those that hold the most files first, all folders there are)."""
     count, inside, weight = Counter(folder for folder, _ in files), defaultdict(set), Counter()
@@ -1663,10 +1663,17 @@ def folder_shapes(files):
     family = {path: (posixpath.dirname(path), frozenset(inside[path])) for path in everywhere & inside.keys()}
     brothers = Counter(family.values())
     words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z]))+', re.IGNORECASE)
+
+    def starred(path):
+        name = posixpath.basename(path)
+        if f'{shared}/'.startswith(f'{path}/'):                        # all files are in it
+            return name
+        is_one_of_many = brothers[family.get(path)] > 2 - bool(read_place(name)[0])
+        return '*' if is_one_of_many else words.sub('*', name)
+
     for folder, way in ways.items():
         names = Path(folder).parts
-        stars = ['*' if brothers[family.get(path)] > 2 - bool(read_place(name)[0]) else words.sub('*', name)
-                 for path, name in zip(way, names)]
+        stars = [*map(starred, way)]
         for end in range(1, len(names) + 1):                           # one of them may be told by its own name
             told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)] + [stars[:end]]
             weight.update({'/'.join(shape): count[folder] for shape in told})
@@ -1679,7 +1686,8 @@ def folder_shapes(files):
 
 def folder_answers(files):
     """images= and masks= for any two folders that may belong together."""
-    (shapes, everywhere), shared = folder_shapes(files), shared_folder(files)
+    shared = shared_folder(files)
+    shapes, everywhere = folder_shapes(files, shared)
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     for image, mask in itertools.permutations([*shapes][:24], 2):
         parts = zip(image.split('/')[::-1], mask.split('/')[::-1])

@@ -300,7 +300,7 @@ OFFERED = [
     ('SYNTHIA, colours in capitals', ['RGB/{n:04}.png', 'GT/COLOR/{n:04}.png', 'GT/LABELS/{n:04}.png'],
      ['images="RGB" masks="GT/LABELS"']),
     ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
-     ['images="train_red" masks="train_gt"', 'images="train_nir" masks="train_gt"']),
+     ['images="train_red" masks="train_gt"']),
 ]
 
 
