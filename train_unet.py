@@ -1591,11 +1591,14 @@ def pair_files(config, root, files):
                          *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
                          'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
     refuse_kinds(images, masks)
-    pairs, rule, *left = unite_folders(images, masks) or match_pairs(images, masks)
-    notes += refuse_unpaired(pairs, *left, config, rule, notes)
-    if not pairs:
-        raise DataError(f'{root}: no image has a mask')
-    return pairs, rule, notes
+    pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
+    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
+    lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
+    by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
+    if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
+        raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(notes, 5)],
+                        'images and masks do not pair')
+    return pairs, rule, notes + [f'skipped {len(lonely)} files without a partner', *shorten(lonely, 3)] * bool(lonely)
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
@@ -1717,20 +1720,6 @@ def pattern_answers(files):
         if first != second:
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
-
-
-def refuse_unpaired(pairs, images, masks, clashes, config, rule, ignored):
-    """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
-    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
-    lonely = [f'image without a mask: {f.path}' for f in images]
-    lonely += [f'mask without an image: {f.path}' for f in masks]
-    if not problems and not lonely:
-        return []
-    by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
-    if config['skip_unpaired'] and not problems and not by_chance:
-        return [f'skipped {len(lonely)} files without a partner', *shorten(lonely, 3)]
-    raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(ignored, 5)],
-                    'images and masks do not pair')
 
 
 def group_of(image, pattern):
