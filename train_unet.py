@@ -1284,13 +1284,15 @@ def collect(config, root, files):
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
     pictures = {os.path.splitext(file.path)[0] for file in images if not file.path.endswith('.mat')}
-    twin = lambda file: file.path.endswith('.mat') and file.path[:-4] in pictures
-    images = set_aside(images, twin, ignored, 'beside a picture of the same name')
-    splits = {mask.split for mask in masks} - {''}
-    if splits and 'test' not in splits:                                # a contest keeps its test masks to itself
-        images = set_aside(images, lambda file: file.split == 'test', ignored,
-                           'images of the test split, which has no masks')
-    return images, masks, tell_ignored(ignored)
+    splits, wanted = {mask.split for mask in masks} - {''}, []
+    for file in images:
+        if file.path.endswith('.mat') and file.path[:-4] in pictures:
+            ignored['beside a picture of the same name'].append(os.path.basename(file.path))
+        elif file.split == 'test' and splits and 'test' not in splits:         # a contest keeps its test masks
+            ignored['images of the test split, which has no masks'].append(os.path.basename(file.path))
+        else:
+            wanted.append(file)
+    return wanted, masks, tell_ignored(ignored)
 
 
 def tell_ignored(ignored):
@@ -1304,13 +1306,6 @@ def shared_folder(files):
     folders = [folder for folder, name in files if may_be_read(name)]
     shared = posixpath.commonpath(folders) if folders else ''
     return posixpath.dirname(shared) if shared in folders else shared
-
-
-def set_aside(files, unwanted, ignored, reason):
-    """The files that are wanted; the names of the others are noted under this reason."""
-    for file in filter(unwanted, files):
-        ignored[reason].append(os.path.basename(file.path))
-    return [file for file in files if not unwanted(file)]
 
 
 def tell_apart(files):
