@@ -1646,6 +1646,8 @@ def likelihood(image, mask, flat):
     own, fits = (words[0] - words[1], words[1] - words[0]), 0
     for said, meant, wrong in zip(own, (IMAGE_WORDS, MASK_WORDS), (MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
+    splits = [{SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in own]
+    fits -= 6 * (all(splits) and splits[0] != splits[1])
     fits += 'manual' in own[1]                                         # beside a mask of the field of view
     return fits + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)
 
@@ -1692,8 +1694,10 @@ def folder_answers(files):
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
         twins = {twin for a, b in (*parts, *numbers) if '*' not in (a, b)
                  for twin in (image.replace(a, b), mask.replace(b, a))}
-        is_other = twins & (everywhere | shapes.keys()) - {image, mask}          # masks/frog are not of images/worm
-        if not is_other and not shapes[image] & shapes[mask] and role[image] != 'mask' and role[mask] != 'image':
+        is_other = bool(twins & (everywhere | shapes.keys()) - {image, mask})    # masks/frog are not of images/worm
+        first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
+        is_other |= first == second != '' or role[image] == 'mask' or role[mask] == 'image'
+        if not is_other and not shapes[image] & shapes[mask]:
             yield {'images': image, 'masks': mask}
 
 
