@@ -1653,32 +1653,22 @@ def likelihood(image, mask, flat):
 
 
 def folder_shapes(files, shared):
-    """Folders as images= and masks= take them, * for numbers, splits, and what holds the same folders as its brothers
+    """Folders as images= and masks= take them, with * for numbers, splits, or folders of three names and more
     -> ({shape: the folders it stands for}, those that hold the most files first, all folders there are)."""
-    count, inside, weight = Counter(folder for folder, _ in files), defaultdict(set), Counter()
-    ways = {folder: [*itertools.accumulate(Path(folder).parts, posixpath.join)] for folder in count}
-    everywhere = {path for way in ways.values() for path in way}
-    for path in everywhere:
-        inside[posixpath.dirname(path)].add(posixpath.basename(path))
-    family = {path: (posixpath.dirname(path), frozenset(inside[path])) for path in everywhere & inside.keys()}
-    brothers = Counter(family.values())
+    count, weight, depth = Counter(folder for folder, _ in files), Counter(), len(Path(shared).parts)
+    everywhere = {path for folder in count for path in itertools.accumulate(Path(folder).parts, posixpath.join)}
+    siblings = Counter(map(posixpath.dirname, everywhere))
     words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z]))+', re.IGNORECASE)
-
-    def starred(path):
-        name = posixpath.basename(path)
-        if f'{shared}/'.startswith(f'{path}/'):                        # all files are in it
-            return name
-        is_one_of_many = brothers[family.get(path)] > 2 - bool(read_place(name)[0])
-        return '*' if is_one_of_many else words.sub('*', name)
-
-    for folder, way in ways.items():
+    for folder, number in count.items():
         names = Path(folder).parts
-        stars = [*map(starred, way)]
-        for end in range(1, len(names) + 1):                           # one of them may be told by its own name
-            told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)] + [stars[:end]]
-            weight.update({'/'.join(shape): count[folder] for shape in told})
+        stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
+        above = ['*' if siblings['/'.join(names[:at])] > 2 else star for at, star in enumerate(stars)]
+        for end in range(depth + 1, len(names) + 1):                   # one of them may be told by its own name
+            told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]
+            told += [stars[:end], (*above[:end - 1], names[end - 1])]
+            weight.update({'/'.join(shape): number for shape in told})
     plainest, usual = {}, [shape for shape, _ in weight.most_common(60)]           # of those of the same folders
-    for shape in sorted(usual, key=lambda shape: (shape.count('/'), shape.count('*'), shape)):
+    for shape in sorted(usual, key=lambda shape: (shape.count('/'), shape.count('*'), -len(shape))):
         plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
     shapes = sorted(plainest.items(), key=lambda item: -weight[item[1]])
     return {shape: covered for covered, shape in shapes}, everywhere
