@@ -1424,14 +1424,10 @@ def unite_folders(images, masks):
     has_colours = len(mixed) > 1.5 * len(groups)                       # mask.png and its mask_color.png
     if together or not is_one_each or has_colours or len(groups) < len(images) / 2:
         return None
-    names = Counter(os.path.basename(mask.path) for mask in masks)
-    kinds = sorted(name for name, count in names.items() if count > 0.8 * len(groups) and name[:2].isalpha())
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
     if len(groups) < len(masks):
-        rule += ', its masks united'
+        rule += f', its masks united, such as {" and ".join(file.stem for file in max(groups.values(), key=len)[:2])}'
         united = {place: dataclasses.replace(mask, path=os.path.dirname(mask.path)) for place, mask in united.items()}
-    if len(kinds) > 1:
-        rule += f' ({", ".join(kinds[:4])}; one alone: mask_pattern="{{stem}}{kinds[0]}")'
     return ([(places[place], mask) for place, mask in united.items()], rule,
             [image for place, image in places.items() if place not in groups], [], [])
 
