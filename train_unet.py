@@ -1664,7 +1664,8 @@ def folder_shapes(files, shared):
             told += [stars[:end], (*above[:end - 1], names[end - 1])]
             weight.update({'/'.join(shape): number for shape in told})
     plainest, usual = {}, [shape for shape, _ in weight.most_common(60)]           # of those of the same folders
-    for shape in sorted(usual, key=lambda shape: (shape.count('/'), shape.count('*'), -len(shape))):
+    stars_last = lambda shape: (shape.count('/'), '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
+    for shape in sorted(usual, key=stars_last):
         plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
     shapes = sorted(plainest.items(), key=lambda item: -weight[item[1]])
     return {shape: covered for covered, shape in shapes}, everywhere
