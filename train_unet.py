@@ -1334,15 +1334,6 @@ def existing_folder(path):
     raise DataError(f'{path}: there is no such folder{did_you_mean(path.name, there)}')
 
 
-def refuse_kinds(images, masks):
-    """Several folders of the same role are different tasks, and only the user knows which is meant."""
-    for role, files in (('images', images), ('masks', masks)):
-        kinds = {(file.split, file.kind.lower()): file.kind for file in files}     # Test_v2_Masks are a test's only
-        for several in grouped(sorted(kinds), lambda key: key[0]).values():
-            if len(several) > 1:
-                raise DataError(f'several folders could hold the {role}: {", ".join(kinds[key] for key in several)}')
-
-
 def name_patterns(image, masks):
     """How the stem of an image may become that of its mask, {stem} for what both share: {stem}_sat and {stem}_mask
     -> [(image pattern, mask pattern), ...], those with the fewest letters of their own first"""
@@ -1581,7 +1572,11 @@ def pair_files(config, root, files):
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
                          *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
                          'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
-    refuse_kinds(images, masks)
+    for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
+        kinds = {(file.split, file.kind.lower()): file.kind for file in found}     # Test_v2_Masks are a test's only
+        for several in grouped(sorted(kinds), lambda key: key[0]).values():
+            if len(several) > 1:
+                raise DataError(f'several folders could hold the {role}: {", ".join(kinds[key] for key in several)}')
     pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
