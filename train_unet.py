@@ -1464,11 +1464,9 @@ class More(str):
 def shorten(lines, most=10):
     """The first lines, and how many more there are."""
     lines = list(lines)
-    if len(lines) <= most:
-        return lines
     more = More(f'... and {len(lines) - most} more')
     more.hidden = lines[most:]
-    return [*lines[:most], more]
+    return [*lines[:most], *[more] * bool(more.hidden)]
 
 
 def find_pairs(config):
@@ -1544,16 +1542,15 @@ def split_by_names(pairs, root, files, notes):
     first_words = {stem: folder_words(posixpath.basename(stem))[0] for stem in stems}
     ways = {'the first word of their names': {stem: SPLIT_WORDS.get(word) for stem, word in first_words.items()}}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
-    halved = {folder for folder, name in lists if split_listed(name) == 'val'}     # by others than trainval.txt
-    for folder, name in lists if not is_split else ():
-        if folder in halved and re.match('(?i)train[-_]?val', name):
+    halved = {folder for folder, name in lists if split_listed(name) == 'val'}
+    for folder, name in lists:
+        if is_split or folder in halved and re.match('(?i)train[-_]?val', name):           # train.txt says it better
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
-        with contextlib.suppress(OSError), open(os.path.join(root, folder, name), encoding='utf-8-sig',
-                                                       errors='replace') as file:
-            for stem in (tail_of(word, parts) for line in file.read(10**8).splitlines()
-                         for word in {line.strip(), *line.split()[:1]}):
-                listed[stem] = split if listed.get(stem, split) == split else None
+        with contextlib.suppress(OSError):
+            for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
+                for stem in {tail_of(word, parts) for word in (line.strip(), *line.split()[:1])}:
+                    listed[stem] = split if listed.get(stem, split) == split else None
     for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
         splits = [listed.get(stem) for stem in stems]
         if not is_split and all(splits) and {'train'} < set(splits):
