@@ -1433,8 +1433,7 @@ def read_list(path):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
-        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image, with '
-                        'commas between')
+        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
     pairs, problems = [], []
     for number, row in enumerate(table, 2):
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
@@ -1720,11 +1719,10 @@ def choose_splits(images, config):
         return np.where(splits < 0, train, splits)
     pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
     pattern = config['group_pattern']
-
     groups = list(grouped(pool, lambda row: group_of(images[row], pattern) if pattern else row).values())
     if len(groups) < 2:
-        told = f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val; '
-        raise DataError([told + 'at least 2 are needed', 'val_fraction=0 validates on the training images'])
+        raise DataError([f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val',
+                         'val_fraction=0 validates on the training images'])
     held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
     for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:
         if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it
