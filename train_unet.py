@@ -965,8 +965,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
-                    'panoptic instance instances color colors colour colours colormap edge edges gray inv invgray ref '
-                    'depth dsm'.split())
+                    'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
+                    'invgray ref depth dsm'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1021,7 +1021,7 @@ def read_place(folder, role=''):
         split, role = split or found, role or said
         if said and said == role:
             kind.append(part)
-        elif not found:
+        elif not found or re.search(r'\d', part):                      # train_001/ is for one image, of training
             rest.append(part)
     return split, role, '/'.join(kind), '/'.join(rest)
 
@@ -1063,6 +1063,12 @@ class Found:
     rest: str = ''
 
 
+def matcher(base):
+    """A function of a folder -> a match, if it is base or below it: what * stands for, and the rest, in its groups."""
+    start = '()' if base == '.' else re.escape(base).replace(r'\*', '([^/]*)')
+    return re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
+
+
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what * stands for and the folders below it, name)].
 
@@ -1072,8 +1078,7 @@ def files_of(base, root, files):
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
-    start = '()' if base == '.' else re.escape(base).replace(r'\*', '([^/]*)')
-    match = re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
+    match = matcher(base)
     found = [(os.path.join(folder, name), '/'.join(filter(None, match(folder).groups())), name)
              for folder, name in files if match(folder)]
     if not found and '*' not in base:
@@ -1088,15 +1093,14 @@ def collect(config, root, files):
         sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
-    shared, plain = shared_folder(files) if '' in sources else '', folders_of_images(files)
+    shared = shared_folder(files) if '' in sources else ''
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
-    found, ignored, seen = {'image': [], 'mask': [], '': []}, defaultdict(list), set()
+    found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
     candidates = [(source, *file) for source, base in sources.items() for file in files_of(base, root, files)]
     for source, path, place, name in candidates:
-        seen.add(path)
         stem, suffix = os.path.splitext(name)
-        split, role, kind, rest = read_place(plain.get(place, place)[len(shared):].lstrip('/'), source)
+        split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
             continue
@@ -1108,8 +1112,9 @@ def collect(config, root, files):
             continue
         stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
         found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
-    others = [name for folder, name in files if may_be_read(name) and os.path.join(folder, name) not in seen]
-    ignored |= {'outside of images= and masks=': others} if others else {}
+    seen = {path for _, path, _, _ in candidates}
+    ignored['outside of images= and masks='] = [name for folder, name in files
+                                                if may_be_read(name) and os.path.join(folder, name) not in seen]
     images, masks, loose = found.values()
     if not images:                                                     # their folders have no telling names
         images, masks = (loose, masks) if masks else tell_apart(loose)
@@ -1120,13 +1125,15 @@ def collect(config, root, files):
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
     pictures = {os.path.splitext(file.path)[0] for file in images if not file.path.endswith('.mat')}
-    twin = lambda file: file.path.endswith('.mat') and file.path[:-4] in pictures
-    images = set_aside(images, twin, ignored, 'beside a picture of the same name')
-    splits = {mask.split for mask in masks} - {''}
-    if splits and 'test' not in splits:                                # a contest keeps its test masks to itself
-        images = set_aside(images, lambda file: file.split == 'test', ignored,
-                           'images of the test split, which has no masks')
-    return images, masks, tell_ignored(ignored)
+    splits, wanted = {mask.split for mask in masks} - {''}, []
+    for file in images:
+        if file.path.endswith('.mat') and file.path[:-4] in pictures:
+            ignored['beside a picture of the same name'].append(os.path.basename(file.path))
+        elif file.split == 'test' and splits and 'test' not in splits:         # a contest keeps its test masks
+            ignored['images of the test split, which has no masks'].append(os.path.basename(file.path))
+        else:
+            wanted.append(file)
+    return wanted, masks, tell_ignored(ignored)
 
 
 def tell_ignored(ignored):
@@ -1142,40 +1149,17 @@ def shared_folder(files):
     return posixpath.dirname(shared) if shared in folders else shared
 
 
-def folders_of_images(files):
-    """Folders that are one for each image although their names sound like images, masks or a split: img_0_json/ and
-    img_1_json/ with an img.png and a label.png in each -> {folder: the same with a last name that says nothing}."""
-    held, found = grouped((file for file in files if may_be_read(file[1])), lambda file: file[0]), {}
-    for folders in grouped(held, lambda folder: re.sub(r'\d+', '0', folder)).values():
-        above, name = posixpath.split(folders[0])
-        contents = {frozenset(name for _, name in held[folder]) for folder in folders}
-        kinds = {re.sub(r'\d', '', os.path.splitext(inner)[0]) for inner in next(iter(contents))}
-        split, role = read_place(name)[:2]
-        is_telling = re.search(r'\d', name) and (split or role)
-        if is_telling and len(folders) > 1 == len(contents) and len(kinds) > 1:
-            found |= {folder: posixpath.join(above, split, re.sub(r'\D+', '_', posixpath.basename(folder)))
-                      for folder in folders}
-    return found
-
-
-def set_aside(files, unwanted, ignored, reason):
-    """The files that are wanted; the names of the others are noted under this reason."""
-    for file in filter(unwanted, files):
-        ignored[reason].append(os.path.basename(file.path))
-    return [file for file in files if not unwanted(file)]
-
-
 def tell_apart(files):
     """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
     being the lossless twin of a photograph."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
-    in_folder = lambda file: MASK_WORDS & {*folder_words(os.path.basename(file.rest))}     # images/masks/
-    says_mask = lambda file: bool(word.search(file.stem) or in_folder(file))
+    says_mask = lambda file: bool(word.search(file.stem))
     place = lambda file: (file.split, file.rest, file.stem)
     times = Counter(map(place, files))
     is_twin = lambda file: times[place(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
     roles = grouped(files, says_mask if any(map(says_mask, files)) else is_twin)
-    return roles[False], roles[True]
+    plain = lambda file: dataclasses.replace(file, kind='', rest=posixpath.join(file.kind, file.rest))
+    return [*map(plain, roles[False])], [*map(plain, roles[True])]     # folders of both tell nothing: img_0_json/
 
 
 def existing_folder(path):
@@ -1191,44 +1175,23 @@ def existing_folder(path):
     raise DataError(f'{path}: there is no such folder{did_you_mean(path.name, there)}')
 
 
-def refuse_kinds(images, masks):
-    """Several folders of the same role are different tasks, and only the user knows which is meant."""
-    for role, files in (('images', images), ('masks', masks)):
-        kinds = defaultdict(dict)                                      # of each split: Test_v2_Masks are a test's only
-        for split, kind in sorted({(file.split, file.kind) for file in files}):
-            words = [w for w in folder_words(kind)[:-1] if w not in SPLIT_WORDS]
-            kinds[split].setdefault((*words, *re.findall(r'\d+', kind)), kind)
-        if several := [found for found in kinds.values() if len(found) > 1]:
-            raise DataError(f'several folders could hold the {role}: {", ".join(several[0].values())}')
-
-
 def name_patterns(image, masks):
     """How the stem of an image may become that of its mask, {stem} for what both share: {stem}_sat and {stem}_mask
     -> [(image pattern, mask pattern), ...], those with the fewest letters of their own first"""
     tokens, found = re.compile(r'[^\W\d_]+|\d+|\W|_').findall, set()
     digits = max(re.findall(r'\d+', image) or [''], key=len)
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
-        parts = tokens(image), tokens(mask)
-        *equal, _ = difflib.SequenceMatcher(None, *parts, autojunk=False).get_matching_blocks()
-        longest = sorted(equal, key=lambda block: -block.size)[:1]
-        for blocks in (equal, longest) if equal else ():               # longest: x_rgb_anon and x_gt_ids
-            patterns = [with_stems(side, [(block[at], block.size) for block in blocks])
-                        for at, side in enumerate(parts)]
-            own = [set(re.findall(r'[^\W\d_]+', pattern.replace('{stem}', ' '))) for pattern in patterns]
-            if not own[0] & own[1]:                                    # x1_y2 is not y1_x2
-                found.add(tuple(patterns))
-        if image in mask and re.search(r'[^\W\d_]', image):             # cat and catmask, one word
-            found.add(('{stem}', mask.replace(image, '{stem}', 1)))
+        first, second = [], []                                         # what is alike is {stem}, but a lone _ or -
+        for _, a, b, c, d in difflib.SequenceMatcher(None, tokens(image), tokens(mask), False).get_opcodes():
+            mine, other = ''.join(tokens(image)[a:b]), ''.join(tokens(mask)[c:d])
+            is_shared = mine == other and re.search(r'[^\W_]', mine)
+            first.append('{stem}' if is_shared else mine)
+            second.append('{stem}' if is_shared else other)
+        own = [set(re.findall(r'[^\W\d_]+', ' '.join(side).replace('{stem}', ' '))) for side in (first, second)]
+        if '{stem}' in first and not own[0] & own[1]:                  # x1_y2 is not y1_x2
+            found.add((''.join(first), ''.join(second)))
     own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
     return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
-
-
-def with_stems(tokens, spans):
-    """The tokens joined, with {stem} in place of each span (start, length)."""
-    pattern, end = '', 0
-    for start, length in spans:
-        pattern, end = pattern + ''.join(tokens[end:start]) + '{stem}', start + length
-    return pattern + ''.join(tokens[end:])
 
 
 def stem_rules(images, masks):
@@ -1271,8 +1234,6 @@ def match_pairs(images, masks):
         common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
         clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
         pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
-        pairs = [(image if image.split or not mask.split else dataclasses.replace(image, split=mask.split), mask)
-                 for image, mask in pairs]
         if best is None or len(pairs) - len(clashes) > len(best[0]) - len(best[2]):
             best = pairs, rule, clashes
         if len(pairs) == len(images) == len(masks) and not clashes:
@@ -1280,6 +1241,7 @@ def match_pairs(images, masks):
     pairs, rule, clashes = best
     used = {file.path for group in [*pairs, *clashes] for file in group}
     images, masks = ([file for file in files if file.path not in used] for files in (images, masks))
+    pairs = [(dataclasses.replace(image, split=image.split or mask.split), mask) for image, mask in pairs]
     return pairs, rule, images, masks, clashes
 
 
@@ -1290,19 +1252,14 @@ def unite_folders(images, masks):
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
-    if together or not is_one_each or len(groups) < len(images) / 2:
+    mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
+    has_colours = len(mixed) > 1.5 * len(groups)                       # mask.png and its mask_color.png
+    if together or not is_one_each or has_colours or len(groups) < len(images) / 2:
         return None
-    mixed = [group for group in groups.values() if len({is_derived(mask.stem) for mask in group}) == 2]
-    if len(mixed) > len(groups) / 2:                                   # mask.png and its mask_color.png
-        return None
-    names = Counter(os.path.basename(mask.path) for mask in masks)
-    kinds = sorted(name for name, count in names.items() if count > 0.8 * len(groups) and name[:2].isalpha())
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
     if len(groups) < len(masks):
-        rule += ', its masks united'
+        rule += f', its masks united, such as {" and ".join(file.stem for file in max(groups.values(), key=len)[:2])}'
         united = {place: dataclasses.replace(mask, path=os.path.dirname(mask.path)) for place, mask in united.items()}
-    if len(kinds) > 1:
-        rule += f' ({", ".join(kinds[:4])}; one alone: mask_pattern="{{stem}}{kinds[0]}")'
     return ([(places[place], mask) for place, mask in united.items()], rule,
             [image for place, image in places.items() if place not in groups], [], [])
 
@@ -1317,21 +1274,20 @@ def read_list(path):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
-        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image, with '
-                        'commas between')
+        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
     pairs, problems = [], []
     for number, row in enumerate(table, 2):
-        where, split = f'{path}, line {number}', (row.get('split') or '').strip().lower()
-        if split and split not in SPLIT_WORDS:
-            problems.append(f'{where}: split={split!r}: choose from train, val, test')
-        if not (row['image'] or '').strip() or not (row['mask'] or '').strip():
-            problems.append(f'{where}: image and mask must both be given')
+        image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
+        if split.lower() not in {'', *SPLIT_WORDS}:
+            problems.append(f'{path}, line {number}: split={split!r}: choose from train, val, test')
+        if not image or not mask:
+            problems.append(f'{path}, line {number}: image and mask must both be given')
             continue
-        image, mask = (Found(os.path.join(path.parent, row[key].strip()), Path(row[key]).stem,
-                             SPLIT_WORDS.get(split, ''), rest=os.path.dirname(row[key].strip()))
-                       for key in ('image', 'mask'))
-        problems += [f'{where}: there is no {f.path}' for f in (image, mask) if not os.path.exists(f.path)]
-        pairs.append((image, mask))
+        split = SPLIT_WORDS.get(split.lower(), '')
+        pair = [Found(os.path.join(path.parent, name), Path(name).stem, split, rest=os.path.dirname(name))
+                for name in (image, mask)]
+        problems += [f'{path}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
+        pairs.append(pair)
     twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
     problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
@@ -1348,31 +1304,30 @@ class More(str):
 def shorten(lines, most=10):
     """The first lines, and how many more there are."""
     lines = list(lines)
-    if len(lines) <= most:
-        return lines
     more = More(f'... and {len(lines) - most} more')
     more.hidden = lines[most:]
-    return [*lines[:most], more]
+    return [*lines[:most], *[more] * bool(more.hidden)]
 
 
 def find_pairs(config):
     """All pairs of a data set, split into train, val and test. DataError names every file that has none, and the
     lines that would pair them."""
-    root, files = Path(os.path.expanduser(config['data'])), []         # Path's own raises for ~nobody
+    root = Path(os.path.expanduser(config['data']))                    # Path's own raises for ~nobody
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
-        refuse_selves(pairs)
     else:
         files = list_files(existing_folder(root))
         try:
             pairs, rule, notes = pair_files(config, root, files)
             pairs = split_by_names(pairs, root, files, notes)
         except DataError as error:
-            raise DataError([*error.problems, *problems_of_pairs(config, root, files),
-                             *lines_that_pair(config, root, files)], error.title) from None
+            raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
+    if selves := [image.path for image, mask in pairs if image.path == mask.path]:
+        raise DataError(f'{selves[0]}: would be an image and its mask at once')
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
-    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn)
+    images, masks = (np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs))
+    return Pairs(images, masks, splits, rule, notes + doubts(pairs, splits, config), is_drawn)
 
 
 def doubts(pairs, splits, config):
@@ -1395,61 +1350,47 @@ def doubts(pairs, splits, config):
 
 
 def find_leaks(paths, splits):
-    """A note on images of validation or test that are trained on too: links to a file, or copies under its name."""
-    def marks(path):                                                   # what a link shares, and what a copy does
-        with contextlib.suppress(OSError):
-            facts = os.stat(path)
-            return facts[1:3], (os.path.basename(path), facts.st_size)
-        return ()
-
-    trained = {mark: path for path, split in zip(paths, splits) if split == 0 for mark in marks(path)}
-    twins = {path: trained[mark] for path, split in zip(paths, splits) if split
-             for mark in marks(path) if mark in trained}
+    """A note on images of validation or test that are trained on too: links or copies under the same name."""
     leaks = []
     with contextlib.suppress(OSError):                                 # an unreadable one is told by who reads it
+        marks = [(os.path.basename(path), os.path.getsize(path)) for path in paths]
+        trained = {mark: path for mark, path, split in zip(marks, paths, splits) if split == 0}
+        twins = {path: trained[mark] for mark, path, split in zip(marks, paths, splits) if split and mark in trained}
         leaks = [path for path in [*twins][:100] if filecmp.cmp(path, twins[path], shallow=False)]
     return [f'{len(leaks)}{" or more" * (len(twins) > 100)} images of validation or test, such as {path}, are trained '
             f'on too, as {twins[path]}: their scores flatter' for path in leaks[:1]]
 
 
-def split_named(name):
-    """The split that the first word of a name tells, as in train_1.png; None if none."""
-    return SPLIT_WORDS.get(folder_words(name)[0])
-
-
 def split_listed(name):
     """The split that a text file of this name, val.txt, lists the images of; None for others."""
-    return split_named(name) if name.endswith('.txt') else None
-
-
-def bare(path):
-    """A path without the suffix of an image or mask; scan.v2 has none."""
-    return os.path.splitext(path)[0] if may_be_read(os.path.basename(path)) else path
+    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith('.txt') else None
 
 
 def tail_of(path, parts):
-    """The last parts of a path."""
-    return '/'.join(path.replace(os.sep, '/').split('/')[-parts:])
+    """The last parts of a path, without the suffix of an image or mask; scan.v2 has none."""
+    path = path.replace(os.sep, '/')
+    path = os.path.splitext(path)[0] if may_be_read(posixpath.basename(path)) else path
+    return '/'.join(path.split('/')[-parts:])
 
 
 def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
     the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
-    is_split, paths = any(image.split for image, _ in pairs), [bare(image.path) for image, _ in pairs]
+    is_split, paths = any(image.split for image, _ in pairs), [image.path for image, _ in pairs]
     parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
     stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
-    ways = {'the first word of their names': {stem: split_named(os.path.basename(stem)) for stem in stems}}
+    first_words = {stem: folder_words(posixpath.basename(stem))[0] for stem in stems}
+    ways = {'the first word of their names': {stem: SPLIT_WORDS.get(word) for stem, word in first_words.items()}}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
-    halved = {folder for folder, name in lists if split_listed(name) == 'val'}     # by others than trainval.txt
-    for folder, name in lists if not is_split else ():
-        if folder in halved and re.match('(?i)train[-_]?val', name):
+    halved = {folder for folder, name in lists if split_listed(name) == 'val'}
+    for folder, name in lists:
+        if is_split or folder in halved and re.match('(?i)train[-_]?val', name):           # train.txt says it better
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
-        with contextlib.suppress(OSError), open(os.path.join(root, folder, name), encoding='utf-8-sig',
-                                                       errors='replace') as file:
-            for stem in (tail_of(bare(word), parts) for line in file.read(10**8).splitlines()
-                         for word in {line.strip(), *line.split()[:1]}):
-                listed[stem] = split if listed.get(stem, split) == split else None
+        with contextlib.suppress(OSError):
+            for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
+                for stem in {tail_of(word, parts) for word in (line.strip(), *line.split()[:1])}:
+                    listed[stem] = split if listed.get(stem, split) == split else None
     for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
         splits = [listed.get(stem) for stem in stems]
         if not is_split and all(splits) and {'train'} < set(splits):
@@ -1460,24 +1401,6 @@ def split_by_names(pairs, root, files, notes):
     return pairs
 
 
-def paths_of(pairs):
-    """[(image, mask), ...] -> the paths of the images (N,) and of the masks (N,) as bytes."""
-    return [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
-
-
-def problems_of_pairs(config, root, files):
-    """What is wrong with the files that do pair: told beside those that do not, instead of by the next run."""
-    try:
-        pairs, rule, notes = pair_files({**config, 'skip_unpaired': True}, root, files)
-    except DataError:                                                  # which files belong together is not known
-        return []
-    try:
-        scan(Pairs(*paths_of(pairs), np.zeros(len(pairs)), rule, notes), {**config, 'skip_broken': False})
-    except DataError as error:
-        return error.problems
-    return []
-
-
 def pair_files(config, root, files):
     """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner."""
     images, masks, notes = collect(config, root, files)
@@ -1486,229 +1409,135 @@ def pair_files(config, root, files):
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
                          *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
                          'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
-    refuse_kinds(images, masks)
-    pairs, rule, *left = unite_folders(images, masks) or match_pairs(images, masks)
-    notes += refuse_unpaired(pairs, *left, config, rule, notes)
-    if not pairs:
-        raise DataError(f'{root}: no image has a mask')
-    refuse_selves(pairs)
-    return pairs, rule, notes
-
-
-def refuse_selves(pairs):
-    """A file is not its own mask."""
-    for image, mask in pairs:
-        if image.path == mask.path:
-            raise DataError(f'{image.path}: would be an image and its mask at once')
+    for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
+        kinds = {(file.split, file.kind.lower()): file.kind for file in found}     # Test_v2_Masks are a test's only
+        for several in grouped(sorted(kinds), lambda key: key[0]).values():
+            if len(several) > 1:
+                raise DataError(f'several folders could hold the {role}: {", ".join(kinds[key] for key in several)}')
+    pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
+    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
+    lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
+    by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
+    if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
+        raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(notes, 5)],
+                        'images and masks do not pair')
+    return pairs, rule, notes + [f'skipped {len(lonely)} files without a partner', *shorten(lonely, 3)] * bool(lonely)
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
-    files = [(folder, name) for folder, name in files if may_be_read(name)]
-    count, score, deadline = {}, {}, time.monotonic() + seconds        # of each line that works
-    seen = functools.cache(lambda path: appearance(path, config))
+    files = [file for file in files if may_be_read(file[1])]
+    works, deadline = {}, time.monotonic() + seconds                   # {line: (its score, its pairs)}
+    flat = functools.cache(lambda path: flatness(path, config))
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:
             break
         try:
-            pairs, rule, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
-            skip = any(note.startswith('skipped ') for note in notes)
-            tried = settings | ({'skip_unpaired': True} if skip else {})
-            tried |= {'val_fraction': 0} if len(pairs) == 1 and config['val_fraction'] else {}
-            choose_splits([image for image, _ in pairs], {**config, **tried})
-            if skip and is_derived(rule):                              # of several kinds of masks one that nobody means
-                continue
+            pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
-        three = [[seen(file.path) for file in pairs[i]] for i in (0, len(pairs) // 2, -1)]
-        looks = sum(suit(*two) for two in three) / 3 - all(mask and mask.is_even for _, mask in three)
-        is_absurd = 'masks' in settings and likelihood(settings) + looks <= -2     # masks of one kind as images
-        is_absurd |= bool(settings) and len(pairs) * (10 if skip else 20) < len(files)     # one name's own pattern
-        if looks > -2 and not is_absurd:
+        skip = any(note.startswith('skipped ') for note in notes)
+        score = likelihood(*(file.path for file in pairs[len(pairs) // 2]), flat)
+        is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
+        if score > (0 if skip else -4) and not is_chance:
+            tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            count[line], score[line] = len(pairs), (likelihood(settings) + looks, not skip)
-    lines = [line for line in count                                    # no key too many
-             if not any(line.endswith(f' {other}') and count[line] <= count[other] for other in count)]
-    most = max((count[line] for line in lines), default=0)
-    lines = [line for line in lines if 4 * count[line] >= most * (3 if 'masks=' not in line else 2)]
-    best = max((score[line] for line in lines), default=None)
-    lines = sorted((line for line in lines if score[line] == best), key=lambda line: (-count[line], len(line)))
-    return [*['type one of these, each tried on your files:'][:len(lines)],
-            *(f'    {line}   ({count[line]} pairs)' for line in lines[:6]),
+            works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
+    most = max((len(found) for _, found in works.values()), default=0)
+    lines = []                                                         # none whose pairs another line has too
+    plain = lambda line: ('skip_' in line, 'masks=' not in line, len(line))
+    for line in sorted(works, key=lambda line: (-len(works[line][1]), plain(line))):
+        found, share = works[line][1], 2 if 'masks=' in line else 3
+        if 4 * len(found) >= share * most and not any(found <= works[other][1] for other in lines):
+            lines.append(line)
+    best = max((works[line][0] for line in lines), default=None)
+    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines if works[line][0] == best]
+    return [*['type one of these, each tried on your files:'][:len(lines)], *lines[:6],
             'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
 
 
-Look = namedtuple('Look', 'size is_photo is_mask is_even')             # what a file may be, by what it looks like
-
-
-def appearance(path, config):
-    """What a file looks like -> Look: its size (H, W), whether it may be a photograph, a mask, a mask of one value."""
-    with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
-        height, width, _ = read_header(path, config)
-        if height * width > 2**24:                                     # not to be decoded for a guess
-            return Look((height, width), True, True, False)
+def flatness(path, config):
+    """The share of a file's pixels that have its 32 most frequent values: near 1 in masks, far below in photographs."""
     try:
-        codes = read_mask(path, config)
+        codes = read_mask(path, config).ravel()
     except DataError:                                                  # fractions, many bands
-        with contextlib.suppress(DataError):
-            return Look(read_array(path, config).shape[:2], True, False, False)
-        return None
-    counts = np.sort(np.unique(codes, return_counts=True)[1])[::-1] / codes.size
-    return Look(codes.shape, counts[:16].sum() < 0.9, counts[:64].sum() > 0.7, len(counts) == 1)
+        return 0
+    some = codes[::len(codes) // 2**18 + 1]
+    return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 
 
-def suit(image, mask):
-    """0 if two appearances are those of an image and its mask, down to -4 where they are not."""
-    if image is None or mask is None or not same_shape(image.size, mask.size):
-        return -3
-    return -(image.size != mask.size) - 2 * (not mask.is_mask) - (not image.is_photo)
+def likelihood(image, mask, flat):
+    """How much two paths sound, by the words that only one of them has, and their files look like image and mask."""
+    shared = len(os.path.commonpath([image, mask]))
+    words = [{word for part in Path(path[shared:]).parts for word in folder_words(part)} for path in (image, mask)]
+    own, fits = (words[0] - words[1], words[1] - words[0]), 0
+    for said, meant, wrong in zip(own, (IMAGE_WORDS, MASK_WORDS), (MASK_WORDS, IMAGE_WORDS)):
+        fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
+    splits = [{SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in own]
+    fits -= 6 * (all(splits) and splits[0] != splits[1])
+    fits += 'manual' in own[1]                                         # beside a mask of the field of view
+    return fits + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)
 
 
-def is_derived(name):
-    """Whether a name holds a word of what is made of masks or images, as colours and overlays are."""
-    return any(word.lower() in DERIVED_WORDS for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', name))
-
-
-def likelihood(settings):
-    """How much these names sound like images and masks; below 0: the wrong way round."""
-    if not settings:
-        return 0.5
-    if 'masks' in settings:                                            # what both are in tells nothing of either
-        shared = os.path.commonpath([settings['images'], settings['masks']])
-        names = [os.path.relpath(settings[key], shared or '.') for key in ('images', 'masks')]
-    else:
-        names = [settings.get(key, '').replace('{stem}', ' ') for key in ('image_pattern', 'mask_pattern')]
-    said = [read_place(re.sub('[^A-Za-z]+', '/', name).strip('/'))[1] for name in names]
-    made = [is_derived(name) for name in names]
-    fits = sum(1 if word == role else -2 for word, role in zip(said, ('image', 'mask')) if word)
-    fits += ('manual' in names[1]) - 2 * made[0] - 2 * made[1]         # manual: beside a mask of the field of view
-    plain_image = names[0].strip().startswith('.') and len(names[1]) > len(names[0])
-    return fits + ('masks' not in settings and (plain_image or 'image_pattern' not in settings))
-
-
-def folder_shapes(files):
-    """Folders as images= and masks= take them, * for numbers, splits, and what holds the same folders as its brothers
-    -> ({shape: files in it}, all folders there are)."""
-    shared, alike, inner = shared_folder(files), defaultdict(Counter), defaultdict(set)
-    folders = set(next(zip(*files), ()))
-    ways = {folder: [*itertools.accumulate(Path(folder).parts, posixpath.join)] for folder in folders}
-    everywhere = {path for way in ways.values() for path in way}
-    words = re.compile(rf'\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z])', re.IGNORECASE)
-    for path in everywhere:
-        inner[posixpath.dirname(path)].add(posixpath.basename(path))
-    contents = {path: frozenset(inner.get(path, ())) for path in everywhere}
-    brothers = Counter((posixpath.dirname(path), held) for path, held in contents.items() if held)
-    splits = Counter((posixpath.dirname(path), read_place(posixpath.basename(path))[0]) for path in everywhere)
-    for folder, _ in files:
-        starred = []                                                   # the folder with * in it
-        for part in ways[folder]:
-            name = posixpath.basename(part)
-            has_brothers = brothers[posixpath.dirname(part), contents[part]] > 2
-            split, role = read_place(name)[:2]                         # train-img holds images, train_A is one of three
-            is_split = split and not role and splits[posixpath.dirname(part), split] == 1
-            starred.append('*' if has_brothers or is_split else words.sub('*', name))
-            alike['/'.join(starred)][part] += 1
-    shapes = {}
-    for general, counts in sorted(alike.items(), key=lambda item: -item[1].total())[:40]:
-        shapes |= shapes_of(general, counts, shared, everywhere)
-    for shape in sorted(shapes):                                       # a folder that only holds a folder
-        if shapes.get(posixpath.dirname(shape)) == shapes[shape]:
-            del shapes[shape]
-    return shapes, everywhere
-
-
-def shapes_of(general, counts, shared, everywhere):
-    """Ways to write the folders {path: files} that one general shape covers -> {shape: files in it}."""
-    columns = [*zip(general.split('/'), *(folder.split('/') for folder in counts))]
-    parts = [starred if len(set(names)) > 1 or names[0].lower() in SPLIT_WORDS else names[0]
-             for starred, *names in columns]                           # test/ may lack what train/ has
-    shape, shapes = '/'.join(parts), {}
-    covers = re.compile(re.escape(shape).replace(r'\*', '[^/]*')).fullmatch
-    below = parts[len(Path(shared).parts):]                            # what all are in tells nothing
-    is_wide = set(below) == {'*'} or any(map(covers, everywhere - counts.keys()))      # others too
-    if is_wide and len(counts) < 12:
-        shapes |= counts
-    for at, (part, (_, name, *_)) in enumerate(zip(parts, columns)):
-        if '*' in part and part != '*' and not read_place(name)[0]:    # mask-0 and mask-1 of two raters
-            kind = Counter()
-            for folder, count in counts.items():
-                kind['/'.join([*parts[:at], folder.split('/')[at], *parts[at + 1:]])] += count
-            shapes |= kind if len(kind) < 5 else {}
-    return shapes if is_wide else shapes | {shape: counts.total()}
+def folder_shapes(files, shared):
+    """Folders as images= and masks= take them, with * for numbers, splits, or folders of three names and more
+    -> ({shape: the folders it stands for}, those that hold the most files first, all folders there are)."""
+    count, weight, depth = Counter(folder for folder, _ in files), Counter(), len(Path(shared).parts)
+    everywhere = {path for folder in count for path in itertools.accumulate(Path(folder).parts, posixpath.join)}
+    siblings = Counter(map(posixpath.dirname, everywhere))
+    words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z]))+', re.IGNORECASE)
+    for folder, number in count.items():
+        names = Path(folder).parts
+        stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
+        above = ['*' if siblings['/'.join(names[:at])] > 2 else star for at, star in enumerate(stars)]
+        for end in range(depth + 1, len(names) + 1):                   # one of them may be told by its own name
+            told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]
+            told += [stars[:end], (*above[:end - 1], names[end - 1])]
+            weight.update({'/'.join(shape): number for shape in told})
+    plainest, usual = {}, [shape for shape, _ in weight.most_common(60)]           # of those of the same folders
+    stars_last = lambda shape: (shape.count('/'), '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
+    for shape in sorted(usual, key=stars_last):
+        plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
+    shapes = sorted(plainest.items(), key=lambda item: -weight[item[1]])
+    return {shape: covered for covered, shape in shapes}, everywhere
 
 
 def folder_answers(files):
     """images= and masks= for any two folders that may belong together."""
-    (shapes, everywhere), shared = folder_shapes(files), shared_folder(files)
-    usual = sorted(shapes, key=lambda shape: -shapes[shape])[:16]
-    role_of = lambda shape: read_place(shape[len(shared):].lstrip('/'))[1]
-    for image, mask in itertools.permutations(sorted(usual), 2):
-        (inside, name), (beside, other) = posixpath.split(image), posixpath.split(mask)
+    shared = shared_folder(files)
+    shapes, everywhere = folder_shapes(files, shared)
+    role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
+    for image, mask in itertools.permutations([*shapes][:24], 2):
+        parts = zip(image.split('/')[::-1], mask.split('/')[::-1])
         numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
-        twins = {posixpath.join(inside, other), posixpath.join(beside, name)}
-        twins |= {image.replace(*pair) for pair in numbers}
-        above = [posixpath.basename(folder) for folder in (beside, inside)]
-        twins |= {mask.replace(*above), image.replace(*above[::-1])} if all(above) else set()      # Trout/Trout GT
-        is_alike = re.sub(r'\d', '', name) == re.sub(r'\d', '', other) != ''
-        if is_alike or twins & (everywhere | shapes.keys()) - {image, mask}:
-            continue                                                   # masks/frog are not those of images/worm
-        if len({read_place(side)[0] for side in (image, mask)} - {''}) > 1:
-            continue                                                   # nor those in val/ of what is in train/
-        is_apart = posixpath.commonpath([image, mask]) not in (image, mask)
-        if is_apart and role_of(image) != 'mask' and role_of(mask) != 'image':
+        twins = {twin for a, b in (*parts, *numbers) if '*' not in (a, b)
+                 for twin in (image.replace(a, b), mask.replace(b, a))}
+        is_other = bool(twins & (everywhere | shapes.keys()) - {image, mask})    # masks/frog are not of images/worm
+        first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
+        is_other |= first == second != '' or role[image] == 'mask' or role[mask] == 'image'
+        if not is_other and not shapes[image] & shapes[mask]:
             yield {'images': image, 'masks': mask}
 
 
 def pattern_answers(files):
     """mask_pattern, alone and with image_pattern, after what some names have in common with others; where a folder
     for each image holds img.png and label.png, {stem} stands for nothing."""
-    cut, (folders, names) = len(shared_folder(files)), map(Counter, zip(*files)) if files else ((), Counter())
-    same = [name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
-    whole = itertools.permutations(['{stem}' + name for name in same] if len(same) <= 8 else (), 2)
-    images, masks = ([name for folder, name in files if read_place(folder[cut:].lstrip('/'))[1] != other] or
-                     [name for _, name in files] for other in ('mask', 'image'))
+    folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
+    same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
+    images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
     seen = Counter()
-
-    def is_other(first, second):                                       # frame 1 with the mask of frame 3
-        digits = [re.findall(r'(?<![A-Za-z\d])\d+|\d+(?![A-Za-z\d])', re.sub(r'\.\w+$', '', side))
-                  for side in (first, second)]                         # but not of leftImg8bit
-        splits = [{SPLIT_WORDS.get(word) for word in folder_words(side)} - {None} for side in (first, second)]
-        return all(digits) and digits[0] != digits[1] or all(splits) and splits[0] != splits[1]
-
-    for image in dict.fromkeys([images[0], images[len(images) // 2], images[-1]]) if images else ():
+    for image in dict.fromkeys([*images[:1], *images[len(images) // 2:][:1], *images[-1:]]):
         stem, suffix = os.path.splitext(image)
-        for kind in sorted({os.path.splitext(mask)[1] for mask in masks}):
-            stems = [os.path.splitext(mask)[0] for mask in masks if mask != image and mask.endswith(kind)]
-            fitting = [patterns for patterns in name_patterns(stem, stems)
-                       if [side.count('{stem}') for side in patterns] == [1, 1] and not is_other(*patterns)]
-            for first, second in fitting[:8]:
-                seen[first + suffix, second + kind] += len(stem) - len(first.replace('{stem}', ''))
+        for kind, others in grouped(map(os.path.splitext, sorted(names)), lambda parts: parts[1]).items():
+            for first, second in name_patterns(stem, [other for other, _ in others if other + kind != image]):
+                if first.count('{stem}') == second.count('{stem}') == 1:
+                    seen[first + suffix, second + kind] += 1
+    whole = itertools.permutations(same if len(same) <= 8 else (), 2)
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:
-        if first != second and not is_other(first, second):
+        if first != second:
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
-
-
-def refuse_unpaired(pairs, images, masks, clashes, config, rule, ignored):
-    """Files without a partner stop the run, all named; with skip_unpaired they are a note."""
-    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
-    lonely = [f'image without a mask: {f.path}' for f in images]
-    lonely += [f'mask without an image: {f.path}' for f in masks]
-    if not problems and not lonely:
-        return []
-    folders = {f.rest for f in [*images, *(image for image, _ in pairs)] if not f.kind}
-    apart = any(image.rest != mask.rest for image, mask in pairs)      # else masks lie beside their images
-    two_kinds = images and not config['images'] and 1 < len(folders) <= 8 and '' not in folders and apart
-    by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
-    if config['skip_unpaired'] and not problems and not two_kinds and not by_chance:
-        stems = {image.stem.casefold() for image, _ in pairs}
-        more = sum(any(mask.stem[:end].casefold() in stems for end in range(len(mask.stem))) for mask in masks)
-        objects = (f', {more} of them further masks of images that have one: what they show is background now. '
-                   'A folder for each image, named like it, would unite its masks')
-        return [f'skipped {len(lonely)} files without a partner{objects * bool(more)}']
-    raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(ignored, 5)],
-                    'images and masks do not pair')
 
 
 def group_of(image, pattern):
@@ -1725,19 +1554,16 @@ def choose_splits(images, config):
     without validation, are split by a seeded draw of groups."""
     train, val = SPLITS.index('train'), SPLITS.index('val')
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
-    if val in splits and train in splits and -1 not in splits:
-        return splits
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
         splits[:] = -1
     if config['val_fraction'] == 0 or val in splits:
         return np.where(splits < 0, train, splits)
     pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
     pattern = config['group_pattern']
-
     groups = list(grouped(pool, lambda row: group_of(images[row], pattern) if pattern else row).values())
     if len(groups) < 2:
-        told = f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val; '
-        raise DataError([told + 'at least 2 are needed', 'val_fraction=0 validates on the training images'])
+        raise DataError([f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val',
+                         'val_fraction=0 validates on the training images'])
     held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
     for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:
         if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it

@@ -207,12 +207,11 @@ def test_second_annotator_is_left_out_by_patterns(tmp_path):
     assert partners(data, tmp_path / 'set') == {f'{n}.jpg': f'{n}_1stHO.png' for n in range(3)}
 
 
-@pytest.mark.parametrize('skip', [False, True])
-def test_two_folders_of_images_are_asked_for(tmp_path, skip):
+def test_two_folders_of_images_are_asked_for(tmp_path):
     """Pre and post (or S1 and S2) are not one set, though only the masks have a telling name."""
     fill(tmp_path / 'set', [f'{s}/{n}_{s}.png' for n in range(3) for s in ('pre', 'post')],
          [f'labels/{n}_label.png' for n in range(3)])
-    error = ask(tmp_path / 'set', skip_unpaired=skip)
+    error = ask(tmp_path / 'set')
     for folder in ('pre', 'post'):
         line = offered(error, 'images="' + folder) + ' ' + offered(error, 'masks=')
         _, data = inspect(tmp_path / 'set', **typed(line))
