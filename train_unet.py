@@ -4080,8 +4080,9 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
                if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
     if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
-        is_lost = find_nonfinite(state, window, loss_fn, 'float32')[0]
-        if unsound and is_lost:                                        # else the loss leaves them out
+        without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
+        is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
+        if unsound and is_lost and not is_lost_without:                # else the loss leaves them out
             raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
     lower = safer_dtype(state.dtype, hardware)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
