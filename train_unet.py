@@ -3696,15 +3696,18 @@ def save_checkpoint(path, content):
 
 def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f'{path} is no file')                            # a pipe would be waited for
     try:
         with zipfile.ZipFile(path) as file:
             if any(entry.compress_type for entry in file.infolist()) \
                     or sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
                 raise ValueError('it is compressed, which this program never does, and may be a bomb')
-            if damaged := file.testzip():
-                raise ValueError(f'its part {damaged} is not as it was written')
+            damaged = file.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise OSError(f'{path} is damaged: {error}') from None
+    if damaged:
+        raise OSError(f'{path} is damaged at {damaged}')
 
 
 def load_checkpoint(path):
