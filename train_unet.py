@@ -4165,8 +4165,11 @@ def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
     shows = sys.stderr and sys.stderr.isatty() or running_shell()      # a service has no stderr
     shows = shows and not world().rank                                 # one bar for all processes
-    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, dynamic_ncols=True,
-                bar_format='{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}')
+    width = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
+    with contextlib.suppress(OSError, ValueError, AttributeError):     # what is no terminal
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers tell 0
+            width |= {'dynamic_ncols': False, 'ncols': 100, 'nrows': 20}
+    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, **width)
 
 
 def windows(loader, sampler):

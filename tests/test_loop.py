@@ -1977,6 +1977,17 @@ def test_a_training_on_a_cpu_keeps_the_memory_that_tensors_free(tmp_path, forks,
     assert kept < without / 5
 
 
+def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
+    """As that of docker run -t does where nobody is attached."""
+    reader, writer = pty.openpty()                                     # 0 columns until somebody sets them
+    os.set_blocking(reader, False)
+    with open(writer, 'w', closefd=False) as terminal:
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]
+    assert b'Epoch 1 [train]' in os.read(reader, 4096)
+    os.close(reader), os.close(writer)
+
+
 @pytest.mark.parametrize('columns', [80, 40])
 def test_80_columns_hold_all_that_a_bar_tells(columns, monkeypatch):
     reader, writer = pty.openpty()
