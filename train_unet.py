@@ -3108,11 +3108,26 @@ def laid_out(model, config, device):
     175189 and 175190, mended in 2026)."""
     if device.type != 'mps':
         return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
-    refusing = nn.modules.batchnorm._BatchNorm, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d
-    for module in model.modules():
-        if isinstance(module, refusing):
-            module.register_forward_pre_hook(lambda module, inputs: inputs[0].contiguous())
+    for module in list(model.modules()):
+        if isinstance(module, nn.AdaptiveAvgPool2d):
+            change_forward(module, PooledByProduct)
+        elif isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
+            change_forward(module, TakesRows)
     return model.to(memory_format=torch.contiguous_format)
+
+
+class TakesRows:
+    """Mixin: what comes in another layout is copied into rows of columns."""
+
+    def forward(self, maps):
+        return super().forward(maps.contiguous())
+
+
+class PooledByProduct:
+    """Mixin: adaptive pooling of any size, which Apple GPUs have for divisors only (pytorch issue 96056)."""
+
+    def forward(self, maps):
+        return pool_by_product(maps.contiguous(), self.output_size)
 
 
 @torch.no_grad()
@@ -3605,6 +3620,8 @@ def random_states():
     states = {'python': random.getstate(), 'torch': torch.get_rng_state(), 'numpy': (kind, keys.tolist(), *rest)}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states['cuda'] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        states['mps'] = torch.mps.get_rng_state()
     return states
 
 
@@ -3615,6 +3632,8 @@ def set_random_states(states):
     np.random.set_state(states['numpy'])
     if 'cuda' in states and torch.cuda.is_available() and len(states['cuda']) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states['cuda'])
+    if 'mps' in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states['mps'])
 
 
 def state_dict(state):

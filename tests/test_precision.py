@@ -483,19 +483,24 @@ def test_channels_last_is_left_on_apple_gpus(tmp_path):
     assert layouts == {'mps': True, 'cpu': False}
 
 
-@pytest.mark.parametrize('network', [{'architecture': 'Segformer'}, {'encoder': 'tu-convnext_atto'}], ids=str)
-def test_norms_take_rows_on_apple_gpus(network):
-    """Some encoders and decoders come to channels_last by themselves. The network is the same function."""
+@pytest.mark.parametrize('network', [{'architecture': 'Segformer'}, {'encoder': 'tu-convnext_atto'},
+                                     {'architecture': 'PSPNet'}, {'architecture': 'UPerNet'}], ids=str)
+def test_norms_and_pooling_take_rows_on_apple_gpus(network):
+    """Some encoders and decoders come to channels_last by themselves; pooling into 3 or 6 of 16 is not to be had there.
+    The network is the same function."""
     settings = {**CONFIG, 'encoder': 'resnet18', 'decoder_channels': [16, 12, 8, 8, 8], 'mean': [0.0], 'std': [1.0],
                 'num_classes': 2, 'image_size': [64, 64], **network}
     model, images = train_unet.build_model(settings).eval(), torch.randn(2, 3, 128, 128)
-    usual, norms = model(images), []
+    usual, pools, norms = model(images), [], []
     train_unet.laid_out(model, settings, torch.device('mps'))
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.register_forward_hook(lambda module, inputs, made: norms.append(made.is_contiguous()))
-    assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
-    assert norms and all(norms)
+    real = torch.nn.functional.adaptive_avg_pool2d
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, 'adaptive_avg_pool2d', lambda x, size: pools.append(size) or real(x, size))
+        assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
+    assert norms and all(norms) and not pools
 
 
 def test_float64_reaches_no_apple_gpu():
