@@ -1321,13 +1321,13 @@ def find_pairs(config):
             pairs, rule, notes = pair_files(config, root, files)
             pairs = split_by_names(pairs, root, files, notes)
         except DataError as error:
-            raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
+            raise DataError([*error.problems, *problems_of_pairs(config, root, files),
+                             *lines_that_pair(config, root, files)], error.title) from None
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
         raise DataError(f'{selves[0]}: would be an image and its mask at once')
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
-    images, masks = (np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs))
-    return Pairs(images, masks, splits, rule, notes + doubts(pairs, splits, config), is_drawn)
+    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn)
 
 
 def doubts(pairs, splits, config):
@@ -1399,6 +1399,24 @@ def split_by_names(pairs, root, files, notes):
     why = '*.txt, as folders tell the split' if is_split else '*.txt, which do not list every image once'
     notes += tell_ignored({why: ['/'.join(filter(None, place)) for place in lists]})
     return pairs
+
+
+def paths_of(pairs):
+    """[(image, mask), ...] -> the paths of the images (N,) and of the masks (N,) as bytes."""
+    return [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
+
+
+def problems_of_pairs(config, root, files):
+    """What is wrong with the files that do pair: told beside those that do not, instead of by the next run."""
+    try:
+        pairs, rule, notes = pair_files({**config, 'skip_unpaired': True}, root, files)
+    except DataError:                                                  # which files belong together is not known
+        return []
+    try:
+        scan(Pairs(*paths_of(pairs), np.zeros(len(pairs)), rule, notes), {**config, 'skip_broken': False})
+    except DataError as error:
+        return error.problems
+    return []
 
 
 def pair_files(config, root, files):
@@ -2249,7 +2267,12 @@ def scan_pair(image, mask, config):
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
-    found, counts = np.unique(codes, return_counts=True)
+    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
+        counts = np.bincount(codes.ravel())
+        found = np.flatnonzero(counts)
+        counts = counts[found]
+    else:
+        found, counts = np.unique(codes, return_counts=True)
     mask_mode, colours, turned = mask_header(mask, found.tolist())
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
@@ -3174,7 +3197,7 @@ def fold_upsampling(network, devices=('cpu',)):
     function of the same weights in fewer operations, and without the enlarged maps in memory. Seen to be faster on a
     CPU; on none in a graph for others to read."""
     for module in network.modules():
-        if isinstance(module, smp.decoders.unet.decoder.UnetDecoderBlock):
+        if type(module).__name__ == 'UnetDecoderBlock':
             change_forward(module, Folded)
             change_forward(module.conv1[0], ConvolvesDoubled)
             module.folds = devices
@@ -4593,6 +4616,8 @@ def close_epoch(state, metrics, config, run, is_due):
     since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
     done = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
     done = 'no sound step' if math.isnan(row['train_loss']) else done if since else 'no better, on small images'
+    if not math.isfinite(metrics['loss']):
+        log.warning('The validation loss is not finite, in %s', state.dtype)
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     if score > state.best_score or state.best_score == -math.inf:      # a NaN is better than nothing
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
@@ -4651,7 +4676,8 @@ def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
     versions = {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__}
     for name in ('segmentation_models_pytorch', 'albumentations'):     # which are not loaded for it
-        versions[name] = importlib.metadata.version(name)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # it came in another way
+            versions[name] = importlib.metadata.version(name)
     is_ours = isinstance(model, SegmentationModel)
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
             'pixels': model.pixels if is_ours else None, 'coding': model.coding if is_ours else None,
@@ -4959,6 +4985,9 @@ def check_own(model, loss_fn, train_data, val_data):
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
 
 
+ONE_TRAINING = threading.Lock()
+
+
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
     """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
 
@@ -4973,6 +5002,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         raise UserError("a data worker runs your script from its beginning: put what trains below "
                         "if __name__ == '__main__':")
     check_own(model, loss_fn, train_data, val_data)
+    if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
+        raise UserError('another training is at work in this process; give each a process of its own')
     run, is_new, before = None, False, random_states()
     log.setLevel(logging.INFO)
     forget_shown()
@@ -5003,6 +5034,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
         raise
     finally:
+        ONE_TRAINING.release()
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
             gc.collect()                                               # an import in mid-run leaves frames in a cycle

@@ -1832,6 +1832,16 @@ def test_the_demo_is_drawn_again_when_its_files_are_gone(tmp_path):
     assert len(list(train_unet.write_demo(folder, num_train=2, num_val=1).glob('*/*/*.png'))) == 6
 
 
+def test_files_without_a_partner_do_not_hide_broken_ones(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=8)
+    (folder / 'masks/0.png').unlink()
+    (folder / 'images/1.png').write_bytes(b'')
+    save(folder / 'masks/2.png', np.zeros((5, 9)))
+    told = str(ask(folder))
+    assert re.search(r'image without a mask: .*images/0.png', told) and re.search(r'images/1.png: .*empty', told)
+    assert re.search(r'images/2.png: is 16 x 4 pixels, its mask .* 9 x 5', told)
+
+
 def test_masks_of_minus_one_and_one_get_a_line_with_a_background(tmp_path):
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
     for path in sorted((folder / 'masks').iterdir()):
