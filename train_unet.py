@@ -1098,13 +1098,18 @@ def collect(config, root, files):
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
     found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
     candidates = [(source, *file) for source, base in sources.items() for file in files_of(base, root, files)]
+    stems_of = lambda name: {role: stem for role, stem_of in stem_keys.items() if (stem := stem_of(name)) is not None}
+    held = defaultdict(set)                                            # img_0_json/ holds img.png and label.png
+    for _, _, place, name in candidates if len(patterns) == 2 else ():
+        held[place] |= stems.keys() if len(stems := stems_of(name)) == 1 else set()
     for source, path, place, name in candidates:
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
+        role, kind, rest = ('', '', place) if len(held[place]) == 2 else (role, kind, rest)    # its name tells nothing
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
             continue
-        stems = {key: part for key, stem_of in stem_keys.items() if (part := stem_of(name)) is not None}
+        stems = stems_of(name)
         if not role and patterns:
             role = 'mask' if 'mask' in stems else 'image' if 'image' in stems or 'image' not in patterns else ''
         if role in patterns and role not in stems or not role and len(patterns) == 2:
