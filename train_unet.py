@@ -7107,7 +7107,9 @@ def tune(preset, overrides, seconds=60.0):
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
     if device.type == 'cpu':
         keep_freed_memory()
-    window = first_window(dataset, config, device)
+    sampler = WindowSampler(len(dataset), config)
+    keys = [rows.tolist() for rows in sampler.micro_batches(sampler.windows()[0])]
+    window = load_batches(dataset, keys, config, device)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
@@ -7153,33 +7155,23 @@ def tune(preset, overrides, seconds=60.0):
     return 0
 
 
-def first_window(dataset, config, device):
-    """The micro-batches of the first step, where a loader would have put them."""
-    sampler = WindowSampler(len(dataset), config)
-    window = [collate([dataset[key] for key in keys.tolist()]) for keys in sampler.micro_batches(sampler.windows()[0])]
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.pin_memory, window) if device.type == 'cuda' else window
-
-
 def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
     """The share of the time that real steps, fed by the loader as in training, wait for data; the images were read once
     before, so that they lie in the cache if there is one."""
-    sampler, device = WindowSampler(len(dataset), config), candidate.state.device
-    whole = [rows for rows in sampler.windows() if len(rows) == len(sampler.windows()[0])]
-    chosen = [sampler.micro_batches(rows) for rows in whole[:max(2, 200 // len(whole[0]))]]
-    loader = build_loader(dataset, config, device, batch_sampler=[rows.tolist() for rows in itertools.chain(*chosen)])
+    effective = config['batch_size'] * config['accumulation_steps']
+    count = min(len(dataset), max(200, 2 * effective)) // effective * effective        # windows of one length
+    sampler = WindowSampler(count or len(dataset), config)
+    loader = build_loader(dataset, config, candidate.state.device, batch_sampler=sampler)
     for _ in loader:
         pass
-    batches, waited, begun = iter(loader), 0.0, 0.0
-    for number, parts in enumerate(progress(chosen, len(chosen), 'Watching the loader')):
-        asked = time.monotonic()
-        window = [next(batches) for _ in parts]
-        if number:
-            waited += time.monotonic() - asked
+    steps, begun, busy = windows(loader, sampler), 0.0, 0.0
+    for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
+        window = next(steps)
         begun = begun or time.monotonic()                              # not the start of the workers
-        timed_step(candidate, window, loss_fn, config)
+        busy += timed_step(candidate, window, loss_fn, config)
         if time.monotonic() - begun > seconds:
             break
-    share = waited / (time.monotonic() - begun)
+    share = 1 - busy / (time.monotonic() - begun)
     stop_workers(loader)
     print(f'waiting for data: {share:.1%} of the time of {number + 1} steps in {candidate.name}, '
           f'num_workers={config["num_workers"]}')
