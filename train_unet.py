@@ -35,6 +35,7 @@ The file, top to bottom:
     measuring       memory by part, tune
     command line
 """
+import _thread
 import ast
 import atexit
 import base64
@@ -7218,56 +7219,39 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             break
 
 
-class Overdue(BaseException):
-    """Internal: what was given some seconds took them all. No Exception, which compilers catch."""
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Raise Overdue after so many seconds, where there are timers and this is the main thread."""
-    if not hasattr(signal, 'setitimer') or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    def stop(*_):
-        raise Overdue
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compile
 
 
 def compile_all(candidates, config, device, window, loss_fn):
     """Every candidate once more, compiled, while time lasts: first the better layout of each precision, the fastest
-    first -> those that compile; only the fastest of them keeps its state."""
-    compiled, longest, end = [], 0, time.monotonic() + COMPILE_SECONDS.get(device.type, 120)
+    first -> those that compile; only the fastest of them keeps its state. Ctrl-C ends this early."""
+    compiled = []
     is_second = lambda c: any((o.dtype, o.tf32) == (c.dtype, c.tf32) and o.median < c.median for o in candidates)
     waiting = sorted(candidates, key=lambda c: (is_second(c), c.median))
-    while waiting and end - time.monotonic() > longest:
-        one = try_compiling(waiting.pop(0), config, device, window, loss_fn, end - time.monotonic())
-        compiled = sorted(compiled + [one] * bool(one), key=lambda c: c.median)
-        longest = max([c.compile_seconds for c in compiled], default=0)
-        for slower in compiled[1:]:
-            slower.state = None
-    if waiting:
+    alarm = threading.Timer(COMPILE_SECONDS.get(device.type, 120), _thread.interrupt_main)
+    alarm.start()
+    try:
+        while waiting:
+            one = try_compiling(waiting[0], config, device, window, loss_fn)
+            compiled = sorted(compiled + [one] * bool(one), key=lambda c: c.median)
+            del waiting[0]
+            for slower in compiled[1:]:
+                slower.state = None
+    except KeyboardInterrupt:                                          # no Exception, which compilers catch
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
+    finally:
+        alarm.cancel()
     return compiled
 
 
-def try_compiling(plain, config, device, window, loss_fn, seconds):
-    """A candidate once more, compiled -> Candidate, or None where torch.compile does not work, or not in time."""
+def try_compiling(plain, config, device, window, loss_fn):
+    """A candidate once more, compiled -> Candidate, or None where torch.compile does not work."""
     state = in_precision(fresh_state(config, device, plain.channels_last), plain.dtype, config)
     compiled = dataclasses.replace(plain, state=state, compiled=True, seconds=[])
     print(f'compiling {plain.name} ...', flush=True)
     try:
-        with within(seconds):
-            compiled.state.model.compile()
-            compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
+        compiled.state.model.compile()
+        compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
         if state.model._compiled_call_impl is None:                    # the step was run without it, and said so
             return None
         beside = dataclasses.replace(plain, seconds=[])                # later rounds than those of the table
@@ -7277,8 +7261,6 @@ def try_compiling(plain, config, device, window, loss_fn, seconds):
         return compiled
     except compiler_faults() as error:
         print(f'torch.compile does not work here: {in_words(error)}')
-    except Overdue:
-        print(f'compiling takes more than {seconds:.0f} s here: given up')
 
 
 def examine_what_fits(model, config, window, loss_fn, dtypes):

@@ -1,7 +1,6 @@
 """check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
 import os
 import re
-import signal
 import time
 from types import SimpleNamespace
 
@@ -182,12 +181,12 @@ def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, 
 def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch):
     monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
     monkeypatch.setattr(train_unet, 'COMPILE_SECONDS', {'cpu': 0.5})
-    monkeypatch.setattr(nn.Module, 'compile', lambda self: time.sleep(60))
-    begun, alarm = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: [time.sleep(0.1) for _ in range(600)])
+    begun = time.monotonic()
     assert train_unet.tune(None, {**TINY, 'data': str(small_set)}, 0.1) == 0
-    assert time.monotonic() - begun < 50 and signal.getsignal(signal.SIGALRM) == alarm
+    assert time.monotonic() - begun < 50
     printed = capsys.readouterr().out
-    assert 'compiling takes more than 0 s here: given up' in printed and 'not compiled, for want of time: ' in printed
+    assert 'not compiled, for want of time: float32' in printed and 'refuted here: preset fast' in printed
     assert train_unet.load_preset('runs/tuned.py')['compile_model'] is False
 
 
@@ -323,5 +322,5 @@ def test_the_compiled_step_is_measured_by_the_clock_of_the_table(monkeypatch):
     monkeypatch.setattr(nn.Module, 'compile', uncompiled)
     monkeypatch.setattr(train_unet, 'timed_step', lambda candidate, *_: 1.5 if candidate.compiled else 2.0)
     best = train_unet.Candidate('float32', 'high', True, None, seconds=[1.0])
-    compiled = train_unet.try_compiling(best, settings(), torch.device('cpu'), [], None, 60)
+    compiled = train_unet.try_compiling(best, settings(), torch.device('cpu'), [], None)
     assert best.seconds == [1.0] and not best.compiled and compiled.compiled and compiled.median == 0.75
