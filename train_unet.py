@@ -7106,18 +7106,16 @@ def tune(preset, overrides, seconds=60.0):
         print(f'not measured: {dtype}, {hardware.name} has no units for it' +
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
     units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
-    seed_everything(config['seed'])
-    model = build_model({**config, 'encoder_weights': None}).to(device)
-    try_size(model)
-    warn_of_size(model, precision)
     apply_tf32('highest')                                              # the others are held against real float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
-    asked = config
-    config, window, numbers = examine_what_fits(model, config, window, loss_fn, units)
-    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
-    kinds += [(dtype, 'high') for dtype in units]
     layouts = (False, True) if device.type != 'mps' else (False,)      # see laid_out
     states = {last: fresh_state(config, device, last) for last in layouts}             # one for all precisions
+    warn_of_size(states[False].model, precision)
+    examine = functools.partial(examine_numbers, states[False].model, config, loss_fn, units)
+    with one_image_told():
+        numbers, *_ = in_halves(examine, window[0])                    # of the first part that fits into memory
+    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
+    kinds += [(dtype, 'high') for dtype in units]
     candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
                   for kind in kinds for last in states]
     measure_rounds(candidates, window, loss_fn, config, seconds)
@@ -7128,7 +7126,7 @@ def tune(preset, overrides, seconds=60.0):
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, numbers)
     compiled = next(iter(compiled), None)
-    del candidates, states, safe, model                                # their weights would count in what follows
+    del candidates, states, safe, examine                              # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, compiled, config, len(dataset), images)
@@ -7140,7 +7138,7 @@ def tune(preset, overrides, seconds=60.0):
         tell_memory(winner, config, hardware, window, loss_fn)
     finally:                                                           # minutes of measuring must not be lost
         base = translate(load_preset(preset), [])[0] if preset is not None else {}
-        write_winner(winner, config, asked, hardware, images, base, overrides)
+        write_winner(winner, hardware, images, base, overrides)
     return 0
 
 
@@ -7251,21 +7249,7 @@ def try_compiling(plain, config, device, window, loss_fn):
         print(f'torch.compile does not work here: {in_words(error)}')
 
 
-def examine_what_fits(model, config, window, loss_fn, dtypes):
-    """examine_numbers, with a smaller batch_size and more accumulation_steps where memory does not suffice
-    -> (config, window, numbers)."""
-    with one_image_told():
-        parts = in_halves(lambda batch: examine_numbers(model, config, [batch], loss_fn, dtypes), window[0])
-    if len(parts) > 1:
-        size, times = max(1, config['batch_size'] // len(parts)), config['accumulation_steps'] * len(parts)
-        print(f'batch_size={config["batch_size"]} does not fit into memory: '
-              f'measured with batch_size={size} accumulation_steps={times}')
-        config = {**config, 'batch_size': size, 'accumulation_steps': times}
-        window = [part for batch in window for part in split_batch(batch, size)]
-    return config, window, parts[0]
-
-
-def examine_numbers(model, config, window, loss_fn, dtypes):
+def examine_numbers(model, config, loss_fn, dtypes, batch):
     """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
     per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
     model.train()
@@ -7279,7 +7263,7 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
             if id(value) not in kept:
                 peak[names[module]] = max(peak.get(names[module], 0.0), float(value.detach().abs().max()))
 
-    batch = to_device(window[0], next(model.parameters()).device)
+    batch = to_device(batch, next(model.parameters()).device)
 
     def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
@@ -7343,11 +7327,10 @@ def pick_winner(best, compiled, config, count, images):
     return best
 
 
-def write_winner(winner, config, asked, hardware, images, base, overrides):
-    """The winner as a preset file on top of `base`, and the line that uses it. `asked`: the config before tune."""
+def write_winner(winner, hardware, images, base, overrides):
+    """The winner as a preset file on top of `base`, and the line that uses it."""
     settings = amp_settings(winner.dtype) | {'tf32_matmul_precision': winner.tf32,
                                              'channels_last': winner.channels_last, 'compile_model': winner.compiled}
-    settings |= {key: config[key] for key in ('batch_size', 'accumulation_steps') if config[key] != asked[key]}
     heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
     path = Path('runs') / 'tuned.py'
     write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
@@ -7359,18 +7342,13 @@ def write_winner(winner, config, asked, hardware, images, base, overrides):
 def tell_memory(winner, config, hardware, window, loss_fn):
     """The memory of a step by part, estimated and measured, and the largest power of two that fits as a batch: tried
     on a GPU, estimated for 90 % of a CPU's memory."""
+    config = {**config, 'batch_size': winner.state.batch_size}         # perhaps memory has halved it
     print(describe_memory(estimate_memory(config, winner.dtype)))
-    first, *_ = split_batch(window[0], winner.state.batch_size)        # perhaps memory has halved it
+    first, *_ = split_batch(window[0], config['batch_size'])
     measured = measure_memory(winner.state, first, loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
 
-    estimated = [sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values())
-                 for size in ((2, 4) if hardware.kind == 'cpu' else ())]
-
-    def fits(size):
-        if hardware.kind == 'cpu':
-            two, four = estimated
-            return two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
+    def runs(size):
         batch = {key: one[key].expand(size, *one[key].shape[1:]) for key in ('image', 'mask')}
         winner.state.batch_size = size
         return len(in_halves(attempt, batch)) == 1
@@ -7379,6 +7357,10 @@ def tell_memory(winner, config, hardware, window, loss_fn):
         winner.state.scaler = build_scaler(winner.dtype, config, winner.state.device)
         return train_step(winner.state, [batch], loss_fn, config)
 
+    fits = runs
+    if hardware.kind == 'cpu':
+        two, four = (sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) for size in (2, 4))
+        fits = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
     winner.state.model._compiled_call_impl = None                      # each size would be compiled anew
     size, one = 1, to_device({key: value[:1] for key, value in first.items()}, winner.state.device)
     while size < 4096 and fits(2 * size):

@@ -75,9 +75,9 @@ def test_float16_is_called_unsafe_with_the_layer(small_set):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1))
     model[1].weight.data.fill_(1e5)
     model[2].weight.data.fill_(1e-6)
-    window = [{'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}]
+    batch = {'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}
     loss_fn = train_unet.SegmentationLoss(settings())
-    numbers = train_unet.examine_numbers(model, settings(), window, loss_fn, ['bfloat16'])
+    numbers = train_unet.examine_numbers(model, settings(), loss_fn, ['bfloat16'], batch)
     assert 'float16 is unsafe here: 1 reaches' in train_unet.judge("float16", numbers)
     cosine, ratio = numbers['gradients']['bfloat16']
     assert 0.9 < cosine <= 1.0001 and 0.8 < ratio < 1.2
@@ -196,9 +196,9 @@ def test_what_is_kept_in_float32_cannot_overflow_float16(kept):
     config = settings(encoder='tu-test_resnet', keep_float32=kept)
     model = train_unet.build_model(config)
     model.network.segmentation_head[0].weight.data.mul_(1e6)
-    window = [{'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
-               'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}]
-    numbers = train_unet.examine_numbers(model, config, window, train_unet.SegmentationLoss(config), ['float16'])
+    batch = {'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
+             'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}
+    numbers = train_unet.examine_numbers(model, config, train_unet.SegmentationLoss(config), ['float16'], batch)
     assert bool(train_unet.judge('float16', numbers)) == (kept is None)
 
 
@@ -274,8 +274,8 @@ def test_dropout_does_not_make_a_precision_look_unsafe():
     config = settings(architecture='FPN', encoder='tu-test_resnet', num_classes=2)
     loss_fn = train_unet.SegmentationLoss(config)
     images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
-    window = [{'image': images, 'mask': (images[:, 0] > 127).to(torch.uint8)}]
-    numbers = train_unet.examine_numbers(train_unet.build_model(config), config, window, loss_fn, ['bfloat16'])
+    batch = {'image': images, 'mask': (images[:, 0] > 127).to(torch.uint8)}
+    numbers = train_unet.examine_numbers(train_unet.build_model(config), config, loss_fn, ['bfloat16'], batch)
     assert numbers['gradients']['bfloat16'][0] > 0.95
 
 
@@ -294,12 +294,12 @@ def test_an_overflow_in_a_block_is_seen_that_no_layer_of_it_shows():
     torch.manual_seed(0)
     model = nn.Sequential(Block(), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
     loss_fn = lambda model, batch: model(batch['image']).square().mean((1, 2, 3))
-    numbers = train_unet.examine_numbers(model, settings(), [{'image': torch.rand(4, 3, 8, 8)}], loss_fn, [])
+    numbers = train_unet.examine_numbers(model, settings(), loss_fn, [], {'image': torch.rand(4, 3, 8, 8)})
     assert numbers['layer'] == '0' and 'float16 is unsafe here' in train_unet.judge('float16', numbers)
 
 
 def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_set, capsys, monkeypatch):
-    """A forward pass of more than four images raises what torch raises; the preset file holds what fitted."""
+    """A forward pass of more than four images raises what torch raises; a training would halve its batch too."""
     forward = train_unet.SegmentationModel.forward
 
     def limited(self, images):
@@ -312,9 +312,9 @@ def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_s
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     monkeypatch.setattr(train_unet, 'estimate_memory', lambda config, dtype: {'all': config['batch_size'] * 2**30})
     assert train_unet.tune(None, {**TINY, 'batch_size': 8, 'data': str(small_set)}, 0.1) == 0
-    assert 'measured with batch_size=4 accumulation_steps=2' in capsys.readouterr().out
-    preset = train_unet.load_preset('runs/tuned.py')
-    assert (preset['batch_size'], preset['accumulation_steps']) == (4, 2)
+    printed = capsys.readouterr().out
+    assert 'batch_size 8 -> 4, effective batch unchanged' in printed and 'estimated: all 4096' in printed
+    assert train_unet.load_preset('runs/tuned.py')['use_amp'] is False
 
 
 def test_the_compiled_step_is_measured_by_the_clock_of_the_table(monkeypatch):

@@ -515,8 +515,7 @@ def test_the_line_that_tune_prints_can_be_typed(capsys):
     typed = {'data': 'my set', 'num_epochs': 3, 'lr': 0.01, 'use_amp': True, 'amp_dtype': 'float16',
              'compile': True, 'tf32_matmul_precision': 'highest', 'channels_last': False,
              'decoder_channels': [16, 12, 8, 8, 8]}
-    base, config = {'loss': 'dice', 'use_amp': True}, {**train_unet.CONFIG, 'num_epochs': 3}
-    train_unet.write_winner(best, config, config, hardware, 2, base, typed)
+    train_unet.write_winner(best, hardware, 2, {'loss': 'dice', 'use_amp': True}, typed)
     line = re.search('use it with:  python train_unet.py (.*)', capsys.readouterr().out)[1]
     command = train_unet.parse_command(shlex.split(line))
     assert command.overrides == {key: typed[key] for key in ('data', 'num_epochs', 'lr', 'decoder_channels')}
