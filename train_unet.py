@@ -7064,7 +7064,7 @@ class Candidate:
     tf32: str
     channels_last: bool
     state: TrainState
-    compiled: bool = False
+    compiled: object = None        # what its model calls then, see nn.Module.compile; None: eager
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
@@ -7073,7 +7073,7 @@ class Candidate:
     def name(self):
         """As the table shows it."""
         return ('TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype) + \
-            ', channels_last' * self.channels_last + ', compiled' * self.compiled
+            ', channels_last' * self.channels_last + ', compiled' * bool(self.compiled)
 
     @property
     def median(self):
@@ -7125,12 +7125,10 @@ def tune(preset, overrides, seconds=60.0):
         compiled = compile_all(safe, config, device, window, loss_fn)
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, numbers)
-    compiled = next(iter(compiled), None)
-    del candidates, states, safe, examine                              # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
-    winner = pick_winner(best, compiled, config, len(dataset), images)
-    del best, compiled                                                 # the loser's weights too
+    winner = pick_winner(best, next(iter(compiled), None), config, len(dataset), images)
+    del candidates, states, safe, examine, best, compiled              # their weights would count in what follows
     gc.collect()                                                       # what was compiled holds itself
     torch.cuda.empty_cache()
     try:
@@ -7180,6 +7178,7 @@ def in_precision(state, dtype, config):
 def timed_step(candidate, window, loss_fn, config):
     """Seconds of one real step, the device waited for."""
     apply_tf32(candidate.tf32)
+    candidate.state.model._compiled_call_impl = candidate.compiled
     device = candidate.state.device
     getattr(torch, device.type).synchronize()
     if device.type == 'cuda':
@@ -7210,7 +7209,7 @@ COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compil
 
 def compile_all(candidates, config, device, window, loss_fn):
     """Every candidate once more, compiled, while time lasts: first the better layout of each precision, the fastest
-    first -> those that compile; only the fastest of them keeps its state. Ctrl-C ends this early."""
+    first -> those that compile, the fastest first. Ctrl-C ends this early."""
     compiled = []
     is_second = lambda c: any((o.dtype, o.tf32) == (c.dtype, c.tf32) and o.median < c.median for o in candidates)
     waiting = sorted(candidates, key=lambda c: (is_second(c), c.median))
@@ -7218,27 +7217,24 @@ def compile_all(candidates, config, device, window, loss_fn):
     alarm.start()
     try:
         while waiting:
-            one = try_compiling(waiting[0], config, device, window, loss_fn)
-            compiled = sorted(compiled + [one] * bool(one), key=lambda c: c.median)
+            compiled += filter(None, [try_compiling(waiting[0], config, window, loss_fn)])
             del waiting[0]
-            for slower in compiled[1:]:
-                slower.state = None
     except KeyboardInterrupt:                                          # no Exception, which compilers catch
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
     finally:
         alarm.cancel()
-    return compiled
+    return sorted(compiled, key=lambda c: c.median)
 
 
-def try_compiling(plain, config, device, window, loss_fn):
+def try_compiling(plain, config, window, loss_fn):
     """A candidate once more, compiled -> Candidate, or None where torch.compile does not work."""
-    state = in_precision(fresh_state(config, device, plain.channels_last), plain.dtype, config)
-    compiled = dataclasses.replace(plain, state=state, compiled=True, seconds=[])
+    model = plain.state.model
     print(f'compiling {plain.name} ...', flush=True)
     try:
-        compiled.state.model.compile()
+        model.compile()
+        compiled = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
         compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
-        if state.model._compiled_call_impl is None:                    # the step was run without it, and said so
+        if model._compiled_call_impl is None:                          # the step was run without it, and said so
             return None
         beside = dataclasses.replace(plain, seconds=[])                # later rounds than those of the table
         measure_rounds([beside, compiled], window, loss_fn, config, 15)
@@ -7329,8 +7325,9 @@ def pick_winner(best, compiled, config, count, images):
 
 def write_winner(winner, hardware, images, base, overrides):
     """The winner as a preset file on top of `base`, and the line that uses it."""
-    settings = amp_settings(winner.dtype) | {'tf32_matmul_precision': winner.tf32,
-                                             'channels_last': winner.channels_last, 'compile_model': winner.compiled}
+    settings = amp_settings(winner.dtype) | {
+        'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last,
+        'compile_model': bool(winner.compiled)}
     heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
     path = Path('runs') / 'tuned.py'
     write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())

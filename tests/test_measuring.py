@@ -321,6 +321,7 @@ def test_the_compiled_step_is_measured_by_the_clock_of_the_table(monkeypatch):
     """Its rounds come later, when the machine is half as fast: it is held against the same step in the same rounds."""
     monkeypatch.setattr(nn.Module, 'compile', uncompiled)
     monkeypatch.setattr(train_unet, 'timed_step', lambda candidate, *_: 1.5 if candidate.compiled else 2.0)
-    best = train_unet.Candidate('float32', 'high', True, None, seconds=[1.0])
-    compiled = train_unet.try_compiling(best, settings(), torch.device('cpu'), [], None)
+    state = SimpleNamespace(model=nn.Conv2d(1, 1, 1))
+    best = train_unet.Candidate('float32', 'high', True, state, seconds=[1.0])
+    compiled = train_unet.try_compiling(best, settings(), [], None)
     assert best.seconds == [1.0] and not best.compiled and compiled.compiled and compiled.median == 0.75
