@@ -6439,14 +6439,12 @@ def list_inputs(inputs, output):
     folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
-    written = os.path.join(os.path.realpath(output), '')
     for item in inputs:
         found = {}
         for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
             if os.path.isdir(place):                                   # without masks of an earlier time
                 entries = {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
-                found |= {path: name for path, name in entries.items()
-                          if not (os.path.realpath(path).startswith(written) and is_written_by_predict(Path(path)))}
+                found |= {path: name for path, name in entries.items() if not is_written_by_predict(Path(path))}
             elif os.path.isfile(place):
                 found[place] = os.path.basename(place)
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
@@ -6456,9 +6454,8 @@ def list_inputs(inputs, output):
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
-        places = {path: os.path.splitdrive(path)[1] for path in files}     # Windows may have several
-        common = os.path.commonpath([os.path.dirname(place) for place in places.values()])
-        files = {path: os.path.relpath(place, common) for path, place in places.items()}
+        common = os.path.commonpath([os.path.dirname(path) for path in files])
+        files = {path: os.path.relpath(path, common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
     for _ in range(2):                                                 # a.jpg, A.tif, and then perhaps a.jpg.png
         times = Counter(stem.casefold() for stem in stems.values())    # many disks know no cases
