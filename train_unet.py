@@ -6900,9 +6900,7 @@ def export_pt2(model, path, half, is_free):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model, is_free)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
-    height, width = model.config['image_size']
-    sizes = {'smallest': '33 x 33'} if is_free else {'only': f'{height} x {width}'}
-    torch.export.save(program, path, extra_files=export_facts(model) | sizes)
+    torch.export.save(program, path, extra_files=export_facts(model))
     return torch.export.load(path).module()
 
 
