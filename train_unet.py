@@ -6959,10 +6959,8 @@ def estimate_memory(config, dtype):
         with one_image_told():
             activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        rows_and_columns = lambda p: p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.ndim > 1 else p.numel()
-        factors = sum(rows_and_columns(p) * p.element_size() for p in model.parameters())      # what Adafactor keeps
-    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1,
-              'adafactor': factors / weights}.get(config['optimizer'].lower(), 2)
+    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1}
+    states = states.get(config['optimizer'].lower(), 2)                # at most: Adafactor keeps less
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
             'workspace': 2 * largest}

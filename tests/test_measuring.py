@@ -243,8 +243,7 @@ def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, archit
 
 
 @pytest.mark.parametrize('optimizer, momentum', [('SGD', 0.0), ('SGD', 0.9), ('RMSprop', 0.9), ('Adagrad', 0.9),
-                                                 ('ASGD', 0.9), ('AdamW', 0.9), ('Rprop', 0.9),
-                                                 ('Adafactor', 0.9)])
+                                                 ('ASGD', 0.9), ('AdamW', 0.9), ('Rprop', 0.9)])
 def test_the_estimate_knows_what_each_optimizer_keeps(optimizer, momentum):
     config = settings(optimizer=optimizer, momentum=momentum, learning_rate=0.01, ema_decay=None, loss='ce+dice')
     parts = train_unet.estimate_memory(config, 'float32')
