@@ -7066,7 +7066,7 @@ class Candidate:
 def tune(preset, overrides, seconds=60.0):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
-    Interleaved rounds for about `seconds`, then the compiler. Only the preset file is kept.
+    First the compiler, then interleaved rounds for about `seconds`. Only the preset file is kept.
     """
     log.setLevel(logging.WARNING)
     config, sources, notes = resolve_config(preset, overrides)
@@ -7100,11 +7100,12 @@ def tune(preset, overrides, seconds=60.0):
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
                   for kind in kinds for last in states]
-    measure_rounds(candidates, window, loss_fn, config, seconds)
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
-    best = min(safe, key=lambda c: c.median)
     with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
         compiled = compile_all(safe, config, device, window, loss_fn)
+        measure_rounds(candidates + compiled, window, loss_fn, config, seconds)
+    best = min(safe, key=lambda c: c.median)
+    compiled.sort(key=lambda c: c.median)
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, numbers)
     if judge('float16', numbers):
@@ -7190,11 +7191,8 @@ COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compil
 
 
 def compile_all(candidates, config, device, window, loss_fn):
-    """Every candidate once more, compiled, while time lasts: first the better layout of each precision, the fastest
-    first -> those that compile, the fastest first. Ctrl-C ends this early."""
-    compiled = []
-    is_second = lambda c: any((o.dtype, o.tf32) == (c.dtype, c.tf32) and o.median < c.median for o in candidates)
-    waiting = sorted(candidates, key=lambda c: (is_second(c), c.median))
+    """Every candidate once more, compiled, while time lasts -> those that compile. Ctrl-C ends this early."""
+    compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
     alarm = threading.Timer(COMPILE_SECONDS.get(device.type, 120), _thread.interrupt_main)
     alarm.start()
     try:
@@ -7205,7 +7203,7 @@ def compile_all(candidates, config, device, window, loss_fn):
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
     finally:
         alarm.cancel()
-    return sorted(compiled, key=lambda c: c.median)
+    return compiled
 
 
 def try_compiling(plain, config, window, loss_fn):
@@ -7216,13 +7214,8 @@ def try_compiling(plain, config, window, loss_fn):
         model.compile()
         compiled = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
         compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
-        if model._compiled_call_impl is None:                          # the step was run without it, and said so
-            return None
-        beside = dataclasses.replace(plain, seconds=[])                # later rounds than those of the table
-        measure_rounds([beside, compiled], window, loss_fn, config, 15)
-        pace = plain.median / beside.median                            # as fast as in the rounds of the table
-        compiled.seconds = [pace * took for took in compiled.seconds]
-        return compiled
+        if model._compiled_call_impl is not None:                      # else the step ran without it, and said so
+            return compiled
     except compiler_faults() as error:
         print(f'torch.compile does not work here: {in_words(error)}')
 
@@ -7280,7 +7273,7 @@ def print_tuning(candidates, images, numbers):
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
         print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}  '
               f'{judge(c.dtype, numbers)}'.rstrip())
-    print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
+    print(f'\n{len(candidates[0].seconds)} interleaved rounds, first window of the training images, '
           f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
           f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
     for reason in filter(None, (judge(dtype, numbers) for dtype in ('float16', 'bfloat16'))):
