@@ -35,6 +35,7 @@ The file, top to bottom:
     measuring       memory by part, tune
     command line
 """
+import _thread
 import ast
 import atexit
 import base64
@@ -5565,9 +5566,6 @@ def load(path, device='auto', model=None):
     path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
-        if not {'mean', 'std'} <= saved['weights'].keys():
-            raise UserError(f"{path}: holds a network of your own; build it and give it what is in the file: "
-                            "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
         set_up_device(device)
@@ -5731,14 +5729,12 @@ def list_inputs(inputs, output):
     folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
-    written = os.path.join(os.path.realpath(output), '')
     for item in inputs:
         found = {}
         for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
             if os.path.isdir(place):                                   # without masks of an earlier time
                 entries = {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
-                found |= {path: name for path, name in entries.items()
-                          if not (os.path.realpath(path).startswith(written) and is_written_by_predict(Path(path)))}
+                found |= {path: name for path, name in entries.items() if not is_written_by_predict(Path(path))}
             elif os.path.isfile(place):
                 found[place] = os.path.basename(place)
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
@@ -5748,9 +5744,8 @@ def list_inputs(inputs, output):
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
-        places = {path: os.path.splitdrive(path)[1] for path in files}     # Windows may have several
-        common = os.path.commonpath([os.path.dirname(place) for place in places.values()])
-        files = {path: os.path.relpath(place, common) for path, place in places.items()}
+        common = os.path.commonpath([os.path.dirname(path) for path in files])
+        files = {path: os.path.relpath(path, common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
     for _ in range(2):                                                 # a.jpg, A.tif, and then perhaps a.jpg.png
         times = Counter(stem.casefold() for stem in stems.values())    # many disks know no cases
@@ -5844,9 +5839,8 @@ def rendered_rows(bands, image, model, save):
 def evaluate_run(folder, overrides):
     """Score the best weights on the run's validation images, or on other data -> exit code.
 
-    Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
-    are wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and
-    stored; on other data the stored one is used, because tuning it there would flatter the score.
+    For two classes the threshold with the best validation IoU is found and stored; on other data the stored one is
+    used, because tuning it there would flatter the score.
     """
     model, overrides, dtype = load_with(folder, overrides)
     other = 'data' in overrides
@@ -5857,7 +5851,7 @@ def evaluate_run(folder, overrides):
     model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
-    data = inspect_for(model)
+    data = inspect_data(model.config)
     if other:
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
@@ -5900,16 +5894,6 @@ def evaluate_run(folder, overrides):
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
     report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
     return 0
-
-
-def inspect_for(model):
-    """The data that a model is to be scored on -> Data. DataError without the lines that only a training can take."""
-    try:
-        return inspect_data(model.config)
-    except DataError as error:
-        known = f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding or "")})'
-        error.problems = [*(line for line in error.problems if 'num_classes=' not in line), known]
-        raise
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
@@ -6051,9 +6035,6 @@ def export(run, form='onnx', output=None, half=False):
     path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
     if form == 'pt2' and path.suffix != '.pt2':
         raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
-    if form == 'pt2' and min(model.config['image_size']) <= 32:
-        raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
-                        'onnx takes them', 'cannot export')
     real = example_images(model.config)
     if form != 'smp' and (real[0].dtype == torch.uint16 if real else model.pixels == 'uint16'):
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
@@ -6065,18 +6046,17 @@ def export(run, form='onnx', output=None, half=False):
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree, limit = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
                 break
-            except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+            except UserError:
+                raise
+            except Exception as error:                                 # onnxruntime's are of no common kind
                 faults.append(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}')
         else:
-            advice = ['torch 2.6 cannot write this as ONNX, torch 2.9 can']
-            raise UserError(faults + advice * (form == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
+            raise UserError(faults, 'cannot export')
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
                             'cannot export')
-        if fresh.is_dir():
-            path.mkdir(exist_ok=True)
-        for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
-            os.replace(file, path / file.name if fresh.is_dir() else path)
+        # what was there before stays until now
+        shutil.copytree(fresh, path, dirs_exist_ok=True) if fresh.is_dir() else os.replace(fresh, path)
     print(f'{clean(path)}: on {len(real)} validation images and {len(drawn)} drawn ones the largest difference of a '
           f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
     if not is_free:
@@ -6181,16 +6161,8 @@ def export_onnx(model, path, half, is_free):
     if half:
         store_half(onnx, written)
     write_file(path, written.SerializeToString())
-    faults = tuple(kind for kind in vars(runtime.capi.onnxruntime_pybind11_state).values()
-                   if isinstance(kind, type) and issubclass(kind, Exception))
-    session = functools.cache(lambda: runtime.InferenceSession(str(path), providers=['CPUExecutionProvider']))
-
-    def run(images):
-        try:
-            return session().run(None, {'images': images.numpy()})[0]
-        except faults as error:                                        # of no common kind
-            raise RuntimeError(str(error)) from None
-    return run
+    session = runtime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+    return lambda images: session.run(None, {'images': images.numpy()})[0]
 
 
 def store_half(onnx, written):
@@ -6218,9 +6190,7 @@ def export_pt2(model, path, half, is_free):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model, is_free)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
-    height, width = model.config['image_size']
-    sizes = {'smallest': '33 x 33'} if is_free else {'only': f'{height} x {width}'}
-    torch.export.save(program, path, extra_files=export_facts(model) | sizes)
+    torch.export.save(program, path, extra_files=export_facts(model))
     return torch.export.load(path).module()
 
 
@@ -6278,10 +6248,8 @@ def estimate_memory(config, dtype):
                  'mask': torch.zeros((shape[0], *shape[2:]), dtype=torch.uint8)}
         activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        rows_and_columns = lambda p: p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.ndim > 1 else p.numel()
-        factors = sum(rows_and_columns(p) * p.element_size() for p in model.parameters())      # what Adafactor keeps
-    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1,
-              'adafactor': factors / weights}.get(config['optimizer'].lower(), 2)
+    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1}
+    states = states.get(config['optimizer'].lower(), 2)                # at most: Adafactor keeps less
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
             'workspace': 2 * largest}
@@ -6366,7 +6334,7 @@ class Candidate:
     tf32: str
     channels_last: bool
     state: TrainState
-    compiled: bool = False
+    compiled: object = None        # what its model calls then, see nn.Module.compile; None: eager
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
@@ -6375,7 +6343,7 @@ class Candidate:
     def name(self):
         """As the table shows it."""
         return ('TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype) + \
-            ', channels_last' * self.channels_last + ', compiled' * self.compiled
+            ', channels_last' * self.channels_last + ', compiled' * bool(self.compiled)
 
     @property
     def median(self):
@@ -6386,7 +6354,7 @@ class Candidate:
 def tune(preset, overrides, seconds=60.0):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
-    Interleaved rounds for about `seconds`, then the compiler. Only the preset file is kept.
+    First the compiler, then interleaved rounds for about `seconds`. Only the preset file is kept.
     """
     log.setLevel(logging.WARNING)
     config, sources, notes = resolve_config(preset, overrides)
@@ -6398,7 +6366,9 @@ def tune(preset, overrides, seconds=60.0):
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
     if device.type == 'cpu':
         keep_freed_memory()
-    window = first_window(dataset, config, device)
+    sampler = WindowSampler(len(dataset), config)
+    keys = [rows.tolist() for rows in sampler.micro_batches(sampler.windows()[0])]
+    window = load_batches(dataset, keys, config, device)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
@@ -6406,33 +6376,30 @@ def tune(preset, overrides, seconds=60.0):
         print(f'not measured: {dtype}, {hardware.name} has no units for it' +
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
     units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
-    seed_everything(config['seed'])
-    model = build_model({**config, 'encoder_weights': None}).to(device)
-    try_size(model)
-    warn_of_size(model, precision)
     apply_tf32('highest')                                              # the others are held against real float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
-    asked = config
-    config, window, numbers = examine_what_fits(model, config, window, loss_fn, units)
-    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
-    kinds += [(dtype, 'high') for dtype in units]
     layouts = (False, True) if device.type != 'mps' else (False,)      # see laid_out
     states = {last: fresh_state(config, device, last) for last in layouts}             # one for all precisions
+    warn_of_size(states[False].model, precision)
+    examine = functools.partial(examine_numbers, states[False].model, config, loss_fn, units)
+    with one_image_told():
+        numbers, *_ = in_halves(examine, window[0])                    # of the first part that fits into memory
+    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
+    kinds += [(dtype, 'high') for dtype in units]
     candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
                   for kind in kinds for last in states]
-    measure_rounds(candidates, window, loss_fn, config, seconds)
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
-    best = min(safe, key=lambda c: c.median)
     with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
         compiled = compile_all(safe, config, device, window, loss_fn)
+        measure_rounds(candidates + compiled, window, loss_fn, config, seconds)
+    best = min(safe, key=lambda c: c.median)
+    compiled.sort(key=lambda c: c.median)
     images = sum(batch_length(batch) for batch in window)
     print_tuning(candidates + compiled, images, numbers)
-    compiled = next(iter(compiled), None)
-    del candidates, states, safe, model                                # their weights would count in what follows
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
-    winner = pick_winner(best, compiled, config, len(dataset), images)
-    del best, compiled                                                 # the loser's weights too
+    winner = pick_winner(best, next(iter(compiled), None), config, len(dataset), images)
+    del candidates, states, safe, examine, best, compiled              # their weights would count in what follows
     gc.collect()                                                       # what was compiled holds itself
     torch.cuda.empty_cache()
     try:
@@ -6440,37 +6407,27 @@ def tune(preset, overrides, seconds=60.0):
         tell_memory(winner, config, hardware, window, loss_fn)
     finally:                                                           # minutes of measuring must not be lost
         base = translate(load_preset(preset), [])[0] if preset is not None else {}
-        write_winner(winner, config, asked, hardware, images, base, overrides)
+        write_winner(winner, hardware, images, base, overrides)
     return 0
-
-
-def first_window(dataset, config, device):
-    """The micro-batches of the first step, where a loader would have put them."""
-    sampler = WindowSampler(len(dataset), config)
-    window = [collate([dataset[key] for key in keys.tolist()]) for keys in sampler.micro_batches(sampler.windows()[0])]
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.pin_memory, window) if device.type == 'cuda' else window
 
 
 def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
     """The share of the time that real steps, fed by the loader as in training, wait for data; the images were read once
     before, so that they lie in the cache if there is one."""
-    sampler, device = WindowSampler(len(dataset), config), candidate.state.device
-    whole = [rows for rows in sampler.windows() if len(rows) == len(sampler.windows()[0])]
-    chosen = [sampler.micro_batches(rows) for rows in whole[:max(2, 200 // len(whole[0]))]]
-    loader = build_loader(dataset, config, device, batch_sampler=[rows.tolist() for rows in itertools.chain(*chosen)])
+    effective = config['batch_size'] * config['accumulation_steps']
+    count = min(len(dataset), max(200, 2 * effective)) // effective * effective        # windows of one length
+    sampler = WindowSampler(count or len(dataset), config)
+    loader = build_loader(dataset, config, candidate.state.device, batch_sampler=sampler)
     for _ in loader:
         pass
-    batches, waited, begun = iter(loader), 0.0, 0.0
-    for number, parts in enumerate(progress(chosen, len(chosen), 'Watching the loader')):
-        asked = time.monotonic()
-        window = [next(batches) for _ in parts]
-        if number:
-            waited += time.monotonic() - asked
+    steps, begun, busy = windows(loader, sampler), 0.0, 0.0
+    for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
+        window = next(steps)
         begun = begun or time.monotonic()                              # not the start of the workers
-        timed_step(candidate, window, loss_fn, config)
+        busy += timed_step(candidate, window, loss_fn, config)
         if time.monotonic() - begun > seconds:
             break
-    share = waited / (time.monotonic() - begun)
+    share = 1 - busy / (time.monotonic() - begun)
     stop_workers(loader)
     print(f'waiting for data: {share:.1%} of the time of {number + 1} steps in {candidate.name}, '
           f'num_workers={config["num_workers"]}')
@@ -6492,6 +6449,7 @@ def in_precision(state, dtype, config):
 def timed_step(candidate, window, loss_fn, config):
     """Seconds of one real step, the device waited for."""
     apply_tf32(candidate.tf32)
+    candidate.state.model._compiled_call_impl = candidate.compiled
     device = candidate.state.device
     getattr(torch, device.type).synchronize()
     if device.type == 'cuda':
@@ -6517,69 +6475,40 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             break
 
 
-class Overdue(BaseException):
-    """Internal: what was given some seconds took them all. No Exception, which compilers catch."""
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Raise Overdue after so many seconds, where there are timers and this is the main thread."""
-    if not hasattr(signal, 'setitimer') or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    def stop(*_):
-        raise Overdue
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compile
 
 
 def compile_all(candidates, config, device, window, loss_fn):
-    """Every candidate once more, compiled, while time lasts: first the better layout of each precision, the fastest
-    first -> those that compile; only the fastest of them keeps its state."""
-    compiled, longest, end = [], 0, time.monotonic() + COMPILE_SECONDS.get(device.type, 120)
-    is_second = lambda c: any((o.dtype, o.tf32) == (c.dtype, c.tf32) and o.median < c.median for o in candidates)
-    waiting = sorted(candidates, key=lambda c: (is_second(c), c.median))
-    while waiting and end - time.monotonic() > longest:
-        one = try_compiling(waiting.pop(0), config, device, window, loss_fn, end - time.monotonic())
-        compiled = sorted(compiled + [one] * bool(one), key=lambda c: c.median)
-        longest = max([c.compile_seconds for c in compiled], default=0)
-        for slower in compiled[1:]:
-            slower.state = None
-    if waiting:
+    """Every candidate once more, compiled, while time lasts -> those that compile. Ctrl-C ends this early."""
+    compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
+    alarm = threading.Timer(COMPILE_SECONDS.get(device.type, 120), _thread.interrupt_main)
+    alarm.start()
+    try:
+        while waiting:
+            compiled += filter(None, [try_compiling(waiting[0], config, window, loss_fn)])
+            del waiting[0]
+    except KeyboardInterrupt:                                          # no Exception, which compilers catch
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
+    finally:
+        alarm.cancel()
     return compiled
 
 
-def try_compiling(plain, config, device, window, loss_fn, seconds):
-    """A candidate once more, compiled -> Candidate, or None where torch.compile does not work, or not in time."""
-    state = in_precision(fresh_state(config, device, plain.channels_last), plain.dtype, config)
-    compiled = dataclasses.replace(plain, state=state, compiled=True, seconds=[])
+def try_compiling(plain, config, window, loss_fn):
+    """A candidate once more, compiled -> Candidate, or None where torch.compile does not work."""
+    model = plain.state.model
     print(f'compiling {plain.name} ...', flush=True)
     try:
-        with within(seconds):
-            compiled.state.model.compile()
-            compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
-        if state.model._compiled_call_impl is None:                    # the step was run without it, and said so
-            return None
-        beside = dataclasses.replace(plain, seconds=[])                # later rounds than those of the table
-        measure_rounds([beside, compiled], window, loss_fn, config, 15)
-        pace = plain.median / beside.median                            # as fast as in the rounds of the table
-        compiled.seconds = [pace * took for took in compiled.seconds]
-        return compiled
+        model.compile()
+        compiled = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
+        compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
+        if model._compiled_call_impl is not None:                      # else the step ran without it, and said so
+            return compiled
     except compiler_faults() as error:
         print(f'torch.compile does not work here: {in_words(error)}')
-    except Overdue:
-        print(f'compiling takes more than {seconds:.0f} s here: given up')
 
 
+<<<<<<< HEAD
 def examine_what_fits(model, config, window, loss_fn, dtypes):
     """examine_numbers, with a smaller batch_size and more accumulation_steps where memory does not suffice
     -> (config, window, numbers)."""
@@ -6594,6 +6523,9 @@ def examine_what_fits(model, config, window, loss_fn, dtypes):
 
 
 def examine_numbers(model, config, window, loss_fn, dtypes):
+=======
+def examine_numbers(model, config, loss_fn, dtypes, batch):
+>>>>>>> h_f
     """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
     per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
     model.train()
@@ -6607,7 +6539,7 @@ def examine_numbers(model, config, window, loss_fn, dtypes):
             if id(value) not in kept:
                 peak[names[module]] = max(peak.get(names[module], 0.0), float(value.detach().abs().max()))
 
-    batch = to_device(window[0], next(model.parameters()).device)
+    batch = to_device(batch, next(model.parameters()).device)
 
     def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
@@ -6646,7 +6578,7 @@ def print_tuning(candidates, images, numbers):
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
         print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}  '
               f'{judge(c.dtype, numbers)}'.rstrip())
-    print(f'\n{len(candidates[0].seconds)} or more interleaved rounds, first window of the training images, '
+    print(f'\n{len(candidates[0].seconds)} interleaved rounds, first window of the training images, '
           f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
           f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
     for reason in filter(None, (judge(dtype, numbers) for dtype in ('float16', 'bfloat16'))):
@@ -6671,11 +6603,11 @@ def pick_winner(best, compiled, config, count, images):
     return best
 
 
-def write_winner(winner, config, asked, hardware, images, base, overrides):
-    """The winner as a preset file on top of `base`, and the line that uses it. `asked`: the config before tune."""
-    settings = amp_settings(winner.dtype) | {'tf32_matmul_precision': winner.tf32,
-                                             'channels_last': winner.channels_last, 'compile_model': winner.compiled}
-    settings |= {key: config[key] for key in ('batch_size', 'accumulation_steps') if config[key] != asked[key]}
+def write_winner(winner, hardware, images, base, overrides):
+    """The winner as a preset file on top of `base`, and the line that uses it."""
+    settings = amp_settings(winner.dtype) | {
+        'tf32_matmul_precision': winner.tf32, 'channels_last': winner.channels_last,
+        'compile_model': bool(winner.compiled)}
     heading = f'Measured by tune on {hardware.name}: {winner.name}, {images / winner.median:.1f} images/s.'
     path = Path('runs') / 'tuned.py'
     write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
@@ -6687,18 +6619,13 @@ def write_winner(winner, config, asked, hardware, images, base, overrides):
 def tell_memory(winner, config, hardware, window, loss_fn):
     """The memory of a step by part, estimated and measured, and the largest power of two that fits as a batch: tried
     on a GPU, estimated for 90 % of a CPU's memory."""
+    config = {**config, 'batch_size': winner.state.batch_size}         # perhaps memory has halved it
     print(describe_memory(estimate_memory(config, winner.dtype)))
-    first, *_ = split_batch(window[0], winner.state.batch_size)        # perhaps memory has halved it
+    first, *_ = split_batch(window[0], config['batch_size'])
     measured = measure_memory(winner.state, first, loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
 
-    estimated = [sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values())
-                 for size in ((2, 4) if hardware.kind == 'cpu' else ())]
-
-    def fits(size):
-        if hardware.kind == 'cpu':
-            two, four = estimated
-            return two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
+    def runs(size):
         batch = {key: one[key].expand(size, *one[key].shape[1:]) for key in ('image', 'mask')}
         winner.state.batch_size = size
         return len(in_halves(attempt, batch)) == 1
@@ -6707,6 +6634,10 @@ def tell_memory(winner, config, hardware, window, loss_fn):
         winner.state.scaler = build_scaler(winner.dtype, config, winner.state.device)
         return train_step(winner.state, [batch], loss_fn, config)
 
+    fits = runs
+    if hardware.kind == 'cpu':
+        two, four = (sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) for size in (2, 4))
+        fits = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
     winner.state.model._compiled_call_impl = None                      # each size would be compiled anew
     size, one = 1, to_device({key: value[:1] for key, value in first.items()}, winner.state.device)
     while size < 4096 and fits(2 * size):

@@ -1,7 +1,6 @@
 """check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
 import os
 import re
-import signal
 import time
 from types import SimpleNamespace
 
@@ -76,9 +75,9 @@ def test_float16_is_called_unsafe_with_the_layer(small_set):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1))
     model[1].weight.data.fill_(1e5)
     model[2].weight.data.fill_(1e-6)
-    window = [{'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}]
+    batch = {'image': torch.ones(2, 3, 8, 8), 'mask': torch.zeros(2, 8, 8, dtype=torch.uint8)}
     loss_fn = train_unet.SegmentationLoss(settings())
-    numbers = train_unet.examine_numbers(model, settings(), window, loss_fn, ['bfloat16'])
+    numbers = train_unet.examine_numbers(model, settings(), loss_fn, ['bfloat16'], batch)
     assert 'float16 is unsafe here: 1 reaches' in train_unet.judge("float16", numbers)
     cosine, ratio = numbers['gradients']['bfloat16']
     assert 0.9 < cosine <= 1.0001 and 0.8 < ratio < 1.2
@@ -127,7 +126,7 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     assert (preset['use_amp'], preset['amp_dtype'], preset['compile_model']) == (True, 'bfloat16', False)
     assert len({states[name][0] for name in states if 'compiled' not in name}) == 2     # what a card must hold
     assert [name for name in states if 'compiled' in name] == [f'{name}, compiled' for name in (
-        'bfloat16', 'bfloat16, channels_last', 'float32', 'float32, channels_last')]    # the fastest first
+        'bfloat16, channels_last', 'float32, channels_last', 'bfloat16', 'float32')]    # likely winners first
     assert {name for name, (_, scales) in states.items() if scales} == {'float16', 'float16, channels_last'}
     assert 'float16 is unsafe here: network.segmentation_head.0 reaches' in printed
     assert 'refuted here: preset older_gpu asks for float16' in printed
@@ -182,12 +181,12 @@ def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, 
 def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch):
     monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
     monkeypatch.setattr(train_unet, 'COMPILE_SECONDS', {'cpu': 0.5})
-    monkeypatch.setattr(nn.Module, 'compile', lambda self: time.sleep(60))
-    begun, alarm = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: [time.sleep(0.1) for _ in range(600)])
+    begun = time.monotonic()
     assert train_unet.tune(None, {**TINY, 'data': str(small_set)}, 0.1) == 0
-    assert time.monotonic() - begun < 50 and signal.getsignal(signal.SIGALRM) == alarm
+    assert time.monotonic() - begun < 50
     printed = capsys.readouterr().out
-    assert 'compiling takes more than 0 s here: given up' in printed and 'not compiled, for want of time: ' in printed
+    assert 'not compiled, for want of time: float32' in printed and 'refuted here: preset fast' in printed
     assert train_unet.load_preset('runs/tuned.py')['compile_model'] is False
 
 
@@ -197,9 +196,9 @@ def test_what_is_kept_in_float32_cannot_overflow_float16(kept):
     config = settings(encoder='tu-test_resnet', keep_float32=kept)
     model = train_unet.build_model(config)
     model.network.segmentation_head[0].weight.data.mul_(1e6)
-    window = [{'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
-               'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}]
-    numbers = train_unet.examine_numbers(model, config, window, train_unet.SegmentationLoss(config), ['float16'])
+    batch = {'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
+             'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}
+    numbers = train_unet.examine_numbers(model, config, train_unet.SegmentationLoss(config), ['float16'], batch)
     assert bool(train_unet.judge('float16', numbers)) == (kept is None)
 
 
@@ -244,8 +243,7 @@ def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, archit
 
 
 @pytest.mark.parametrize('optimizer, momentum', [('SGD', 0.0), ('SGD', 0.9), ('RMSprop', 0.9), ('Adagrad', 0.9),
-                                                 ('ASGD', 0.9), ('AdamW', 0.9), ('Rprop', 0.9),
-                                                 ('Adafactor', 0.9)])
+                                                 ('ASGD', 0.9), ('AdamW', 0.9), ('Rprop', 0.9)])
 def test_the_estimate_knows_what_each_optimizer_keeps(optimizer, momentum):
     config = settings(optimizer=optimizer, momentum=momentum, learning_rate=0.01, ema_decay=None, loss='ce+dice')
     parts = train_unet.estimate_memory(config, 'float32')
@@ -275,8 +273,8 @@ def test_dropout_does_not_make_a_precision_look_unsafe():
     config = settings(architecture='FPN', encoder='tu-test_resnet', num_classes=2)
     loss_fn = train_unet.SegmentationLoss(config)
     images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8)
-    window = [{'image': images, 'mask': (images[:, 0] > 127).to(torch.uint8)}]
-    numbers = train_unet.examine_numbers(train_unet.build_model(config), config, window, loss_fn, ['bfloat16'])
+    batch = {'image': images, 'mask': (images[:, 0] > 127).to(torch.uint8)}
+    numbers = train_unet.examine_numbers(train_unet.build_model(config), config, loss_fn, ['bfloat16'], batch)
     assert numbers['gradients']['bfloat16'][0] > 0.95
 
 
@@ -295,12 +293,12 @@ def test_an_overflow_in_a_block_is_seen_that_no_layer_of_it_shows():
     torch.manual_seed(0)
     model = nn.Sequential(Block(), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
     loss_fn = lambda model, batch: model(batch['image']).square().mean((1, 2, 3))
-    numbers = train_unet.examine_numbers(model, settings(), [{'image': torch.rand(4, 3, 8, 8)}], loss_fn, [])
+    numbers = train_unet.examine_numbers(model, settings(), loss_fn, [], {'image': torch.rand(4, 3, 8, 8)})
     assert numbers['layer'] == '0' and 'float16 is unsafe here' in train_unet.judge('float16', numbers)
 
 
 def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_set, capsys, monkeypatch):
-    """A forward pass of more than four images raises what torch raises; the preset file holds what fitted."""
+    """A forward pass of more than four images raises what torch raises; a training would halve its batch too."""
     forward = train_unet.SegmentationModel.forward
 
     def limited(self, images):
@@ -313,15 +311,6 @@ def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_s
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     monkeypatch.setattr(train_unet, 'estimate_memory', lambda config, dtype: {'all': config['batch_size'] * 2**30})
     assert train_unet.tune(None, {**TINY, 'batch_size': 8, 'data': str(small_set)}, 0.1) == 0
-    assert 'measured with batch_size=4 accumulation_steps=2' in capsys.readouterr().out
-    preset = train_unet.load_preset('runs/tuned.py')
-    assert (preset['batch_size'], preset['accumulation_steps']) == (4, 2)
-
-
-def test_the_compiled_step_is_measured_by_the_clock_of_the_table(monkeypatch):
-    """Its rounds come later, when the machine is half as fast: it is held against the same step in the same rounds."""
-    monkeypatch.setattr(nn.Module, 'compile', uncompiled)
-    monkeypatch.setattr(train_unet, 'timed_step', lambda candidate, *_: 1.5 if candidate.compiled else 2.0)
-    best = train_unet.Candidate('float32', 'high', True, None, seconds=[1.0])
-    compiled = train_unet.try_compiling(best, settings(), torch.device('cpu'), [], None, 60)
-    assert best.seconds == [1.0] and not best.compiled and compiled.compiled and compiled.median == 0.75
+    printed = capsys.readouterr().out
+    assert 'batch_size 8 -> 4, effective batch unchanged' in printed and 'estimated: all 4096' in printed
+    assert train_unet.load_preset('runs/tuned.py')['use_amp'] is False
