@@ -6035,6 +6035,9 @@ def export(run, form='onnx', output=None, half=False):
     path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
     if form == 'pt2' and path.suffix != '.pt2':
         raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
+    if form == 'pt2' and min(model.config['image_size']) <= 32:
+        raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
+                        'onnx takes them', 'cannot export')
     real = example_images(model.config)
     if form != 'smp' and (real[0].dtype == torch.uint16 if real else model.pixels == 'uint16'):
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
@@ -6046,17 +6049,18 @@ def export(run, form='onnx', output=None, half=False):
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree, limit = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
                 break
-            except UserError:
-                raise
-            except Exception as error:                                 # onnxruntime's are of no common kind
+            except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 faults.append(f'{path} cannot be written, or does not run on the images of this run: {in_words(error)}')
         else:
-            raise UserError(faults, 'cannot export')
+            advice = ['torch 2.6 cannot write this as ONNX, torch 2.9 can']
+            raise UserError(faults + advice * (form == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
                             'cannot export')
-        # what was there before stays until now
-        shutil.copytree(fresh, path, dirs_exist_ok=True) if fresh.is_dir() else os.replace(fresh, path)
+        if fresh.is_dir():
+            path.mkdir(exist_ok=True)
+        for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
+            os.replace(file, path / file.name if fresh.is_dir() else path)
     print(f'{clean(path)}: on {len(real)} validation images and {len(drawn)} drawn ones the largest difference of a '
           f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
     if not is_free:
@@ -6161,8 +6165,16 @@ def export_onnx(model, path, half, is_free):
     if half:
         store_half(onnx, written)
     write_file(path, written.SerializeToString())
-    session = runtime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
-    return lambda images: session.run(None, {'images': images.numpy()})[0]
+    faults = tuple(kind for kind in vars(runtime.capi.onnxruntime_pybind11_state).values()
+                   if isinstance(kind, type) and issubclass(kind, Exception))
+    session = functools.cache(lambda: runtime.InferenceSession(str(path), providers=['CPUExecutionProvider']))
+
+    def run(images):
+        try:
+            return session().run(None, {'images': images.numpy()})[0]
+        except faults as error:                                        # of no common kind
+            raise RuntimeError(str(error)) from None
+    return run
 
 
 def store_half(onnx, written):

@@ -791,14 +791,6 @@ def test_a_refused_export_leaves_no_folder(own, tmp_path):
     assert not (tmp_path / 'new').exists()
 
 
-def test_a_pt2_of_small_images_takes_their_size_only(own, tmp_path, capsys):
-    saved = train_unet.load_checkpoint(own / 'best.pt')
-    saved['config']['image_size'] = [32, 32]
-    train_unet.save_checkpoint(own / 'best.pt', saved)
-    assert train_unet.export(own, 'pt2', tmp_path / 'm.pt2') == 0
-    assert 'it takes images of 32 x 32 only' in capsys.readouterr().out
-
-
 def test_a_large_tiff_of_one_bit_is_an_8_bit_image(two, tmp_path, monkeypatch):
     monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 100)
     tifffile.imwrite(tmp_path / 'x.tif', np.random.default_rng(0).random((64, 64)) > 0.5, photometric='minisblack')
