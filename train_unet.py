@@ -5566,6 +5566,9 @@ def load(path, device='auto', model=None):
     path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
+        if not {'mean', 'std'} <= saved['weights'].keys():
+            raise UserError(f"{path}: holds a network of your own; build it and give it what is in the file: "
+                            "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(device)
         set_up_device(device)
