@@ -6397,8 +6397,7 @@ def tune(preset, overrides, seconds=60.0):
     states = {last: fresh_state(config, device, last) for last in layouts}             # one for all precisions
     warn_of_size(states[False].model, precision)
     examine = functools.partial(examine_numbers, states[False].model, config, loss_fn, units)
-    with one_image_told():
-        numbers, *_ = in_halves(examine, window[0])                    # of the first part that fits into memory
+    numbers, *_ = in_halves(examine, window[0])                        # of the first part that fits into memory
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
@@ -6523,24 +6522,7 @@ def try_compiling(plain, config, window, loss_fn):
         print(f'torch.compile does not work here: {in_words(error)}')
 
 
-<<<<<<< HEAD
-def examine_what_fits(model, config, window, loss_fn, dtypes):
-    """examine_numbers, with a smaller batch_size and more accumulation_steps where memory does not suffice
-    -> (config, window, numbers)."""
-    parts = in_halves(lambda batch: examine_numbers(model, config, [batch], loss_fn, dtypes), window[0])
-    if len(parts) > 1:
-        size, times = max(1, config['batch_size'] // len(parts)), config['accumulation_steps'] * len(parts)
-        print(f'batch_size={config["batch_size"]} does not fit into memory: '
-              f'measured with batch_size={size} accumulation_steps={times}')
-        config = {**config, 'batch_size': size, 'accumulation_steps': times}
-        window = [part for batch in window for part in split_batch(batch, size)]
-    return config, window, parts[0]
-
-
-def examine_numbers(model, config, window, loss_fn, dtypes):
-=======
 def examine_numbers(model, config, loss_fn, dtypes, batch):
->>>>>>> h_f
     """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
     per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
     model.train()
