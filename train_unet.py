@@ -5842,8 +5842,9 @@ def rendered_rows(bands, image, model, save):
 def evaluate_run(folder, overrides):
     """Score the best weights on the run's validation images, or on other data -> exit code.
 
-    For two classes the threshold with the best validation IoU is found and stored; on other data the stored one is
-    used, because tuning it there would flatter the score.
+    Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
+    are wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and
+    stored; on other data the stored one is used, because tuning it there would flatter the score.
     """
     model, overrides, dtype = load_with(folder, overrides)
     other = 'data' in overrides
@@ -5854,7 +5855,7 @@ def evaluate_run(folder, overrides):
     model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
-    data = inspect_data(model.config)
+    data = inspect_for(model)
     if other:
         data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
         print('\n'.join(map(clean, describe_data(data, model.config))))
@@ -5897,6 +5898,16 @@ def evaluate_run(folder, overrides):
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
     report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
     return 0
+
+
+def inspect_for(model):
+    """The data that a model is to be scored on -> Data. DataError without the lines that only a training can take."""
+    try:
+        return inspect_data(model.config)
+    except DataError as error:
+        known = f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding or "")})'
+        error.problems = [*(line for line in error.problems if 'num_classes=' not in line), known]
+        raise
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '

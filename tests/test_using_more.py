@@ -1149,9 +1149,10 @@ def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys
     assert 'class_names has 3 names, there are 2 classes' in capsys.readouterr().err
 
 
-def test_other_data_of_more_classes_is_refused(two, three, capsys):
+def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, capsys):
     assert train_unet.main(['evaluate', str(two[0]), f'data={three[1]}', 'device=cpu']) == 2
-    assert 'the mask values are not clear' in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert 'the network knows 2 classes' in told and 'num_classes=' not in told
 
 
 def test_a_score_with_other_settings_says_so(own, capsys):
