@@ -599,6 +599,8 @@ def find_fault(key, value):
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
         return f'must be a list of texts{default}'
+    if key == 'class_weights' and isinstance(value, list) and value and not any(value):
+        return 'one of them must be above 0'
     if key not in RANGES:
         return None
     low, high = RANGES[key]
@@ -2743,6 +2745,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 time.sleep(0.2 * (attempt + 1))                        # network drives come back
         if self.config['rescale_masks']:
             mask = resize(mask, *image.shape[:2], is_mask=True)
+        if image.shape[:2] != mask.shape:                              # another file than the one that was looked at
+            raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
+                            f'{mask.shape[1]} x {mask.shape[0]}')
         return image, mask
 
     def resized(self, image, mask):
