@@ -1107,7 +1107,8 @@ def collect(config, root, files):
     for source, path, place, name in candidates:
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
-        role, kind, rest = ('', '', place) if len(held[place]) == 2 else (role, kind, rest)    # its name tells nothing
+        if len(held[place]) == 2 and re.search(r'\d', posixpath.basename(place)):      # its name tells nothing
+            role, kind, rest = '', '', place
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
             continue
@@ -3207,7 +3208,7 @@ def fold_upsampling(network, devices=('cpu',)):
     function of the same weights in fewer operations, and without the enlarged maps in memory. Seen to be faster on a
     CPU; on none in a graph for others to read."""
     for module in network.modules():
-        if type(module).__name__ == 'UnetDecoderBlock':
+        if type(module).__name__.endswith('UnetDecoderBlock'):
             change_forward(module, Folded)
             change_forward(module.conv1[0], ConvolvesDoubled)
             module.folds = devices

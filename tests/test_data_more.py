@@ -349,6 +349,16 @@ def test_the_first_of_several_kinds_of_masks_is_not_offered_for_all(tmp_path):
     assert typed_lines(ask(tmp_path / 'set')) == []
 
 
+def test_a_folder_for_each_image_named_like_one_gets_its_line(tmp_path):
+    """As labelme_json_to_dataset writes them."""
+    for n in range(6):
+        fill(tmp_path / 'set', [f'img_{n}_json/img.png'], [f'img_{n}_json/label.png', f'img_{n}_json/label_viz.png'])
+    line = 'image_pattern="{stem}img.png" mask_pattern="{stem}label.png"'
+    assert line in typed_lines(ask(tmp_path / 'set'))
+    _, data = inspect(tmp_path / 'set', image_pattern='{stem}img.png', mask_pattern='{stem}label.png')
+    assert partners(data, tmp_path / 'set') == {f'img_{n}_json/img.png': f'img_{n}_json/label.png' for n in range(6)}
+
+
 def test_a_few_masks_of_many_images_may_be_all_that_is_meant(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(60)], [f'masks/{n}.png' for n in range(2)])
     assert 'skip_unpaired=True' in typed_lines(ask(tmp_path / 'set'))
