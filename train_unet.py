@@ -359,13 +359,16 @@ def load_preset(name):
     names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
     path = Path(in_folder) if str(name) not in names and os.path.isfile(in_folder) else path    # a run
     try:
+        if path.exists() and not path.is_file():
+            raise OSError('no regular file')                           # a pipe has no end, nor has /dev/zero
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
         raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}'
                           f'{did_you_mean(name, names) or ";"} '
                           f'there are {", ".join(names)}, or the path of a .py file') from None
     try:
-        nodes = [node for node in ast.parse(text).body if not isinstance(node, ast.Expr)]      # a docstring is one
+        is_words = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)    # the docstring
+        nodes = [node for node in ast.parse(text).body if not is_words(node)]
         [names] = [[getattr(target, 'id', '') for target in node.targets] for node in nodes]
         config = ast.literal_eval(nodes[0].value)
         if names != ['config'] or not isinstance(config, dict):
