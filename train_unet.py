@@ -406,8 +406,9 @@ def translate(settings, notes):
         own[name] = value
     plain = lambda value: shown(value).strip("'\"").lower()
     foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
-    for key, other in (('fp16', 'bf16'), ('bf16', 'fp16')):            # fp16=True bf16=False is one wish, not two
-        if plain(foreign.get(key)) == 'false' and plain(foreign.get(other)) == 'true':
+    wishes = [own, *(FOREIGN[key].get(plain(value), {}) for key, value in foreign.items())]
+    for key, other in (('fp16', 'bfloat16'), ('bf16', 'float16')):     # bf16=True fp16=False is one wish, not two
+        if plain(foreign.get(key)) == 'false' and other in [plain(wish.get('amp_dtype')) for wish in wishes]:
             del foreign[key]
     typed = {key: f'{key}={shown(value)}' for key, value in own.items()}
     for key, value in foreign.items():

@@ -347,6 +347,8 @@ def test_a_refused_dtype_is_float32_whatever_the_preset_has_and_says_so(refused)
     ({'bf16': False}, False, 'auto'),
     ({'bf16': False, 'fp16': False}, False, 'auto'),
     ({'fp16': False, 'bf16': True}, True, 'bfloat16'),
+    ({'fp16': False, 'amp_dtype': 'bfloat16'}, 'auto', 'bfloat16'),
+    ({'fp16': False, 'precision': 'bf16-mixed'}, True, 'bfloat16'),
     ({'precision': '16', 'amp_dtype': 'float16'}, True, 'float16'),
     ({'training.mixed_precision.enabled': True}, True, 'auto'),
     ({'training.mixed_precision.enabled': False, 'training.mixed_precision.dtype': 'bfloat16'}, False, 'bfloat16'),
