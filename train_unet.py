@@ -3576,8 +3576,9 @@ class Parts:
 
     def __init__(self, model, average=None):
         self.parameters, self.average = list(model.parameters()), Parts(average) if average is not None else None
-        self.places = [(module._buffers, name) for module in model.modules()
-                       for name, buffer in module._buffers.items() if buffer is not None]
+        places = {id(buffer): (module._buffers, name) for module in model.modules()
+                  for name, buffer in module._buffers.items() if buffer is not None}
+        self.places = [*places.values()]                               # each once: some are shared
 
     def buffers(self):
         """Lists of those of one dtype."""

@@ -222,6 +222,16 @@ def test_moving_average_by_hand():
         assert a.requires_grad and a.grad is None                      # it may be trained on: a second stage
 
 
+def test_a_statistic_under_two_names_is_averaged_once():
+    model = network()
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    model.register_buffer('running_mean', norm.running_mean)
+    state = fresh(settings(ema_decay=0.9), model)
+    assert not norm.running_mean.any()
+    tu.guarded_step(state, [batch_of(0, 1)], squares, settings(ema_decay=0.9))
+    assert norm.running_mean.any() and torch.allclose(state.average.running_mean, 0.9 * norm.running_mean)
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
 def test_the_norm_is_that_of_the_unscaled_gradient_and_the_clip_limits_it(dtype):
     window = [batch_of(*range(8))]
