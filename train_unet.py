@@ -537,7 +537,7 @@ def parse_command(argv):
         print(__doc__.split('The file, top to bottom')[0].rstrip())
         print('\nSettings (the comments in CONFIG tell more):')
         print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
-        print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}')
+        print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}', flush=True)
         sys.exit(0)
     words, problems = ['--out' if word == '-o' else word for word in argv], []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
@@ -624,6 +624,9 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:        # --help | head: nobody reads the rest, nor what Python would flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
 

@@ -563,6 +563,14 @@ def test_right_settings_go_on_to_torch(command_line):
     assert command_line('num_epochs=5').returncode == 77
 
 
+def test_help_that_nobody_reads_to_its_end_is_no_error():
+    read, write = os.pipe()
+    os.close(read)                                                     # as head does
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', '--help'], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b'')
+
+
 def test_help_names_every_key_command_and_preset_without_torch(command_line):
     done = command_line('--help')
     assert done.returncode == 0
