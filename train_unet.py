@@ -5300,6 +5300,10 @@ def resume_state(state, run, config, precision, hardware, changed):
                             saved['threads'], torch.get_num_threads())
             else:
                 torch.set_num_threads(saved['threads'])                # so that the result is the same to the bit
+        epochs_in_vain(saved['history'], saved['best_epoch'], config)  # reads all rows
+        if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
+                or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
+            raise ValueError('its counters make no sense')
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}',

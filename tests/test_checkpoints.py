@@ -985,6 +985,17 @@ def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_o
         tu.train(resume='run', num_epochs=2)
 
 
+@pytest.mark.parametrize('crafted', [
+    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
+    {'history': [{'x': 1}]}, {'history': [{'event': '', 'epoch': 'x', 'train_loss': 1.0}]},
+    {'history': [{'event': '', 'epoch': 9, 'train_loss': None}]}], ids=str)
+def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
+    train_own(num_epochs=1)
+    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
+    with pytest.raises(tu.UserError, match='does not belong to this run'):
+        train_own(resume='run', run_dir='auto', num_epochs=2)
+
+
 def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
     train_own(num_epochs=1)
     with zipfile.ZipFile('run/last.pt') as whole, zipfile.ZipFile('bomb.pt', 'w', zipfile.ZIP_DEFLATED) as bomb:
