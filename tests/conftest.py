@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 SHARED = ROOT.parent / 'shared' / 'data'
 
+WRITES_ONNX = pytest.mark.skipif('torch.__version__ < (2, 9)', reason='torch 2.6 cannot write these networks as ONNX')
+
 FORKS = multiprocessing.get_context('forkserver')
 
 # A network small enough for tests: one second per epoch.

@@ -15,7 +15,7 @@ import tifffile
 import torch
 
 import train_unet
-from conftest import ROOT, TINY, draw_set
+from conftest import ROOT, TINY, WRITES_ONNX, draw_set
 
 
 @pytest.fixture(scope='module')
@@ -102,6 +102,7 @@ def test_an_export_that_differs_is_refused_and_leaves_the_one_before(trained, tm
     assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'model.pt2']
 
 
+@WRITES_ONNX
 def test_the_four_commands_follow_from_each_other(tmp_path, capsys):
     """Train, evaluate, predict, export: each time what the one before has printed (.ci/run types them in a shell)."""
     draw_set(tmp_path / 'set', count=8)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import train_unet
-from conftest import ROOT, TINY, draw_set
+from conftest import ROOT, TINY, WRITES_ONNX, draw_set
 from test_processes import run_forked
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -254,6 +254,7 @@ def onnx_of_three(three, tmp_path_factory):
     return folder / 'model.onnx'
 
 
+@WRITES_ONNX
 def test_onnx_of_three_classes_agrees_and_says_what_it_needs(three, onnx_of_three, pictures):
     session = onnxruntime.InferenceSession(str(onnx_of_three), providers=['CPUExecutionProvider'])
     assert_same_logits(three[0], lambda batch: session.run(None, {'images': batch.numpy()})[0], pictures)
@@ -261,6 +262,7 @@ def test_onnx_of_three_classes_agrees_and_says_what_it_needs(three, onnx_of_thre
     assert_facts(facts, ['ground', 'disc', 'corner'])
 
 
+@WRITES_ONNX
 def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the_network_pools(tmp_path, monkeypatch):
     data, run = draw_set(tmp_path / 'set'), tmp_path / 'run'
     for path in sorted((data / 'images').iterdir()):
@@ -298,6 +300,7 @@ def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the
     assert model.predict(scene).shape == (40, 40)                      # a rim of no data is no other scale
 
 
+@WRITES_ONNX
 def test_half_onnx_is_half_as_large_and_runs(two, tmp_path, capsys):
     typed = ['export', str(two[0]), 'format=onnx', 'half=True', '-o', str(tmp_path / 'm.onnx')]
     assert train_unet.main(typed) == 0
