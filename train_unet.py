@@ -1267,9 +1267,10 @@ def unite_folders(images, masks):
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
+    if together or not is_one_each or len(groups) < len(images) / 2:
+        return None
     mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
-    has_colours = len(mixed) > 1.5 * len(groups)                       # mask.png and its mask_color.png
-    if together or not is_one_each or has_colours or len(groups) < len(images) / 2:
+    if len(mixed) > 1.5 * len(groups):                                 # mask.png and its mask_color.png
         return None
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
     if len(groups) < len(masks):
@@ -1394,8 +1395,8 @@ def split_by_names(pairs, root, files, notes):
     is_split, paths = any(image.split for image, _ in pairs), [image.path for image, _ in pairs]
     parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
     stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
-    first_words = {stem: folder_words(posixpath.basename(stem))[0] for stem in stems}
-    ways = {'the first word of their names': {stem: SPLIT_WORDS.get(word) for stem, word in first_words.items()}}
+    first_words = (SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0]) for stem in stems)
+    ways = {'the first word of their names': dict(zip(stems, itertools.takewhile(bool, first_words)))}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}
     for folder, name in lists:
