@@ -488,7 +488,8 @@ def check_names(config):
     encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm's may name their weights
     if encoder != 'auto':
         import timm                                                    # takes seconds, as smp's encoders do
-        encoders = smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
+        older = [encoder] * (encoder.startswith('timm-') or timm.is_model(encoder[3:]))      # names nobody lists now
+        encoders = dict.fromkeys(older, {}) | smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
     known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
              'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: one each
     typed = config | {'encoder': encoder, 'optimizer': config['optimizer'].lower()}

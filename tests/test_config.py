@@ -221,6 +221,13 @@ def test_names_of_timm_are_known_and_the_nearest_is_suggested():
     assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
 
 
+@pytest.mark.parametrize('name', ['tu-tf_efficientnet_b0_ns', 'tu-gluon_resnet50_v1d', 'timm-mobilenetv3_large_100',
+                                  'timm-resnest14d', 'timm-efficientnet-b0'])
+def test_older_names_of_encoders_are_taken(name):
+    """timm and smp still build them, but list them no longer; a run may have been trained with one."""
+    assert resolve_config(None, {'encoder': name, 'encoder_weights': 'imagenet'})[0]['encoder'] == name
+
+
 @pytest.mark.parametrize('words', [
     ['train_data', 'batch_size=0'], ['--preset', 'fats', 'batch_size=0'],
 ])
