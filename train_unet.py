@@ -1664,8 +1664,11 @@ def read_pillow(path, config, as_mask):
 
 
 def mask_pixels(picture):
-    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these."""
+    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
+    if picture.mode.endswith('A') and len(picture.getchannel('A').getcolors()) > 1:
+        if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
+            raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
     if picture.mode in ('LA', 'P'):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):

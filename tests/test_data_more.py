@@ -1410,14 +1410,17 @@ def test_a_set_of_one_class_is_refused(tmp_path):
         dataset(folder)
 
 
-def test_a_shape_that_is_only_in_the_alpha_channel_is_refused(tmp_path):
+@pytest.mark.parametrize('colour', [lambda n: 255 if n % 2 else 255 * DISC[..., None], lambda n: [255 * (n % 2), 0, 0],
+                                    lambda n: np.random.default_rng(n).integers(0, 256, (48, 48, 3))])
+def test_a_shape_that_is_only_in_the_alpha_channel_is_refused(tmp_path, colour):
+    """White in some files, one colour in each, or cut out of a photograph: all of the picture would be foreground."""
     def write(number):
-        pixels = np.full((48, 48, 4), 255, np.uint8)
-        pixels[..., 3] = 255 * DISC
+        pixels = np.zeros((48, 48, 4), np.uint8)
+        pixels[..., :3], pixels[..., 3] = colour(number), 255 * DISC
         save(tmp_path / f'set/masks/{number}.png', pixels)
 
-    with pytest.raises(DataError, match='every pixel of the training masks is of one class'):
-        dataset(disc_set(tmp_path / 'set', write))
+    with pytest.raises(DataError, match='its shape is in the alpha channel'):
+        inspect(disc_set(tmp_path / 'set', write))
 
 
 def test_united_masks_are_those_of_the_pattern(tmp_path):
