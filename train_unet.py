@@ -2755,7 +2755,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 if attempt == 2:
                     raise
                 time.sleep(0.2 * (attempt + 1))                        # network drives come back
-        if self.config['rescale_masks']:
+        if self.config['rescale_masks'] and same_shape(mask.shape, image.shape[:2]):
             mask = resize(mask, *image.shape[:2], is_mask=True)
         if image.shape[:2] != mask.shape:                              # another file than the one that was looked at
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '

@@ -1171,6 +1171,9 @@ def test_masks_of_another_scale(tmp_path):
     assert 'rescale_masks=True' in str(ask(tmp_path / 'set'))
     save(tmp_path / 'set/masks/0.png', np.eye(20, 20, dtype=int))
     assert 'masks/0.png 20 x 20' in str(ask(tmp_path / 'set', rescale_masks=True))
+    save(data.name(0).replace('images', 'masks'), np.eye(20, 20, dtype=int))
+    with pytest.raises(DataError, match='is 40 x 21 pixels'):          # replaced in mid-run: never stretched to fit
+        data.read(0)
 
 
 
