@@ -486,8 +486,7 @@ def check_names(config):
     if 'smp' not in globals() or any(find_fault(key, config[key]) for key in NAMES):
         return []
     encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm's may name their weights
-    if encoder != 'auto':
-        import timm                                                    # takes seconds, as smp's encoders do
+    if encoder != 'auto':                                              # timm takes seconds, as smp's encoders do
         older = [encoder] * (encoder.startswith('timm-') or timm.is_model(encoder[3:]))      # names nobody lists now
         encoders = dict.fromkeys(older, {}) | smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
     known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
@@ -660,7 +659,7 @@ try:
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
     A, smp = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch'))
-    tifffile, yaml = map(ImportedWhenUsed, ('tifffile', 'yaml'))
+    tifffile, timm, yaml = map(ImportedWhenUsed, ('tifffile', 'timm', 'yaml'))
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise

@@ -221,6 +221,12 @@ def test_names_of_timm_are_known_and_the_nearest_is_suggested():
     assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
 
 
+def test_a_library_that_only_names_want_is_missed_in_words(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'timm', None)
+    with pytest.raises(train_unet.UserError, match='pip install -r requirements.txt'):
+        resolve_config(None, {'encoder': 'resnet18'})
+
+
 @pytest.mark.parametrize('name', ['tu-tf_efficientnet_b0_ns', 'tu-gluon_resnet50_v1d', 'timm-mobilenetv3_large_100',
                                   'timm-resnest14d', 'timm-efficientnet-b0'])
 def test_older_names_of_encoders_are_taken(name):
