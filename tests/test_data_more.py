@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -1931,6 +1932,15 @@ def test_a_threshold_is_of_the_brightest_channel_and_leaves_out_only_grey():
     codes = np.array([[-1, 255, 90, 200, *(train_unet.COLOUR + rgb for rgb in (0xffffff, 0x00ff00, 0x101010))]])
     above, below = (train_unet.Coding(None, 127, below=below, ignored=255).encode(codes) for below in (False, True))
     assert above.tolist() == [[255, 255, 0, 1, 255, 1, 0]] and below.tolist() == [[255, 255, 1, 0, 255, 0, 1]]
+
+
+def test_a_threshold_of_a_large_grey_mask_does_without_its_colours():
+    """A mask of 100 million pixels would take 2 GB more."""
+    codes = np.zeros((1000, 1000), np.int32)
+    tracemalloc.start()
+    train_unet.Coding(None, 127).encode(codes)
+    assert tracemalloc.get_traced_memory()[1] < 4 * codes.nbytes
+    tracemalloc.stop()
 
 
 def split_sizes(data):
