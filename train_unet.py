@@ -1493,6 +1493,9 @@ def lines_that_pair(config, root, files, seconds=10.0):
 
 def flatness(path, config):
     """The share of a file's pixels that have its 32 most frequent values: near 1 in masks, far below in photographs."""
+    with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
+        if math.prod(read_header(path, config)[:2]) > 2**24:           # not to be decoded for a guess
+            return 0.8                                                 # may be either
     try:
         codes = read_mask(path, config).ravel()
     except DataError:                                                  # fractions, many bands

@@ -325,6 +325,15 @@ def test_lines_that_pair_are_offered(tmp_path, names, lines):
         assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
 
 
+def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
+    """Each would take gigabytes, and the time in which the other lines are tried."""
+    kinds = 'images', 'masks_a', 'masks_b'
+    fill(tmp_path / 'set', [], [f'{kind}/{n}.png' for kind in kinds for n in range(4)])
+    monkeypatch.setattr(train_unet, 'read_header', lambda *_: (5000, 5000, 'L'))
+    monkeypatch.setattr(train_unet, 'read_mask', None)
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
+
+
 def test_names_of_splits_in_two_letters(tmp_path):
     """DIS5K: DIS-TR, DIS-VD and DIS-TE1; but TCGA_TS_1 is a patient."""
     for folder in ('DIS-TR', 'DIS-VD', 'DIS-TE1', 'DIS-TE2'):
