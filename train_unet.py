@@ -548,7 +548,7 @@ def parse_command(argv):
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder, as in  {command_line(verb, needed)}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
-                 for word in paths[1:] if extra]
+                 for word in paths[1:] if extra and not word.startswith('-')]
     problems += [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
                  if key in IDLE.get(verb, ())]
     preset = overrides.pop('preset', None)

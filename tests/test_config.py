@@ -221,6 +221,14 @@ def test_names_of_timm_are_known_and_the_nearest_is_suggested():
     assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
 
 
+@pytest.mark.parametrize('words', [['evaluate', 'runs/x', '--foo'], ['export', 'runs/x', '--onnx']])
+def test_an_unknown_option_is_not_taken_for_data_or_a_format(words):
+    with pytest.raises(ConfigError) as caught:
+        parse_command(words)
+    [problem] = caught.value.problems
+    assert problem.startswith(f"'{words[2]}' is no command and no key=value")
+
+
 def test_a_library_that_only_names_want_is_missed_in_words(monkeypatch):
     monkeypatch.setitem(sys.modules, 'timm', None)
     with pytest.raises(train_unet.UserError, match='pip install -r requirements.txt'):
