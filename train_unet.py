@@ -2469,7 +2469,7 @@ def refuse_mixtures(records, config):
                         'the mask values are not clear')
     is_plain = lambda record: record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
     kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
-    numbers = set().union(*(record['codes'] for record in records if not is_plain(record)))
+    numbers = set().union(*(map(as_grey, record['codes']) for record in records if not is_plain(record)))
     plain = sorted(numbers - {255})
     if plain and ('1' in kinds and 255 in numbers or 'P' in kinds and 255 not in numbers and plain[-1] > 1):
         table = suggest({code: code for code in plain} | {255: 1})

@@ -2363,6 +2363,16 @@ def test_masks_of_one_bit_beside_others_with_void_are_asked_about(tmp_path):
     assert 'save all of them alike' in str(ask(tmp_path))
 
 
+def test_masks_of_one_bit_beside_colours_are_asked_about(tmp_path):
+    """What makes files small cuts those of black and white to one bit: no line may tell its black from the others'."""
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        colours = np.array([[0] * 3, [255] * 3, [255, 0, 0]])
+        save(tmp_path / f'masks/{number}.png', np.eye(8) if number % 2 else colours[np.arange(64).reshape(8, 8) % 3],
+             '1' if number % 2 else None)
+    assert 'save all of them alike' in str(ask(tmp_path))
+
+
 def test_the_line_that_takes_all_but_0_takes_255_too(tmp_path):
     for number in range(6):
         save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
