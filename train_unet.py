@@ -4081,23 +4081,6 @@ def gives_up_compiling(model, error, is_sure=False):
     return True
 
 
-@contextlib.contextmanager
-def heard_later():
-    """torch raises that a worker has died wherever the main process is; what is begun in here is finished first."""
-    heard = []
-    usual = signal.getsignal(signal.SIGCHLD) if hasattr(signal, 'SIGCHLD') else None
-    if not callable(usual) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGCHLD, lambda *_: heard.append(1))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, usual)
-    if heard:
-        usual(signal.SIGCHLD, None)                                    # RuntimeError if it was a worker
-
-
 class OneTooLarge(UserError):
     """A single image does not fit into memory; nothing of its window was kept."""
 
@@ -4424,6 +4407,10 @@ class Run:
             self.after.callback(signal.signal, number, signal.signal(number, stop))
         if hasattr(signal, 'SIGHUP'):                                  # the terminal is closed
             self.after.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        if hasattr(signal, 'SIGCHLD'):                                 # torch would raise it in the middle of a step
+            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()     # now, or it would come over ours
+            hear = lambda *_: (self.waiting or not self.begun) and torch._C._error_if_any_worker_fails()
+            self.after.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, hear))
 
     def open_board(self):
         """Show this run in TensorBoard. Raises UserError where the package is missing."""
@@ -4436,7 +4423,10 @@ class Run:
             self.after.callback(self.board.close)
 
     def wait_for(self, loader):
-        """The batches of a loader. A signal that came before, or comes now, does not wait for the next one."""
+        """The batches of a loader. A signal that came before, or comes now, does not wait for the next one; that a
+        worker has died is raised here alone."""
+        hear = torch._C._error_if_any_worker_fails
+        hear()                                                         # one that is idle: iter() would wait for it
         batches = iter(loader)
         while True:
             before = random_states()
@@ -4444,6 +4434,7 @@ class Run:
                 self.waiting = True
                 if self.asked and world().size == 1:
                     raise Interrupted
+                hear()
                 batch = next(batches)
             except StopIteration:
                 return
@@ -4569,26 +4560,25 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
     for window in bar:
-        with heard_later():
-            for group in state.optimizer.param_groups:
-                group['lr'] = lr_at_step(state.step, total_steps, config)
-            window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
-            if world().rank:                                           # what dropout draws is another on each process
-                seed_everything(seed_of(config['seed'], state.step, world().rank))
-            result = guarded_step(state, window, loss_fn, config)
-            state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
-            if state.window % look_every == 0 or state.window == sampler.num_windows:
-                in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
-                look(state, window, loss_fn, config, hardware, names, run.folder, in_vain)
-                if not bar.disable:
-                    bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-            broken = [name_of(row) for batch in window for row in broken_rows(batch)]
-            stop, save, left_out = run.agree(config, broken)
-            state.left_out = dict(Counter(state.left_out) + Counter(left_out))
-            if stop:
-                raise Interrupted
-            if save:
-                run.save(state, config)
+        for group in state.optimizer.param_groups:
+            group['lr'] = lr_at_step(state.step, total_steps, config)
+        window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
+        if world().rank:                                               # what dropout draws is another on each process
+            seed_everything(seed_of(config['seed'], state.step, world().rank))
+        result = guarded_step(state, window, loss_fn, config)
+        state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
+        if state.window % look_every == 0 or state.window == sampler.num_windows:
+            in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
+            look(state, window, loss_fn, config, hardware, names, run.folder, in_vain)
+            if not bar.disable:
+                bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
+        broken = [name_of(row) for batch in window for row in broken_rows(batch)]
+        stop, save, left_out = run.agree(config, broken)
+        state.left_out = dict(Counter(state.left_out) + Counter(left_out))
+        if stop:
+            raise Interrupted
+        if save:
+            run.save(state, config)
     if not images and (world().rank or 'speed' in state.totals):       # resumed after the last step of the epoch
         return
     seconds = max(1e-9, time.monotonic() - begun)
@@ -5218,14 +5208,12 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
             is_due = run.is_due()                                      # once: the save before validation counts as one
             if is_due and (several or time.monotonic() - run.last_save > 60):
-                with heard_later():
-                    run.save(state, config)                            # torchrun kills whom it does not see stop
+                run.save(state, config)                                # torchrun kills whom it does not see stop
             metrics = validate(state, val_loader, loss_fn, config, run, hardware)
             left_out = Counter(val_loader.dataset.name(row) for row in metrics.pop('broken'))
             state.left_out = dict(Counter(state.left_out) + left_out)
-            with heard_later():
-                close_epoch(state, metrics, config, run, is_due)
-                show_epoch(run, state, val_loader.dataset)
+            close_epoch(state, metrics, config, run, is_due)
+            show_epoch(run, state, val_loader.dataset)
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             state.bad = totals_alone(state.bad)
@@ -5272,7 +5260,7 @@ def stop_workers(*loaders):
     for loader in loaders:
         iterator, loader._iterator = loader._iterator, None
         if iterator is not None:
-            with contextlib.suppress(RuntimeError), heard_later():     # that one has died
+            with contextlib.suppress(RuntimeError):                    # that one has died
                 iterator._shutdown_workers()
             for worker in iterator._workers:                           # torch only asks; who hangs in a read is deaf
                 worker.kill()
