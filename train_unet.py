@@ -4313,9 +4313,8 @@ class Run:
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
-        self.board, self.is_saved = None, True                         # board: TensorBoard's writer
-        self.locks, self.taken = set(), ''                             # what tells our locks; who took our folder
-        self.settings, self.file = '', None                            # the text of config.py; what writes log.txt
+        self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
+        self.locks = set()                                             # what tells our locks
 
     def __enter__(self):
         try:
@@ -4373,18 +4372,14 @@ class Run:
             return isinstance(error, FileNotFoundError)
 
     def return_to(self):
-        """The folder has vanished: make it anew, if that can be, so that the run can be resumed; but not over another
-        run that has begun there."""
+        """The folder has vanished: make it anew, so that the run can be resumed. Raises OSError if that cannot be, or
+        if another run has begun there."""
         try:
             refuse_used(self.folder)
             self.hold()
         except UserError as error:
-            self.taken = error.problems[0]
-            return
-        except OSError:
-            return                                                     # what cannot be saved is told then
+            raise OSError(error.problems[0]) from None
         log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
-        self.write('config.py', self.settings)
 
     def watch_signals(self):
         """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work, a later SIGINT at once."""
@@ -4451,51 +4446,41 @@ class Run:
         return from_first(lambda: cost < 0.25 or time.monotonic() - self.last_save > 9 * cost)
 
     def save(self, state, config):
-        """last.pt with everything the run is, before it best.pt if that waits -> True if last.pt is on the disk."""
+        """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk."""
         self.last_save = begun = time.monotonic()
-        if self.unsaved is not None:
-            self.write('best.pt', self.unsaved)
+        if self.unsaved is not None and self.write('best.pt', self.unsaved):
+            self.unsaved = None
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
                            | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
+        if not (self.folder / 'config.py').exists():                   # the folder had vanished
+            self.write('config.py', config_text(config))
         if world().size > 1:
             dist.barrier()                                             # nobody reads it before it is there
-        self.is_saved = saved and self.unsaved is None
         if self.begun:                                                 # before, the optimizer has no states
             self.save_seconds = min(self.save_seconds or math.inf, time.monotonic() - begun)
-        return saved
+        if saved and self.unsaved is None:
+            self.trouble = ''
+        return saved and self.unsaved is None
 
     def write(self, name, content):
         """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
         said once, training goes on and the next one is tried again."""
         if world().rank:
             return True
-        self.settings = content if name == 'config.py' else self.settings
-        if self.begun and not self.taken and self.is_gone():
-            self.return_to()
         try:
-            if self.taken:
-                raise OSError(self.taken)
+            if self.begun and self.is_gone():
+                self.return_to()
             if isinstance(content, str):
                 write_file(self.folder / name, content.encode())
-                return True
-            save_checkpoint(self.folder / name, content)
+            else:
+                save_checkpoint(self.folder / name, content)
+            return True
         except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
             self.complain(name, error)
-            if name == 'best.pt':
-                self.keep(content)
             return False
-        if name == 'best.pt':
-            self.unsaved = None
-        if self.unsaved is None:                                       # else why best.pt is missing is told at the end
-            self.trouble = ''
-        return True
-
-    def keep(self, best):
-        """The contents of a best.pt until it is written: these weights will not come again."""
-        self.unsaved = None if world().rank else copy.deepcopy(to_device(best, 'cpu'))
 
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
@@ -4615,8 +4600,7 @@ def live_numbers(state, speed):
 
 
 def close_epoch(state, metrics, config, run, is_due):
-    """The epoch's row and line; if a save is due best.pt, where it is the best so far, and last.pt. Moves state to the
-    next epoch."""
+    """The epoch's row and line, and what is best so far. Moves state to the next epoch, and saves it if that is due."""
     totals, memory = add_totals(state.totals), ''
     scores = mean_scores(totals)
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr']}
@@ -4639,18 +4623,16 @@ def close_epoch(state, metrics, config, run, is_due):
         state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
         content = describe_model(state.evaluated, config | amp_settings(state.dtype))
         content |= {'metrics': metrics, 'epoch': state.epoch + 1}
+        run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # they will not come again
         done = 'best so far'
-        if is_due:
-            done += ', saved best.pt' if run.write('best.pt', content) else ', NOT saved'
-        else:
-            run.keep(content)
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
+    if is_due:
+        run.save(state, config)
+        is_best = state.best_epoch == state.epoch - 1
+        done += (', saved best.pt' if run.unsaved is None else ', NOT saved') * is_best
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
              memory, done)
-    run.is_saved = False
-    if is_due:
-        run.save(state, config)
     run.write('history.csv', history_csv(state.history))
 
 
@@ -5235,8 +5217,6 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
     stop_workers(loader, val_loader)                                   # a signal to the whole job kills them too
-    if run.agree(config)[0] or not all(from_all(run.is_saved)):
-        run.save(state, config)
 
 
 def end_with_advice(error, state, config, run):
@@ -5374,7 +5354,7 @@ def best_saved(run):
     """The contents of best.pt, None if there is none."""
     path = run.folder / 'best.pt'
     try:
-        return run.unsaved or (load_checkpoint(path) if path.exists() and not run.taken else None)
+        return run.unsaved or (load_checkpoint(path) if path.exists() and not run.is_gone() else None)
     except OSError as error:
         log.warning('%s; the last weights are returned instead', error)
 
@@ -5389,8 +5369,9 @@ def tell_best(best, epoch, config):
 
 
 def finish(state, val_data, config, run):
-    """The best weights back, the pictures, and what to type next -> Result."""
-    best, model = {}, state.evaluated
+    """Everything saved, the best weights back, the pictures, and what to type next -> Result."""
+    run.agree(config)                                                  # all processes return the same signal
+    is_saved, best, model = run.save(state, config), {}, state.evaluated
     try:
         if saved := from_first(lambda: best_saved(run)):
             tell_best(saved['metrics'], saved['epoch'], config)
@@ -5403,7 +5384,7 @@ def finish(state, val_data, config, run):
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
     model.eval()
     run.write('history.csv', history_csv(state.history))
-    if not (world().rank or run.taken):
+    if not (world().rank or run.is_gone()):
         try:
             draw_curves(state.history, run.folder / 'curves.png')
             if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
@@ -5415,14 +5396,14 @@ def finish(state, val_data, config, run):
     files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
     there = [name for name in files if os.path.exists(run.folder / name)]
     log.info('Everything is in %s: %s', run.folder, ', '.join(there))
-    if not run.is_saved:
+    if not is_saved:
         log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
     if run.asked:
         line = f' Continue with:  {command_line(as_typed("resume", run.folder))}' * ('last.pt' in there)
         log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line)
     elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
-    return Result(state.history, best, model, run.folder, run.asked, run.is_saved)
+    return Result(state.history, best, model, run.folder, run.asked, is_saved)
 
 
 # ===== pictures =======================================================================

@@ -1909,7 +1909,7 @@ def slow_disk(monkeypatch):
     return lambda first='run': since.insert(0, first) or saves
 
 
-@pytest.mark.parametrize('first, count', [('nowhere', 1 + 3), ('run', 1 + 1 + 1)])
+@pytest.mark.parametrize('first, count', [('nowhere', 1 + 3 + 1), ('run', 1 + 1 + 1)])
 def test_saves_that_take_long_wait_until_they_take_a_tenth_of_the_time(slow_disk, first, count, caplog):
     """The smoke test saves, then each of three epochs, or the first, which tells how long it takes, and the end."""
     saves = slow_disk(first)
