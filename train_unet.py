@@ -4113,7 +4113,7 @@ def record(state, event):
     state.history.append({'epoch': state.epoch + 1, 'step': state.step, 'event': event})
 
 
-def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False):
+def look(state, window, loss_fn, config, names, folder, in_vain=False):
     """Read the counters of unsound steps. Enough in a row raise DataError for a sample that is not finite itself, else
     Rewind to a safer precision, else TrainingDiverged, with the window saved for replay.
 
@@ -4138,7 +4138,7 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
         if unsound and is_lost and not is_lost_without:                # else the loss leaves them out
             raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
-    lower = safer_dtype(state.dtype, hardware)
+    lower = safer_dtype(state.dtype, state.device)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
         raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
@@ -4154,9 +4154,10 @@ def look(state, window, loss_fn, config, hardware, names, folder, in_vain=False)
         *shorten([f'in the batch: {name}' for name in files]), *advice], 'training diverged')
 
 
-def safer_dtype(dtype, hardware):
-    """One rung down: float16 -> bfloat16 where it is native -> float32 -> None."""
-    return {'float16': 'bfloat16' if 'bfloat16' in hardware.units else 'float32', 'bfloat16': 'float32'}.get(dtype)
+def safer_dtype(dtype, device):
+    """One rung down: float16 -> bfloat16 where it is native -> float32 -> None. All processes ask for it together."""
+    units = common_hardware(detect_hardware(device)).units
+    return {'float16': 'bfloat16' if 'bfloat16' in units else 'float32', 'bfloat16': 'float32'}.get(dtype)
 
 
 def totals_alone(bad):
@@ -4267,12 +4268,12 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     return mean_scores(add_totals(totals)) | {'broken': sum(broken, []), 'parts': max(parts)}
 
 
-def validate(state, loader, loss_fn, config, run, hardware):
+def validate(state, loader, loss_fn, config, run):
     """evaluate; where its loss is finite in a safer precision only, the run goes on in that one."""
     score = functools.partial(evaluate, state.evaluated, loader, loss_fn, description=f'Epoch {state.epoch + 1} [val]',
                               run=run)
     metrics, dtype = score(dtype=state.dtype), state.dtype
-    while not math.isfinite(metrics['loss']) and (dtype := safer_dtype(dtype, hardware)):
+    while not math.isfinite(metrics['loss']) and (dtype := safer_dtype(dtype, state.device)):
         again = score(dtype=dtype)
         if math.isfinite(again['loss']):
             record(state, f'validation is not finite in {state.dtype}: precision {state.dtype} -> {dtype}')
@@ -4280,6 +4281,7 @@ def validate(state, loader, loss_fn, config, run, hardware):
             state.bad, metrics = totals_alone(state.bad), again
     if (parts := metrics.pop('parts')) > 1:
         record(state, f'out of memory in validation: batches went through in up to {parts} parts, scores unchanged')
+    state.left_out = dict(Counter(state.left_out) + Counter(map(loader.dataset.name, metrics.pop('broken'))))
     return metrics
 
 
@@ -4534,8 +4536,9 @@ class ScreenHandler(logging.Handler):
 log.handlers = [ScreenHandler()]                                       # importlib.reload() would add a second one
 
 
-def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of):
+def train_epoch(state, loader, loss_fn, config, run):
     """The rest of the epoch that state is in. Raises Interrupted if someone asked to stop, Rewind, TrainingDiverged."""
+    sampler, name_of = loader.batch_sampler, loader.dataset.name
     sampler.epoch, sampler.first_window = state.epoch, state.window
     total_steps = config['num_epochs'] * sampler.num_windows
     small_steps = config['progressive_resizing'] * total_steps
@@ -4554,7 +4557,7 @@ def train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
             in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
-            look(state, window, loss_fn, config, hardware, names, run.folder, in_vain)
+            look(state, window, loss_fn, config, names, run.folder, in_vain)
             if not bar.disable:
                 bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
         broken = [name_of(row) for batch in window for row in broken_rows(batch)]
@@ -4919,16 +4922,17 @@ def load_batches(dataset, batches, config, device):
     return [*build_loader(dataset, config | {'num_workers': workers}, device, batch_sampler=batches)]
 
 
-def smoke_test(state, train_data, val_loader, sampler, loss_fn, config, run):
+def smoke_test(state, loader, val_loader, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
     torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards."""
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
+    sampler = loader.batch_sampler
     first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
     is_lonely = min(from_all(min(map(len, sampler.micro_batches(last))))) == 1         # BatchNorm may refuse that
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
-    windows = [load_batches(train_data, [rows.tolist() for rows in sampler.micro_batches(window)], config, state.device)
-               for window in probed]
+    windows = [load_batches(loader.dataset, [rows.tolist() for rows in sampler.micro_batches(window)], config,
+                            state.device) for window in probed]
     rows = range(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     compiling, begun = config['compile_model'], time.monotonic()
@@ -5075,32 +5079,31 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
-    name_of = train_data.name if callable(getattr(train_data, 'name', None)) else 'sample {}'.format
     if own_data:
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
-    sampler, loader, val_loader = build_loaders(train_data, val_data, config, device)
+    loader, val_loader = build_loaders(train_data, val_data, config, device)
     run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     run.write('config.py', config_text(config))
-    smoke_test(state, train_data, val_loader, sampler, loss_fn, config, run)
+    smoke_test(state, loader, val_loader, loss_fn, config, run)
     run.begun = True
-    fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of)
+    fit(state, loader, val_loader, loss_fn, config, run)
     return finish(state, val_data, config, run)
 
 
 def build_loaders(train_data, val_data, config, device):
-    """What this process sees -> (sampler of windows, loader of training batches, loader of validation batches)."""
+    """What this process sees -> (loader of training batches, which has the windows; loader of validation batches)."""
     rank, count = world()
     if len(train_data) < count:
         raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
-    sampler = WindowSampler(len(train_data), config, rank, count)
-    loader = build_loader(train_data, config, device, batch_sampler=sampler)
+    windows = WindowSampler(len(train_data), config, rank, count)
+    loader = build_loader(train_data, config, device, batch_sampler=windows)
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size
-    return sampler, loader, val_loader
+    return loader, val_loader
 
 
 def refuse_used(folder):
@@ -5140,6 +5143,11 @@ class Plain(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.dataset)
 
+    def name(self, index):
+        """What the user's data set calls a sample, if it has names."""
+        name = getattr(self.dataset, 'name', None)
+        return name(index) if callable(name) else f'sample {index}'
+
     def __getitems__(self, keys):
         """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own."""
         before, samples = random_states(), []
@@ -5178,24 +5186,23 @@ def settle_own(config):
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
 
-def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name_of):
+def fit(state, loader, val_loader, loss_fn, config, run):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
-    patience, several, deaths, is_late = config['early_stopping_patience'] or math.inf, world().size > 1, 0, False
-    while state.epoch < config['num_epochs'] and (is_late or not run.agree(config)[0]):
-        is_late, epoch = False, state.epoch                            # started again: the others are in the epoch
+    patience, several, deaths = config['early_stopping_patience'] or math.inf, world().size > 1, 0
+    while state.epoch < config['num_epochs']:
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:
-            train_epoch(state, loader, sampler, loss_fn, config, run, hardware, name_of)
+            train_epoch(state, loader, loss_fn, config, run)
             is_due = run.is_due()                                      # once: the save before validation counts as one
             if is_due and (several or time.monotonic() - run.last_save > 60):
                 run.save(state, config)                                # torchrun kills whom it does not see stop
-            metrics = validate(state, val_loader, loss_fn, config, run, hardware)
-            left_out = Counter(val_loader.dataset.name(row) for row in metrics.pop('broken'))
-            state.left_out = dict(Counter(state.left_out) + left_out)
+            metrics = validate(state, val_loader, loss_fn, config, run)
             close_epoch(state, metrics, config, run, is_due)
             show_epoch(run, state, val_loader.dataset)
+            if run.agree(config)[0]:
+                break
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             state.bad = totals_alone(state.bad)
@@ -5210,9 +5217,8 @@ def fit(state, loader, val_loader, sampler, loss_fn, config, run, hardware, name
             deaths += 1
             if not several and (has_died and deaths > 3 or is_out_of_memory(error)):
                 end_with_advice(error, state, config, run)
-            if not has_died or deaths > 3 or several and state.window == sampler.num_windows:
+            if not has_died or deaths > 3 or several and state.window == loader.batch_sampler.num_windows:
                 raise                                                  # there the others wait in a collective
-            is_late = several and state.epoch == epoch                 # else it is closed: the others agree anew
             stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)

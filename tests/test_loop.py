@@ -1534,8 +1534,8 @@ def test_what_was_not_finite_is_told_though_it_is_looked_at_later(total, lost, w
     state = fresh(config)
     state.bad = {key: torch.tensor(value) for key, value in
                  {'untold': total, 'run': 0, 'loss_untold': lost, 'loss_run': 0}.items()}
-    tu.look(state, [], squares, config, tu.Hardware('cpu', ''), None, None)
-    tu.look(state, [], squares, config, tu.Hardware('cpu', ''), None, None)
+    tu.look(state, [], squares, config, None, None)
+    tu.look(state, [], squares, config, None, None)
     assert events(state.history) == [f'skipped {words} not finite']
 
 

@@ -148,7 +148,7 @@ def ours(job):
         return
     config, sources, _ = train_unet.resolve_config(None, settings)
     device = train_unet.choose_device(job.device)
-    config, hardware, precision, data, _ = train_unet.prepare(config, sources, device)
+    config, _, precision, data, _ = train_unet.prepare(config, sources, device)
     dataset = train_unet.SegmentationDataset(data, 'train', config, is_training=True)
     train_unet.settle_statistics(config, dataset)
     train_unet.apply_tf32(config['tf32_matmul_precision'])
@@ -161,12 +161,16 @@ def ours(job):
 
     state = train_unet.build_state(train_unet.build_model(config), config, precision, device)
     sampler = train_unet.WindowSampler(len(dataset), config)
-    batches = [train_unet.collate([dataset[key] for key in keys]) for keys in sampler]
-    run = train_unet.Run('run')
+
+    class Batches(list):
+        """What the loader gives, in memory."""
+        batch_sampler = sampler
+
+    batches = Batches(train_unet.collate([dataset[key] for key in keys]) for keys in sampler)
+    batches.dataset, run = dataset, train_unet.Run('run')
     for state.epoch in range(EPOCHS):
         state.window = 0
-        train_unet.train_epoch(state, batches, sampler, without_counts, config, run, hardware,
-                               dataset.name)
+        train_unet.train_epoch(state, batches, without_counts, config, run)
 
 
 def plain(job):
