@@ -4251,7 +4251,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            answers = in_halves(forward, batch, 'out of memory in validation', model)
+            answers = in_halves(forward, batch, model)
             parts = max(parts, len(answers))
             for losses, counts in answers:
                 totals['loss'] += losses.sum()
@@ -4285,7 +4285,7 @@ def validate(state, loader, loss_fn, config, run):
     return metrics
 
 
-def in_halves(function, batch, trouble='out of memory', model=None):
+def in_halves(function, batch, model=None):
     """function(batch), for as many parts of the batch as memory demands -> the list of what it gives. `model`: one that
     goes on eager where its compiler fails."""
     most = batch_length(batch)
@@ -4297,8 +4297,8 @@ def in_halves(function, batch, trouble='out of memory', model=None):
         elif model is None or not gives_up_compiling(model, error):
             raise
     if not most:
-        raise OneTooLarge(TOO_LARGE, trouble)
-    return [answer for part in split_batch(batch, most) for answer in in_halves(function, part, trouble, model)]
+        raise OneTooLarge(TOO_LARGE, 'out of memory')
+    return [answer for part in split_batch(batch, most) for answer in in_halves(function, part, model)]
 
 
 class Interrupted(Exception):
@@ -4420,8 +4420,8 @@ class Run:
             self.after.callback(self.board.close)
 
     def wait_for(self, loader):
-        """The batches of a loader. A signal that came before, or comes now, does not wait for the next one; that a
-        worker has died is raised here alone."""
+        """The batches of a loader; what a sample draws at random takes nothing from the training. A signal that came
+        before, or comes now, does not wait for the next one; that a worker has died is raised here alone."""
         hear = torch._C._error_if_any_worker_fails
         hear()                                                         # one that is idle: iter() would wait for it
         batches = iter(loader)
@@ -4435,11 +4435,9 @@ class Run:
                 batch = next(batches)
             except StopIteration:
                 return
-            except Interrupted:
-                set_random_states(before)                              # a sample may have seeded them for itself
-                raise
             finally:
                 self.waiting = False
+                set_random_states(before)                              # samples of a user's data are seeded, each anew
             yield batch
 
     def is_due(self):
@@ -4567,11 +4565,9 @@ def train_epoch(state, loader, loss_fn, config, run):
             raise Interrupted
         if save:
             run.save(state, config)
-    if not images and (world().rank or 'speed' in state.totals):       # resumed after the last step of the epoch
-        return
-    seconds = max(1e-9, time.monotonic() - begun)
-    state.totals['seconds'] = torch.tensor(seconds / world().size)     # totals are added up
-    state.totals['speed'] = torch.tensor(images / seconds if images else math.nan)
+    if images:                                                         # else resumed after the last step of the epoch
+        seconds = max(1e-9, time.monotonic() - begun)                  # totals are added up over the processes
+        state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
 
 
 def at_half_size(batch, device):
@@ -4611,7 +4607,8 @@ def close_epoch(state, metrics, config, run, is_due):
     row |= {f'val_{key}': metrics[key] for key in ('loss', 'iou', 'dice', 'mean_iou') if key in metrics}
     row |= {'precision': state.dtype, 'batch_size': state.batch_size, 'skipped_steps': int(state.bad.get('total', 0)),
             'loss_scale': state.scaler.get_scale() if state.scaler.is_enabled() else None,
-            'images_per_second': round(float(totals['speed']), 2), 'seconds': round(float(totals['seconds']), 2)}
+            'images_per_second': round(float(totals.get('speed', math.nan)), 2),
+            'seconds': round(float(totals.get('seconds', 0)), 2)}
     if state.device.type == 'cuda':
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
         memory = f' | {row["peak_memory_gib"]:.1f} GiB'
@@ -5149,20 +5146,18 @@ class Plain(torch.utils.data.Dataset):
         return name(index) if callable(name) else f'sample {index}'
 
     def __getitems__(self, keys):
-        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own."""
-        before, samples = random_states(), []
-        try:
-            for key in keys:
-                epoch, index = key if isinstance(key, tuple) else (0, key)
-                seed = seed_of(self.seed, epoch, index)
-                random.seed(seed)
-                np.random.seed(seed)                                   # torch.manual_seed would write a traceback
-                (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
-                sample = self.dataset[index]
-                samples.append(dict(sample) if isinstance(sample, Mapping) else sample)    # as those of transformers
-            return self.join(samples)                                  # with the numbers that the last sample left
-        finally:
-            set_random_states(before)
+        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own, which whoever
+        waits for the batch undoes."""
+        samples = []
+        for key in keys:
+            epoch, index = key if isinstance(key, tuple) else (0, key)
+            seed = seed_of(self.seed, epoch, index)
+            random.seed(seed)
+            np.random.seed(seed)                                       # torch.manual_seed would write a traceback
+            (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
+            sample = self.dataset[index]
+            samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # as those of transformers
+        return self.join(samples)                                      # with the numbers that the last sample left
 
 
 def is_finite(value):
