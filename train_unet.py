@@ -4132,7 +4132,8 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         return
     in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
-               if not is_finite(value) for i in range(len(value)) if not is_finite(value[i])]
+               if not is_finite(value) and value.shape[:1] == (batch_length(batch),)       # one number for all has no name
+               for i in range(len(value)) if not is_finite(value[i])]
     if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
         without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
         is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))

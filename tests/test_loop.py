@@ -1416,6 +1416,17 @@ def test_a_network_of_16_bits_gets_float32_weights(caplog):
     assert 'they are now' in caplog.text
 
 
+@pytest.mark.parametrize('weight', [torch.tensor(math.nan), torch.full((9,), math.nan)])
+def test_what_a_batch_holds_once_and_is_not_finite_ends_the_run_in_words(weight):
+    class Weighted(Samples):
+        def collate_fn(self, samples):
+            return torch.utils.data.default_collate(samples) | {'weight': weight}
+
+    with pytest.raises(tu.TrainingDiverged, match='not finite'):
+        train(train_data=Weighted(), val_data=Weighted(5),
+              loss_fn=lambda model, batch: squares(model, batch) * batch['weight'].sum())
+
+
 @pytest.mark.parametrize('counts', [{'a': 1}, 3, torch.zeros(4), torch.zeros(2, 3)])
 def test_counts_of_another_form_are_the_callers_mistake(counts):
     with pytest.raises(TypeError, match='confusion matrix'):
