@@ -4132,7 +4132,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         return
     in_a_row = max(in_a_row, int(state.bad['run']))
     unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
-               if not is_finite(value) and value.shape[:1] == (batch_length(batch),)       # one number for all has no name
+               if not is_finite(value) and value.shape[:1] == (batch_length(batch),)       # one for all has no name
                for i in range(len(value)) if not is_finite(value[i])]
     if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
         without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
@@ -5147,8 +5147,8 @@ class Plain(torch.utils.data.Dataset):
         return name(index) if callable(name) else f'sample {index}'
 
     def __getitems__(self, keys):
-        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own, which whoever
-        waits for the batch undoes."""
+        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own; who waits
+        for the batch puts the random numbers back."""
         samples = []
         for key in keys:
             epoch, index = key if isinstance(key, tuple) else (0, key)
