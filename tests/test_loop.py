@@ -1142,6 +1142,18 @@ def kill_a_worker():
     time.sleep(0.5)
 
 
+def test_an_error_of_ones_own_data_in_a_worker_is_no_death(two_minutes):
+    class Buggy(Samples):
+        def __getitem__(self, index):
+            if os.path.exists('run/history.csv'):
+                raise RuntimeError('shapes do not fit (a test)')
+            return super().__getitem__(index)
+
+    with pytest.raises(RuntimeError, match=r'shapes do not fit \(a test\)'):
+        train(None, Buggy(12), num_workers=1)
+    assert 'starting the workers again' not in log_text()
+
+
 def test_workers_that_always_die_end_the_run(two_minutes):
     def loss_fn(model, batch):
         if workers() and torch.is_grad_enabled():
