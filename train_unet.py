@@ -1390,8 +1390,8 @@ def tail_of(path, parts):
 
 
 def split_by_names(pairs, root, files, notes):
-    """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or from
-    the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
+    """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or all but
+    those for training, or from the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
     is_split, paths = any(image.split for image, _ in pairs), [image.path for image, _ in pairs]
     parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
     stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
@@ -1407,8 +1407,12 @@ def split_by_names(pairs, root, files, notes):
             for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
                 for stem in {tail_of(word, parts) for word in (line.strip(), *line.split()[:1])}:
                     listed[stem] = split if listed.get(stem, split) == split else None
-    for how, listed in sorted(ways.items(), key=lambda way: len(way[1])):          # VOC has lists of other tasks too
-        splits = [listed.get(stem) for stem in stems]
+    of_all = lambda way: ('train' not in way[1].values(), len(way[1]))             # VOC has lists of other tasks too
+    for how, listed in sorted(ways.items(), key=of_all):
+        told = [word for word in listed if word and word in stems[0] and not listed.keys() & set(stems)]
+        before, after = stems[0].split(max(told, key=len), 1) if told else ('', '')    # 00000 stands for 00000_img
+        rest = None if {'train', None} & {*listed.values()} else 'train'
+        splits = [listed.get(stem.removeprefix(before).removesuffix(after), rest) for stem in stems]
         if not is_split and all(splits) and {'train'} < set(splits):
             notes.append(f'the images are split by {how}')
             return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]

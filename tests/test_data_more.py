@@ -2006,6 +2006,28 @@ def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
     assert split_sizes(data) == ([6, 2, 4] if val == 'test' else [8, 4, 0])
 
 
+def test_a_text_file_for_validation_alone_leaves_the_others_for_training(tmp_path):
+    """fastai's camvid comes with valid.txt, sets of scenes with test.txt alone."""
+    stems = [f'Seq05VD_f{n:05}' for n in range(10)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'labels/{stem}_P.png' for stem in stems])
+    (tmp_path / 'valid.txt').write_text('\n'.join(f'{stem}.png' for stem in stems[7:]))
+    assert names_of(inspect(tmp_path)[1], 'val') == set(stems[7:])
+    (tmp_path / 'valid.txt').rename(tmp_path / 'test.txt')
+    data = inspect(tmp_path)[1]
+    assert names_of(data, 'test') == set(stems[7:]) and split_sizes(data) == [6, 1, 3]
+
+
+@pytest.mark.parametrize('name', ['{}_img', 'S2_{}', 'S2_{}_img'])
+def test_text_files_may_list_names_without_what_all_of_them_share(tmp_path, name):
+    """As mmsegmentation's lists do, which leave the suffix out."""
+    stems = [f'{n}' for n in range(12)]
+    fill(tmp_path, [f'imgs/{name.format(stem)}.png' for stem in stems],
+         [f'gts/{name.format(stem)}_gt.png' for stem in stems])
+    for split, part in (('train', stems[:8]), ('val', stems[8:])):
+        (tmp_path / f'{split}.txt').write_text('\n'.join(part))
+    assert names_of(inspect(tmp_path)[1], 'val') == {name.format(stem) for stem in stems[8:]}
+
+
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
