@@ -975,7 +975,7 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref depth dsm'.split())
+                    'invgray ref depth dsm flows'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1111,10 +1111,13 @@ def collect(config, root, files):
     held = defaultdict(set)                                            # img_0_json/ holds img.png and label.png
     for _, _, place, name in candidates if len(patterns) == 2 else ():
         held[place] |= stems.keys() if len(stems := stems_of(name)) == 1 else set()
+    place_of = lambda place, source: read_place(place[len(shared):].lstrip('/'), source)
+    has_masks = any(place_of(place, source)[1] == 'mask' for source, _, place, _ in candidates)
     for source, path, place, name in candidates:
         stem, suffix = os.path.splitext(name)
-        split, role, kind, rest = read_place(place[len(shared):].lstrip('/'), source)
-        if len(held[place]) == 2 and re.search(r'\d', posixpath.basename(place)):      # its name tells nothing
+        split, role, kind, rest = place_of(place, source)
+        is_ones = len(held[place]) == 2 and re.search(r'\d', posixpath.basename(place))
+        if role and len(patterns) == 2 and (is_ones or not has_masks):     # its name tells nothing
             role, kind, rest = '', '', place
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
@@ -1579,6 +1582,7 @@ def pattern_answers(files):
         if first != second:
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
+            yield {'image_pattern': second, 'mask_pattern': first}     # the example was a mask
 
 
 def group_of(image, pattern):

@@ -2028,6 +2028,20 @@ def test_text_files_may_list_names_without_what_all_of_them_share(tmp_path, name
     assert names_of(inspect(tmp_path)[1], 'val') == {name.format(stem) for stem in stems[8:]}
 
 
+@pytest.mark.parametrize('image, mask', [
+    ('images/{}.png', 'images/{}.png___fuse.png'),                     # what SuperAnnotate exports
+    ('skin_images/{}_orig.png', 'skin_images/{}_contour.png'),
+    ('images/render/render{}.png', 'images/clean/clean{}.png')])
+def test_all_in_folders_that_are_named_images_gets_its_patterns(tmp_path, image, mask):
+    for n in range(6):
+        save(tmp_path / image.format(f'D{n}'), np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        save(tmp_path / mask.format(f'D{n}'), np.eye(32) * 255)
+    save(tmp_path / 'other_images' / 'portrait.png', np.zeros((8, 8, 3)))
+    line, = typed_lines(ask(tmp_path))
+    assert partners(inspect(tmp_path, **typed(line))[1], tmp_path) == {
+        image.format(f'D{n}'): mask.format(f'D{n}') for n in range(6)}
+
+
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
