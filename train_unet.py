@@ -1470,6 +1470,7 @@ def lines_that_pair(config, root, files, seconds=10.0):
     files = [file for file in files if may_be_read(file[1])]
     works, deadline = {}, time.monotonic() + seconds                   # {line: (its score, its pairs)}
     flat = functools.cache(lambda path: flatness(path, config))
+    has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:
@@ -1479,9 +1480,11 @@ def lines_that_pair(config, root, files, seconds=10.0):
         except DataError:
             continue
         skip = any(note.startswith('skipped ') for note in notes)
-        score = likelihood(*(file.path for file in pairs[len(pairs) // 2]), flat)
+        image, mask = (file.path for file in pairs[len(pairs) // 2])
+        score = likelihood(image, mask, flat)
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
-        if score > (0 if skip else -4) and not is_chance:
+        are_masks = has_photos and flat(image) == 1
+        if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}

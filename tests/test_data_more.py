@@ -2042,6 +2042,16 @@ def test_all_in_folders_that_are_named_images_gets_its_patterns(tmp_path, image,
         image.format(f'D{n}'): mask.format(f'D{n}') for n in range(6)}
 
 
+def test_no_mask_is_offered_as_an_image_where_there_are_photographs(tmp_path):
+    """The Dresden set of surgery: photographs and masks in one folder, more masks by each rater below."""
+    for n in range(6):
+        place = tmp_path / f'{n // 2:02}'
+        save(place / f'image{n % 2:02}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        for folder in ('', 'anno_1', 'anno_2', 'merged'):
+            save(place / folder / f'mask{n % 2:02}.png', np.eye(32) * 255)
+    assert not typed_lines(ask(tmp_path))
+
+
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
