@@ -972,7 +972,7 @@ IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture picture
                   'inputs rgb scans rawimages'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
-                 'targets truth seg pixels labelids matte trimaps manual'.split())
+                 'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
                     'invgray ref depth dsm flows'.split())
@@ -1518,6 +1518,7 @@ def likelihood(image, mask, flat):
     """How much two paths sound, by the words that only one of them has, and their files look like image and mask."""
     shared = len(os.path.commonpath([image, mask]))
     words = [{word for part in Path(path[shared:]).parts for word in folder_words(part)} for path in (image, mask)]
+    words[1] -= IMAGE_WORDS if words[1] & MASK_WORDS else set()        # gt_images are masks
     own, fits = (words[0] - words[1], words[1] - words[0]), 0
     for said, meant, wrong in zip(own, (IMAGE_WORDS, MASK_WORDS), (MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
@@ -1562,7 +1563,7 @@ def folder_answers(files):
                  for twin in (image.replace(a, b), mask.replace(b, a))}
         is_other = bool(twins & (everywhere | shapes.keys()) - {image, mask})    # masks/frog are not of images/worm
         first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
-        is_other |= first == second != '' or role[image] == 'mask' or role[mask] == 'image'
+        is_other |= first == second != '' or role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image'
         if not is_other and not shapes[image] & shapes[mask]:
             yield {'images': image, 'masks': mask}
 

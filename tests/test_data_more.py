@@ -2052,6 +2052,36 @@ def test_no_mask_is_offered_as_an_image_where_there_are_photographs(tmp_path):
     assert not typed_lines(ask(tmp_path))
 
 
+def test_a_folder_named_gt_images_is_one_of_masks(tmp_path):
+    """Labeled Faces in the Wild: 2,927 of 13,233 photographs have masks, in parts_lfw_funneled_gt_images/."""
+    for n in range(6):
+        save(tmp_path / f'faces/{n}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+    for n in range(3):
+        save(tmp_path / f'parts_gt_images/{n}.png', np.eye(32) * 255)
+    line, = typed_lines(ask(tmp_path))
+    assert line == 'images="faces" masks="parts_gt_images" skip_unpaired=True'
+
+
+def test_masks_below_a_folder_named_for_images_are_offered(tmp_path):
+    """KITTI-360: everything of the first camera lies in image_00/."""
+    for n in range(6):
+        place = f'2013_05_28_drive_{n % 2:04}_sync/image_00'
+        save(tmp_path / f'raw/{place}/data_rect/{n:06}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        for kind in ('semantic', 'instance'):
+            save(tmp_path / f'semantics/train/{place}/{kind}/{n:06}.png', np.eye(32))
+    line, = typed_lines(ask(tmp_path))
+    paired = partners(inspect(tmp_path, **typed(line))[1], tmp_path)
+    assert len(paired) == 6 and all('/data_rect/' in i and '/semantic/' in m and i[-10:] == m[-10:]
+                                    for i, m in paired.items())
+
+
+@pytest.mark.parametrize('folder', ['segm', 'segmaps', 'GTmaps'])
+def test_more_names_of_folders_of_masks(tmp_path, folder):
+    """DeepFashion, particles under an electron microscope, clouds."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'{folder}/{n}.png' for n in range(4)])
+    assert len(inspect(tmp_path)[1].pairs.images) == 4
+
+
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
