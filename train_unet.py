@@ -1872,6 +1872,8 @@ def read_array(path, config, as_mask=False):
         array = READERS.get(os.path.splitext(path)[1].lower(), read_pillow)(path, config, as_mask)
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[..., 0]
+        if as_mask and array.ndim == 3 and len(array) == 1 and array.shape[2] > 4:     # as torch has it
+            array = array[0]
         if array.dtype.kind not in 'biuf':
             raise ValueError(f'holds {array.dtype}; expected numbers')
         if array.ndim not in (2, 3) or 0 in array.shape:

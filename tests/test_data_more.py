@@ -2075,6 +2075,16 @@ def test_masks_below_a_folder_named_for_images_are_offered(tmp_path):
                                     for i, m in paired.items())
 
 
+def test_masks_that_torch_wrote_have_their_channel_first(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
+    mask = np.arange(96).reshape(1, 6, 16) % 3
+    for n in range(3):
+        (folder / f'masks/{n}.png').unlink()
+        np.save(folder / f'masks/{n}.npy', mask)
+    config, data = inspect(folder)
+    assert np.array_equal(mask_of(data, config, '0'), mask[0])
+
+
 @pytest.mark.parametrize('folder', ['segm', 'segmaps', 'GTmaps'])
 def test_more_names_of_folders_of_masks(tmp_path, folder):
     """DeepFashion, particles under an electron microscope, clouds."""
