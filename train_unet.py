@@ -2432,6 +2432,9 @@ def inspect_data(config, decode=False):
         wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
     if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):
         notes.append(f'band {wide} of the images is taken for alpha and left out; in_channels={wide} takes it')
+    if {'uint8', 'uint16'} <= {image_dtype_of(record['mode']) for record in records}:
+        notes.append('some images have 8 bits, others 16, all of which become 0 to 1: those that use but 12 of the 16 '
+                     'bits are black beside the others')
     unseen = [str(i) for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
     if unseen:
         notes.append(f'class {", ".join(unseen)} is in no training mask: it cannot be learnt, yet counts in the scores')

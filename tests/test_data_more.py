@@ -2085,6 +2085,14 @@ def test_masks_that_torch_wrote_have_their_channel_first(tmp_path):
     assert np.array_equal(mask_of(data, config, '0'), mask[0])
 
 
+def test_images_of_8_bits_beside_those_of_16_are_told(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
+    told = lambda: [note for note in inspect(folder)[1].notes if '8 bits' in note]
+    assert not told()
+    PIL.Image.fromarray(np.full((6, 16), 4095, np.uint16)).save(folder / 'images/0.png')
+    assert told()[0].startswith('some images have 8 bits, others 16, all of which become 0 to 1')
+
+
 @pytest.mark.parametrize('folder', ['segm', 'segmaps', 'GTmaps'])
 def test_more_names_of_folders_of_masks(tmp_path, folder):
     """DeepFashion, particles under an electron microscope, clouds."""
