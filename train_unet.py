@@ -2414,7 +2414,7 @@ def inspect_data(config, decode=False):
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixtures(records, config)
     plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
-    counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > 3 and max(plain) > 3
+    counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > min(3, len(masks) - 1) > 1 and max(plain) > 3
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     coding = find_coding(dict(values), has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))

@@ -2093,6 +2093,13 @@ def test_images_of_8_bits_beside_those_of_16_are_told(tmp_path):
     assert told()[0].startswith('some images have 8 bits, others 16, all of which become 0 to 1')
 
 
+def test_ids_of_objects_in_three_masks_are_asked_about(tmp_path):
+    for number, count in enumerate([5, 11, 16]):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        save(tmp_path / f'masks/{number}.png', np.arange(16 * 16).reshape(16, 16) % (count + 1))
+    assert typed(offered(ask(tmp_path), 'mask_values=')) == {'mask_values': 'nonzero'}
+
+
 @pytest.mark.parametrize('folder', ['segm', 'segmaps', 'GTmaps'])
 def test_more_names_of_folders_of_masks(tmp_path, folder):
     """DeepFashion, particles under an electron microscope, clouds."""
