@@ -1398,8 +1398,9 @@ def split_by_names(pairs, root, files, notes):
     is_split, paths = any(image.split for image, _ in pairs), [image.path for image, _ in pairs]
     parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
     stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
-    first_words = (SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0]) for stem in stems)
-    ways = {'the first word of their names': dict(zip(stems, itertools.takewhile(bool, first_words)))}
+    words = (SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0]) for stem in stems)
+    words = [*itertools.takewhile(bool, words)]                        # as a rule the first tells nothing
+    ways = {'the first word of their names': dict(zip(stems, words))} if len(words) == len(stems) else {}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}
     for folder, name in lists:
@@ -1410,18 +1411,24 @@ def split_by_names(pairs, root, files, notes):
             for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
                 for stem in {tail_of(word, parts) for word in (line.strip(), *line.split()[:1])}:
                     listed[stem] = split if listed.get(stem, split) == split else None
-    of_all = lambda way: ('train' not in way[1].values(), len(way[1]))             # VOC has lists of other tasks too
-    for how, listed in sorted(ways.items(), key=of_all):
-        told = [word for word in listed if word and word in stems[0] and not listed.keys() & set(stems)]
-        before, after = stems[0].split(max(told, key=len), 1) if told else ('', '')    # 00000 stands for 00000_img
-        rest = None if {'train', None} & {*listed.values()} else 'train'
-        splits = [listed.get(stem.removeprefix(before).removesuffix(after), rest) for stem in stems]
-        if not is_split and all(splits) and {'train'} < set(splits):
+    has_all = lambda way: ('train' not in way[1].values(), len(way[1]))            # VOC has lists of other tasks too
+    for how, listed in sorted(ways.items(), key=has_all) if not is_split else ():
+        splits = splits_told(stems, listed)
+        if all(splits) and {'train'} < set(splits):
             notes.append(f'the images are split by {how}')
             return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
     why = '*.txt, as folders tell the split' if is_split else '*.txt, which do not list every image once'
     notes += tell_ignored({why: ['/'.join(filter(None, place)) for place in lists]})
     return pairs
+
+
+def splits_told(stems, listed):
+    """What {name: split} tells of each stem; of one that it lacks 'train', if it names no image for that. Its names may
+    lack what the stems have in common: 00000 stands for 00000_img."""
+    told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
+    before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
+    rest = None if {'train', None} & {*listed.values()} else 'train'
+    return [listed.get(stem.removeprefix(before).removesuffix(after), rest) for stem in stems]
 
 
 def paths_of(pairs):
