@@ -546,7 +546,7 @@ def parse_command(argv):
     own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
     needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
-        problems.append(f'{verb} needs a run folder, as in  {command_line(verb, needed)}')
+        problems.append(f'{verb} needs a run folder{" and images" * (not extra)}, as in  {command_line(verb, needed)}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
                  for word in paths[1:] if extra and not word.startswith('-')]
     problems += [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()

@@ -570,7 +570,7 @@ def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path):
 @pytest.mark.parametrize('words, told', [
     (['numepochs=5', 'batch_size=0'], "did you mean 'num_epochs'?"),
     (['--preset', 'fats'], "did you mean 'fast'?"),
-    (['predict', 'runs/x'], 'needs a run folder'),
+    (['predict', 'runs/x'], 'needs a run folder and images, as in '),
     (['chek'], "did you mean 'check'?"),
     (['use_amp=[1]', 'bf16=true'], 'use_amp'),
 ])
