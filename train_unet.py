@@ -5563,7 +5563,7 @@ def draw_curves(history, path):
             if f'{side}_{key}' in rows[0]:
                 axes.plot(epochs, [row.get(f'{side}_{key}') for row in rows], '.-', color=colour, label=side)
         axes.set(title=title, xlabel='epoch')
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)     # else one epoch is cut up
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         axes.spines[['top', 'right']].set_visible(False)

@@ -228,6 +228,14 @@ def test_evaluating_other_data_keeps_the_threshold_of_the_run(trained, tmp_path,
     assert 'threshold 0.35' in capsys.readouterr().out and train_unet.load(run).threshold == 0.35
 
 
+def test_the_curves_of_one_epoch_have_no_fractions_of_it(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+    ticks = []
+    monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: ticks.extend(figure.axes[0].get_xticks()))
+    train_unet.draw_curves([{'event': '', 'epoch': 1, 'train_loss': 0.5, 'val_loss': 0.4}], tmp_path / 'curves.png')
+    assert ticks == [round(tick) for tick in ticks]
+
+
 def test_tensorboard_gets_curves_and_pictures(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     data = draw_set(tmp_path / 'set', count=8)
