@@ -173,8 +173,8 @@ CONFIG = {
 
     # --- the run ---
     'run_dir': 'auto',            # folder for everything a run writes; 'auto': runs/<data>-<number>
-    'resume': None,               # run folder to continue; 'auto': run_dir, or the newest unfinished run on this data,
-                                  # if there is something to continue
+    'resume': None,               # run folder to continue; 'auto': run_dir, or the newest run on this data if that is
+                                  # not finished; else a new run
     'checkpoint_minutes': 10.0,   # last.pt is also written every so often inside an epoch
     'tensorboard': False,         # True: curves and predictions for TensorBoard too (pip install tensorboard)
 }
@@ -5862,7 +5862,7 @@ def evaluate_run(folder, overrides):
     """Score the best weights on the run's validation images, or on other data -> exit code.
 
     Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
-    are wrong there), confusion.png. For two classes the threshold with the best validation IoU is found and
+    are wrong there), confusion.png, curves.png. For two classes the threshold with the best validation IoU is found and
     stored; on other data the stored one is used, because tuning it there would flatter the score.
     """
     model, overrides, dtype = load_with(folder, overrides)
@@ -6053,9 +6053,9 @@ def draw_confusion(counts, names, path):
 def export(run, form='onnx', output=None, half=False):
     """Write the best model for other programs -> exit code. Verified against it before it is called done.
 
-    onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and size;
-    preprocessing is inside. smp: a folder for smp.from_pretrained, with mean and std as its preprocessing
-    parameters. half stores the weights as float16 (onnx, smp).
+    onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and, where the network
+    allows it, any size (pt2: sides above 32); preprocessing is inside. smp: a folder for smp.from_pretrained, with
+    mean and std as its preprocessing parameters. half stores the weights as float16 (onnx, smp).
     """
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
     if form not in writers:
@@ -6323,7 +6323,8 @@ def describe_memory(parts, how='estimated'):
 
 
 def check(preset, overrides):
-    """Look at everything a training would use, train nothing -> exit code 0 only if training could start."""
+    """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
+    then be downloaded (encoder_weights), imported (tensorboard) or written is not tried."""
     config, sources, notes = resolve_config(preset, overrides)
     if folder := find_resume(config):
         config, sources, notes = resume_config(folder, preset, overrides)

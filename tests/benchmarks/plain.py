@@ -1,6 +1,6 @@
 """The two loops that the benchmarks compare: the plain one of the smp examples, and train_unet's.
 
-Shared by limit.py, memory.py, scale.py and gpu.py.
+Shared by limit.py, memory.py, scale.py, large_image.py and gpu.py.
 """
 import itertools
 import os
