@@ -6235,7 +6235,9 @@ def export_pt2(model, path, half, is_free):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model, is_free)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
-    torch.export.save(program, path, extra_files=export_facts(model))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'No complete tensor')        # what is channels_last it takes for a slice
+        torch.export.save(program, path, extra_files=export_facts(model))
     return torch.export.load(path).module()
 
 
