@@ -3285,8 +3285,8 @@ def keep_float32(network, name):
     """Keep a submodule, or nothing if name is None, out of autocast; and all that is in it: lists are never called."""
     modules = dict(network.named_modules())
     if name and name not in modules:
-        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules)}. '
-                          f'At the top it has {", ".join(dict(network.named_children()))}')
+        raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules) or ";"} '
+                          f'at the top it has {", ".join(dict(network.named_children()))}')
     for module in modules[name].modules() if name else ():
         change_forward(module, Float32)
 
@@ -5108,7 +5108,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     state.images = name_images(train_data, val_data)
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
-    run.write('config.py', config_text(config))
+    if state.epoch < config['num_epochs']:                             # else nothing is trained with these settings
+        run.write('config.py', config_text(config))
     smoke_test(state, loader, val_loader, loss_fn, config, run)
     run.begun = True
     fit(state, loader, val_loader, loss_fn, config, run)

@@ -945,6 +945,13 @@ def test_a_refused_resume_leaves_the_settings_of_the_run_alone(data):
     assert tu.Path('run/config.py').read_text() == before
 
 
+def test_a_finished_run_keeps_the_settings_it_was_trained_with():
+    train_own(num_epochs=1)
+    before = tu.Path('run/config.py').read_text()
+    train_own(resume='run', run_dir='auto', num_epochs=1, learning_rate=0.5)
+    assert tu.Path('run/config.py').read_text() == before
+
+
 @pytest.mark.parametrize('change', [{'weight_decay': 0.5}, {'momentum': 0.5}])
 def test_what_is_changed_on_resume_is_at_work(change):
     first = dict(optimizer='SGD', ema_decay=None)
