@@ -1112,12 +1112,12 @@ def collect(config, root, files):
     for _, _, place, name in candidates if len(patterns) == 2 else ():
         held[place] |= stems.keys() if len(stems := stems_of(name)) == 1 else set()
     place_of = lambda place, source: read_place(place[len(shared):].lstrip('/'), source)
-    has_masks = any(place_of(place, source)[1] == 'mask' for source, _, place, _ in candidates)
+    tells = len(patterns) < 2 or any(place_of(place, source)[1] == 'mask' for source, _, place, _ in candidates)
     for source, path, place, name in candidates:
         stem, suffix = os.path.splitext(name)
         split, role, kind, rest = place_of(place, source)
         is_ones = len(held[place]) == 2 and re.search(r'\d', posixpath.basename(place))
-        if role and len(patterns) == 2 and (is_ones or not has_masks):     # its name tells nothing
+        if role and (is_ones or not tells):                            # the name of its folder says nothing
             role, kind, rest = '', '', place
         if not may_be_read(name):
             ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
@@ -2459,15 +2459,19 @@ def inspect_data(config, decode=False):
         notes.append(('each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers')
                      + ': if these are ids of objects, not classes, type mask_values=nonzero')
     if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
-        if coding.table is None:
-            turned = f'">{coding.threshold}"' if coding.below else f'"<{coding.threshold + 1}"'
-        else:
-            turned = suggest({code: {0: 1, 1: 0}.get(meaning[code], IGNORE) for code in values})
-        line = 'invert the files: what is bright in any of an image is united' if kinds == {'folder'} else \
-            f'type mask_values={turned}'
+        line = line_that_inverts(coding, meaning, kinds)
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? If so {line}')
     return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+
+
+def line_that_inverts(coding, meaning, kinds):
+    """What to type where foreground and background are swapped. meaning: {code: class id}; kinds: of masks."""
+    if kinds == {'folder'}:
+        return 'invert the files: what is bright in any of an image is united'
+    if coding.table is None:
+        return f'type mask_values="{">" if coding.below else "<"}{coding.threshold + (not coding.below)}"'
+    return f'type mask_values={suggest({code: {0: 1, 1: 0}.get(i, IGNORE) for code, i in meaning.items()})}'
 
 
 def falls(counts):
