@@ -5394,8 +5394,10 @@ def tell_best(best, epoch, config):
     """The scores of the best epoch, of each class where there are more than two."""
     scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
     log.info('Best: epoch %d, %s', epoch, ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
-    if len(ious := best.get('iou_per_class', [])) > 2:
-        for name, iou, dice in zip(class_names(config, len(ious)), ious, best['dice_per_class']):
+    if len(ious := best.get('iou_per_class', [])) > 2:             # a loss of your own may count other classes
+        fits = len(config['class_names'] or ()) == len(ious)
+        names = class_names(config if fits else {'class_names': None}, len(ious))
+        for name, iou, dice in zip(names, ious, best['dice_per_class']):
             log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
 
 

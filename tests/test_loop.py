@@ -1439,6 +1439,13 @@ def test_what_a_batch_holds_once_and_is_not_finite_ends_the_run_in_words(weight)
               loss_fn=lambda model, batch: squares(model, batch) * batch['weight'].sum())
 
 
+@pytest.mark.parametrize('names, told', [(['a', 'b'], 'class 2 '), (['a', 'b', 'c'], 'c ')])
+def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplog):
+    result = train(loss_fn=lambda model, batch: (squares(model, batch), torch.eye(3).long()), class_names=names,
+                   num_epochs=1)
+    assert result.best['epoch'] == 1 and f'{told:18} IoU 1.000' in caplog.text
+
+
 @pytest.mark.parametrize('counts', [{'a': 1}, 3, torch.zeros(4), torch.zeros(2, 3)])
 def test_counts_of_another_form_are_the_callers_mistake(counts):
     with pytest.raises(TypeError, match='confusion matrix'):
