@@ -4899,8 +4899,9 @@ def settle_statistics(config, dataset):
 
 
 def build_state(model, config, precision, device, sizes=()):
-    """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
-    model = model.to(device)
+    """A fresh TrainState on the device. `sizes`: of the images, for try_size. What expand() made gets memory of its
+    own: a step writes into it."""
+    model = model.to(device)._apply(lambda tensor: tensor.contiguous() if 0 in tensor.stride() else tensor)
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()

@@ -1439,6 +1439,13 @@ def test_what_a_batch_holds_once_and_is_not_finite_ends_the_run_in_words(weight)
               loss_fn=lambda model, batch: squares(model, batch) * batch['weight'].sum())
 
 
+def test_a_buffer_whose_elements_share_their_memory_trains():
+    model = network()
+    model.register_buffer('scale', torch.ones(1).expand(4))
+    result = train(model, ema_decay=0.9, num_epochs=1)
+    assert len(result.history) == 1 and torch.equal(result.model.scale, torch.ones(4))
+
+
 @pytest.mark.parametrize('names, told', [(['a', 'b'], 'class 2 '), (['a', 'b', 'c'], 'c ')])
 def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplog):
     result = train(loss_fn=lambda model, batch: (squares(model, batch), torch.eye(3).long()), class_names=names,
