@@ -5006,7 +5006,8 @@ def check_own(model, loss_fn, train_data, val_data):
     if model is not None and not isinstance(model, nn.Module):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
     for name, data in (('train_data', train_data), ('val_data', val_data)):
-        if data is not None and not (hasattr(data, '__getitem__') and hasattr(data, '__len__') and len(data)):
+        is_map = hasattr(data, '__getitem__') and not isinstance(data, torch.utils.data.IterableDataset)
+        if data is not None and not (is_map and hasattr(data, '__len__') and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
     known = set(model.parameters()) if model is not None else set()

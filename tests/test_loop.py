@@ -975,8 +975,17 @@ def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
         train(loss_fn=weighted)
     with pytest.raises(tu.UserError, match='weights of its own'):
         tu.train(loss_fn=weighted)                                     # and a network of ours
-    with pytest.raises(tu.UserError, match='of a DataLoader give its .dataset'):
-        train(train_data=torch.utils.data.DataLoader(Samples()))
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __len__(self):
+            return 8
+
+        def __iter__(self):
+            return iter(Samples())
+
+    for data in ({'train_data': torch.utils.data.DataLoader(Samples())}, {'val_data': Endless()}):
+        with pytest.raises(tu.UserError, match=f'{[*data][0]}: .* of a DataLoader give its .dataset'):
+            train(**data)
     assert not Path('run').exists()
 
 
