@@ -3886,7 +3886,7 @@ class UnderAutocast:
 
     def __call__(self, *inputs, **named):
         device = next(self.model.parameters()).device
-        inputs, named = to_float32((inputs, named))                    # as the weights are
+        inputs, named = pytree.tree_map_only(torch.Tensor, to_float32, (inputs, named))        # as the weights are
         dtype = None if self.dtype == 'float32' else getattr(torch, self.dtype)    # torch 2.6 warns of float32 on mps
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             return to_float32(self.model(*inputs, **named))

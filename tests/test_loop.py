@@ -1636,6 +1636,20 @@ def test_a_network_kept_in_float32_can_be_given_again_and_take_numbers_first():
         assert net.scaled(2, net[0](torch.ones(1, 3, 4, 4))).dtype == torch.float32
 
 
+def test_an_object_of_ones_own_reaches_the_network_as_it_is():
+    @dataclasses.dataclass
+    class Input:
+        image: torch.Tensor
+        mask: torch.Tensor = dataclasses.field(init=False, default=None)
+
+    given = Input(torch.ones(1, 3, 4, 4))
+    given.mask = torch.zeros(1)
+    model, seen = network(), []
+    model.forward = lambda one, scale: seen.append((one, scale.dtype))
+    tu.UnderAutocast(model, 'float32')(given, scale=torch.ones(1, dtype=torch.float64))
+    assert seen[0][0] is given and seen[0][1] == torch.float32
+
+
 def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
     @dataclasses.dataclass
     class Out:
