@@ -4814,7 +4814,7 @@ def trained_settings(folder):
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
-                     'tensorboard encoder_weights max_image_pixels'.split())
+                     'tensorboard encoder_weights max_image_pixels device'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
                       'seed val_fraction group_pattern ema_decay mean std'.split())
 

@@ -988,6 +988,14 @@ def test_other_images_under_the_same_names_are_told(data, caplog):
     assert 'not those this run began with' in caplog.text
 
 
+def test_typing_the_device_that_is_taken_anyway_changes_nothing(run_of_one):
+    patch_last(lambda saved: saved['config'].update(device='auto'))
+    path = tu.Path('run/config.py')
+    path.write_text(path.read_text().replace("'device': 'cpu'", "'device': 'auto'"))
+    config, sources, notes = tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})
+    assert config['device'] == 'cpu' and sources['device'] == 'you' and notes == []
+
+
 def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_one):
     tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'model': {'x': torch.ones(1)}})
     with pytest.raises(tu.UserError, match='one with a network of your own is resumed from Python'):
