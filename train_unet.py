@@ -4783,8 +4783,8 @@ def find_resume(config):
 
 def is_over(folder, config):
     """Whether a run has stopped early or has done its epochs, or those that are asked for now."""
-    saved, settings = load_last(folder)[0], settings_of(folder)
-    with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # a stranger's rows: told later
+    with contextlib.suppress(UserError, ArithmeticError, LookupError, TypeError, ValueError):  # damaged: told later
+        saved, settings = load_last(folder)[0], settings_of(folder)
         last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
         patience = settings['early_stopping_patience'] or math.inf
         return saved['epoch'] >= last or epochs_in_vain(saved['history'], saved['best_epoch'], settings) >= patience

@@ -1347,6 +1347,19 @@ def test_a_random_data_set_of_ones_own_resumes_to_the_bit(workers):
     assert_same(final('run')['model'], final('calm')['model'])
 
 
+def test_auto_does_not_go_on_with_an_older_run_where_the_newest_is_damaged(run_of_one):
+    for name in ('runs/set-1', 'runs/set-2'):
+        shutil.copytree('run', name)
+    for path in tu.Path('runs/set-2').glob('*.pt'):
+        path.write_bytes(b'torn')
+    os.utime('runs/set-1', (1, 1))
+    data = tu.settings_of(tu.Path('run'))['data']
+    config = {**tu.CONFIG, 'data': data, 'num_epochs': 9, 'resume': 'auto'}
+    assert tu.find_resume(config) == tu.Path('runs/set-2')
+    with pytest.raises(tu.UserError, match='runs/set-2/.*is damaged'):
+        tu.train(resume='auto', data=data, num_epochs=9)
+
+
 def test_auto_goes_on_though_the_config_is_torn(data):
     words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto', 'num_epochs': 2}
     first = tu.train(**words).run_dir
