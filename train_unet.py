@@ -4808,8 +4808,9 @@ def settings_of(folder):
 
 def trained_settings(folder):
     """The settings that the last checkpoint was trained with, in the precision before any healing."""
-    saved = load_last(folder)[0]
-    return {**CONFIG, **saved['config'], **saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}
+    saved = load_last(folder)[0]                                       # an older version may have had other keys
+    known = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}
+    return {**known, **saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}
 
 
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.

@@ -988,6 +988,11 @@ def test_other_images_under_the_same_names_are_told(data, caplog):
     assert 'not those this run began with' in caplog.text
 
 
+def test_a_checkpoint_with_a_key_that_is_no_more_goes_on(run_of_one):
+    patch_last(lambda saved: saved['config'].update(of_an_older_version=1))
+    assert tu.resume_config(tu.Path('run'), None, {'num_epochs': 2})[0]['num_epochs'] == 2
+
+
 def test_typing_the_device_that_is_taken_anyway_changes_nothing(run_of_one):
     patch_last(lambda saved: saved['config'].update(device='auto'))
     path = tu.Path('run/config.py')
