@@ -5296,13 +5296,14 @@ def resume_state(state, run, config, precision, hardware, changed):
     """Continue from last.pt; the precision and the micro-batch that healing arrived at come with it, unless they are
     among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
-    is_known = saved.get('dtype') in {'float32', *hardware.units} or hardware.kind == 'cpu'
-    dtype = saved.get('dtype') if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
-    state.scaler, images = build_scaler(dtype, config, state.device), state.images
+    images = state.images
     try:
         for name in TrainState.PLAIN:
             if type(saved[name]) is not type(getattr(state, name)):
                 raise TypeError(f'{name}={shown(saved[name])}')
+        is_known = saved['dtype'] in {'float32', *hardware.units} or hardware.kind == 'cpu'
+        dtype = saved['dtype'] if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
+        state.scaler = build_scaler(dtype, config, state.device)
         if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
             if saved['threads'] > (os.cpu_count() or 1):
                 log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',

@@ -1008,8 +1008,8 @@ def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_o
 
 
 @pytest.mark.parametrize('crafted', [
-    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'history': [1, 2]},
-    {'history': [{'x': 1}]}, {'history': [{'event': '', 'epoch': 'x', 'train_loss': 1.0}]},
+    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'dtype': ['float32']},
+    {'history': [1, 2]}, {'history': [{'x': 1}]}, {'history': [{'event': '', 'epoch': 'x', 'train_loss': 1.0}]},
     {'history': [{'event': '', 'epoch': 9, 'train_loss': None}]}], ids=str)
 def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
     train_own(num_epochs=1)
