@@ -3234,9 +3234,9 @@ def try_one_size(model, height, width, other=''):
         if is_out_of_memory(error):
             raise UserError(TOO_LARGE, 'out of memory') from None
         named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
+        size = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # as timm says
         raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
-                          f'({in_words(error)}); type another image_size, such as {height * 2}x{width * 2}{other}') \
-            from None
+                          f'({in_words(error)}); type another image_size, such as {size}{other}') from None
 
 
 def change_forward(module, mixin):

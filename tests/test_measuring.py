@@ -236,9 +236,11 @@ def test_measured_parts_are_those_of_the_estimate(small_set, tmp_path):
         assert measured[part] == pytest.approx(estimated[part], rel=0.1) and measured[part] > 1e5
 
 
-@pytest.mark.parametrize('architecture, encoder', [('PAN', 'resnet18'), ('DPT', 'tu-vit_tiny_patch16_224')])
-def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, architecture, encoder):
-    with pytest.raises(train_unet.ConfigError, match=r'cannot take .*\(1, 3, 32, 32\)'):
+@pytest.mark.parametrize('architecture, encoder, size', [
+    ('PAN', 'resnet18', '64x64'), ('DPT', 'tu-vit_tiny_patch16_224', '224'),
+    ('FPN', 'tu-swin_tiny_patch4_window7_224', '224')])
+def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, architecture, encoder, size):
+    with pytest.raises(train_unet.ConfigError, match=rf'cannot take .*\(1, 3, 32, 32\) .*, such as {size}$'):
         train_unet.train(**TINY | {'architecture': architecture, 'encoder': encoder}, data=str(small_set))
 
 
