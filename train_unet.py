@@ -4754,8 +4754,10 @@ def choose_run_dir(config, name):
     name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
         folder = Path('runs') / f'{name}-{number}'
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(OSError):
             folder.mkdir(parents=True)
+            return folder
+        if not folder.exists():                                        # Run.hold() meets the reason, and tells it
             return folder
 
 

@@ -1448,6 +1448,14 @@ def test_what_a_batch_holds_once_and_is_not_finite_ends_the_run_in_words(weight)
               loss_fn=lambda model, batch: squares(model, batch) * batch['weight'].sum())
 
 
+@pytest.mark.parametrize('make', [lambda path: path.symlink_to('nowhere'), Path.touch], ids=['dangling', 'file'])
+def test_a_runs_folder_that_cannot_be_is_told(make, monkeypatch):
+    make(Path('runs'))
+    monkeypatch.setattr(tu.itertools, 'count', lambda first: range(first, 99))         # it was tried for ever
+    with pytest.raises(tu.UserError, match="run_dir='runs/run-1': cannot be written: "):
+        train(run_dir='auto')
+
+
 def test_a_buffer_whose_elements_share_their_memory_trains():
     model = network()
     model.register_buffer('scale', torch.ones(1).expand(4))
