@@ -5775,7 +5775,7 @@ def list_inputs(inputs, output):
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
             found = {path: name for path, name in found.items() if may_be_read(os.path.basename(path))}
         if not found:
-            raise UserError(f'{item}: there is no such file, or no image in it', 'nothing to predict')
+            raise UserError(f'{item}: there is no such file, or no image in it but masks of predict', 'nothing to predict')
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
