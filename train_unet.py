@@ -5242,8 +5242,8 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             break
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
-        except (RuntimeError, EOFError) as error:
-            has_died = isinstance(error, EOFError) or re.search(r'DataLoader (worker \(|timed out)', str(error))
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            has_died = not isinstance(error, RuntimeError) or re.search(r'DataLoader (worker \(|timed out)', str(error))
             deaths += 1
             if not several and (has_died and deaths > 3 or is_out_of_memory(error)):
                 end_with_advice(error, state, config, run)

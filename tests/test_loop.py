@@ -1140,6 +1140,21 @@ def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, monkeypatch):
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
+class CutOff(Samples):
+    def __getitem__(self, index):
+        if Path('run/history.csv').exists() and not Path('cut').exists():
+            Path('cut').touch()
+            raise ConnectionResetError('Connection reset by peer')
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_replaced():
+    calm = train(None, Samples(12), run_dir='calm')
+    result = train(None, CutOff(12))
+    assert os.path.exists('cut')
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+
+
 def workers():
     """Process ids of the data workers; multiprocessing still lists one whose end torch interrupted."""
     return [child.pid for child in multiprocessing.active_children() if tu.Path(f'/proc/{child.pid}').exists()]
