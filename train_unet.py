@@ -5061,7 +5061,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except UserError as error:
-        if is_new and run and not run.begun and not (folder / 'bad_batch.pt').exists():
+        if is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # best.pt, if it only seemed new
             shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         error.__context__ = None                                       # a notebook keeps the last error, and so all
         traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU

@@ -1463,6 +1463,15 @@ def test_what_a_batch_holds_once_and_is_not_finite_ends_the_run_in_words(weight)
               loss_fn=lambda model, batch: squares(model, batch) * batch['weight'].sum())
 
 
+def test_a_run_that_was_not_there_for_a_moment_is_not_removed(monkeypatch):
+    train(num_epochs=1)
+    there, exists = os.listdir('run'), os.path.exists
+    monkeypatch.setattr(os.path, 'exists', lambda path: path != 'run' and exists(path))        # a drive wakes up
+    with pytest.raises(tu.UserError, match='holds a run already'):
+        train(num_epochs=1)
+    assert os.listdir('run') == there
+
+
 @pytest.mark.parametrize('make', [lambda path: path.symlink_to('nowhere'), Path.touch], ids=['dangling', 'file'])
 def test_a_runs_folder_that_cannot_be_is_told(make, monkeypatch):
     make(Path('runs'))
