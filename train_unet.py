@@ -5060,7 +5060,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if world().size > 1:
             atexit.register(leave_processes)
         return result
-    except UserError as error:
+    except (UserError, KeyboardInterrupt, SystemExit) as error:
         if is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # best.pt, if it only seemed new
             shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         error.__context__ = None                                       # a notebook keeps the last error, and so all
@@ -5240,6 +5240,9 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             run.save(state, config)
         except Interrupted:
             break
+        except TrainingDiverged:
+            run.write('history.csv', history_csv(state.history))       # with what was tried since the last epoch
+            raise
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import fcntl
 import io
+import itertools
 import math
 import multiprocessing
 import os
@@ -1461,6 +1462,24 @@ def test_what_a_batch_holds_once_and_is_not_finite_ends_the_run_in_words(weight)
     with pytest.raises(tu.TrainingDiverged, match='not finite'):
         train(train_data=Weighted(), val_data=Weighted(5),
               loss_fn=lambda model, batch: squares(model, batch) * batch['weight'].sum())
+
+
+def test_ctrl_c_before_the_first_step_leaves_no_trace():
+    class Slow(Samples):
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__getitem__(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(train_data=Slow())
+    assert not os.path.exists('run')
+
+
+def test_the_history_of_a_run_that_diverged_holds_what_was_tried():
+    calls = itertools.count()
+    with pytest.raises(tu.TrainingDiverged):
+        train(loss_fn=lambda model, batch: squares(model, batch) * (math.nan if next(calls) > 8 else 1))
+    assert 'not finite' in Path('run/history.csv').read_text()
 
 
 def test_a_run_that_was_not_there_for_a_moment_is_not_removed(monkeypatch):
