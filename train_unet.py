@@ -3184,19 +3184,12 @@ def laid_out(model, config, device):
     175189 and 175190, mended in 2026)."""
     if device.type != 'mps':
         return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
-    for module in list(model.modules()):
+    for module in model.modules():
         if isinstance(module, nn.AdaptiveAvgPool2d):
             change_forward(module, PooledByProduct)
         elif isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
-            change_forward(module, TakesRows)
+            module.register_forward_pre_hook(lambda _, inputs: inputs[0].contiguous())
     return model.to(memory_format=torch.contiguous_format)
-
-
-class TakesRows:
-    """Mixin: what comes in another layout is copied into rows of columns."""
-
-    def forward(self, maps):
-        return super().forward(maps.contiguous())
 
 
 class PooledByProduct:
