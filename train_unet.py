@@ -6531,40 +6531,25 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             break
 
 
-class Overdue(BaseException):
-    """Internal: what was given some seconds took them all. No Exception, which compilers catch."""
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Raise Overdue after so many seconds, where there are timers and this is the main thread."""
-    if not hasattr(signal, 'setitimer') or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    def stop(*_):
-        raise Overdue
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compile
 
 
 def compile_all(candidates, config, device, window, loss_fn):
     """Every candidate once more, compiled, while time lasts -> those that compile."""
     compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
+    seconds, begun = COMPILE_SECONDS.get(device.type, 120), time.monotonic()
+    alarm = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])     # Ctrl-C is what compilers do not catch
+    alarm.start()
     try:
-        with within(COMPILE_SECONDS.get(device.type, 120)):
-            while waiting:
-                compiled += filter(None, [try_compiling(waiting[0], config, window, loss_fn)])
-                del waiting[0]
-    except Overdue:
+        while waiting:
+            compiled += filter(None, [try_compiling(waiting[0], config, window, loss_fn)])
+            del waiting[0]
+    except KeyboardInterrupt:
+        if time.monotonic() - begun < seconds:                         # that of the user
+            raise
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
+    finally:
+        alarm.cancel()
     return compiled
 
 
