@@ -5530,20 +5530,13 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     if captions is None:
         chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
         captions = dict.fromkeys(chosen.tolist(), '')
-    count, rows, root = model.config['num_classes'], [], Path(dataset.config['data'])
-    root = root.parent if root.is_file() else root
+    count, rows, root = model.config['num_classes'], [], os.path.abspath(dataset.config['data'])
+    root = os.path.dirname(root) if os.path.isfile(root) else root
     for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype):
-        rows.append((relative(dataset.name(index), root) + captions[index],
+        rows.append((os.path.abspath(dataset.name(index)).removeprefix(root + os.sep) + captions[index],
                      [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
                       colour_errors(mask, truth, count)]))
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config))
-
-
-def relative(path, start):
-    """A path as seen from a folder; as it is where that is on another drive of Windows."""
-    with contextlib.suppress(ValueError):
-        return os.path.relpath(path, start)
-    return path
 
 
 def read_all(dataset, indices, skip_broken=True):

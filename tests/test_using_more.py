@@ -638,20 +638,6 @@ def test_names_that_differ_in_cases_alone_are_kept_apart(two, tmp_path):
     assert len({name.casefold() for name in written(tmp_path / 'out')}) == 2
 
 
-def test_samples_of_another_drive_have_their_whole_name(two, monkeypatch, tmp_path):
-    """Windows knows no way from one drive to another: os.path.relpath raises."""
-    def refuse(path, start=os.curdir):
-        if os.path.isfile(path):
-            raise ValueError("path is on mount 'D:', start on mount 'C:'")
-        return relpath(path, start)
-
-    relpath = os.path.relpath
-    shutil.copytree(two[0], tmp_path / 'run')
-    (tmp_path / 'run/worst.png').unlink(missing_ok=True)
-    monkeypatch.setattr(os.path, 'relpath', refuse)
-    assert train_unet.main(['evaluate', str(tmp_path / 'run')]) == 0 and (tmp_path / 'run/worst.png').exists()
-
-
 def test_one_file_in_two_spellings_is_one_file(two, tmp_path, monkeypatch):
     save_images(tmp_path / 'p', 'a.jpg')
     monkeypatch.chdir(tmp_path)
