@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -663,6 +664,16 @@ def test_masks_of_an_earlier_time_are_written_anew(two, tmp_path, save):
     for _ in range(2):
         assert train_unet.predict(two[0], [str(folder)], folder / 'masks', save=save) == 0
     assert written(folder) == ['a.jpg', 'masks/a.png']
+
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='Windows has no pipes with a name')
+def test_a_pipe_among_the_images_is_not_waited_for(two, tmp_path):
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    os.mkfifo(folder / 'log')
+    rescue = threading.Timer(4, lambda: open(folder / 'log', 'wb').close())    # else who waits would wait for ever
+    rescue.start()
+    assert train_unet.predict(two[0], [str(folder)], tmp_path / 'out') == 0 and not rescue.finished.is_set()
+    rescue.cancel()
 
 
 def test_a_tiff_of_an_earlier_time_is_written_anew(three, tmp_path):
