@@ -5972,31 +5972,8 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     folder = evaluation_folder(run, model.config['data']) if other_data else run
     metrics, tuned = compute_metrics(counts[level if other_data else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
-    what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
-    two = len(names) == 2
-    lines = []
-    tell = lines.append
-    tell(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
-         f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
-    if changed:
-        tell(f'with {" ".join(as_typed(*item) for item in sorted(changed.items()))}')
-    wide = max(20, *(len(name) + 1 for name in names))
-    tell(f'{"class":<{wide}}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
-    columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
-    for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
-        tell(f'{name:<{wide}}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
-    if two:
-        how = 'the one stored in the run, for all figures here' if other_data else \
-            'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
-        tell(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
-    values = [row['iou'] for row in images if not math.isnan(row['iou'])]
-    if values:
-        shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-        tell(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
-             f'{len(images)} images are not counted')
-    tell(f'Empty masks: {EMPTY_RULE}')
     content = {'data': os.path.abspath(model.config['data']), 'split': split, 'settings': changed,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion_at_threshold': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE,
@@ -6011,9 +5988,26 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    tell(f'Written to {clean(folder)}: {", ".join(there)}')
-    tell(f'Next:  {command_line("predict", quoted(typed_run), "YOUR_IMAGES -o masks")}')
-    print('\n'.join(lines))                                            # last, for whoever reads them may have left
+    what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
+    two = len(names) == 2                                              # told last: whoever reads it may have left
+    print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
+          f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
+    if changed:
+        print('with', *(as_typed(*item) for item in sorted(changed.items())))
+    wide = max(20, *(len(name) + 1 for name in names))
+    print(f'{"class":<{wide}}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
+    columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
+    for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
+        print(f'{name:<{wide}}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
+    if two:
+        how = 'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
+        print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
+    if values := [row['iou'] for row in images if not math.isnan(row['iou'])]:
+        shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
+        print(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
+              f'{len(images)} images are not counted')
+    print(f'Empty masks: {EMPTY_RULE}\nWritten to {clean(folder)}: {", ".join(there)}')
+    print('Next: ', command_line('predict', quoted(typed_run), 'YOUR_IMAGES -o masks'))
 
 
 def evaluation_folder(run, data):
