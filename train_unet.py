@@ -5868,21 +5868,12 @@ def evaluate_run(folder, overrides):
     drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
-    as_trained = model.config | overrides
-    model.config |= {'val_fraction': 0} | overrides if other else {}               # all of other data is scored
+    as_trained = dict(model.config)
+    if other:
+        model.config |= {'val_fraction': 0} | overrides                # all of other data is scored
     if model.config['data'] == 'demo':
         model.config['data'] = str(write_demo(DEMO_FOLDER))
-    data = inspect_for(model)
-    if other:
-        data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
-        print('\n'.join(map(clean, describe_data(data, model.config))))
-        warn_of_other_depth(model.config['data'], lambda: data.modes, model)
-        plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')       # the share of noise is another in any set
-        if plain(model.coding) not in ('', plain(data.coding.words)):
-            log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
-        if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
-            raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
-                             'say what the values mean in mask_values, or type ignore_index=None'])
+    data = inspect_other(model) if other else inspect_data(model.config)
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
@@ -5917,14 +5908,25 @@ def evaluate_run(folder, overrides):
     return 0
 
 
-def inspect_for(model):
-    """The data that a model is to be scored on -> Data. DataError without the lines that only a training can take."""
+def inspect_other(model):
+    """Data that a model was not trained on -> Data, told, with what is otherwise there. DataError without the lines
+    that only a training can take, and where no score would mean anything."""
     try:
-        return inspect_data(model.config)
+        data = inspect_data(model.config)
     except DataError as error:
         known = f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding or "")})'
         error.problems = [*(line for line in error.problems if 'num_classes=' not in line), known]
         raise
+    data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
+    print('\n'.join(map(clean, describe_data(data, model.config))))
+    warn_of_other_depth(model.config['data'], lambda: data.modes, model)
+    plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')           # the share of noise is another in any set
+    if plain(model.coding) not in ('', plain(data.coding.words)):
+        log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
+    if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
+        raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
+                         'say what the values mean in mask_values, or type ignore_index=None'])
+    return data
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
