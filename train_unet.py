@@ -6062,15 +6062,13 @@ def export(run, form='onnx', output=None, half=False):
     path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
     if form == 'pt2' and path.suffix != '.pt2':
         raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
-    if form == 'pt2' and min(model.config['image_size']) <= 32:
-        raise UserError(f'format=pt2: takes sides above 32 pixels only, and image_size={model.config["image_size"]}; '
-                        'onnx takes them', 'cannot export')
     real = example_images(model.config)
     if form != 'smp' and (real[0].dtype == torch.uint16 if real else model.pixels == 'uint16'):
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
     path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path if form == 'smp' else path.parent
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        fresh, faults = Path(scratch) / path.name, []
+        fresh, faults = Path(scratch) if form == 'smp' else Path(scratch) / path.name, []
         for is_free in (True, False) if form != 'smp' else (True,):    # some networks take one size only
             try:
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
@@ -6084,16 +6082,15 @@ def export(run, form='onnx', output=None, half=False):
         if not worst <= limit:                                         # nor NaN
             raise UserError(f'{path} does not agree with the model it was made from: logits differ by {worst:.2e}',
                             'cannot export')
-        if fresh.is_dir():
-            path.mkdir(exist_ok=True)
-        for file in fresh.iterdir() if fresh.is_dir() else [fresh]:    # what was there before stays until now
-            os.replace(file, path / file.name if fresh.is_dir() else path)
+        folder.mkdir(exist_ok=True)
+        for file in Path(scratch).iterdir():                           # what was there before stays until now
+            os.replace(file, folder / file.name)
     print(f'{clean(path)}: on {len(real)} validation images and {len(drawn)} drawn ones the largest difference of a '
           f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
     if not is_free:
         height, width = model.config['image_size']
-        name = 'a network of your own' if model.is_own else model.config['architecture']
-        print(f'it takes images of {width} x {height} only: {name} cannot be written for other sizes')
+        print(f'it takes images of {width} x {height} only: {model.config["architecture"]} cannot be written as {form} '
+              'for these and others')
     elif form == 'pt2':
         print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
     return 0
