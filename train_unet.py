@@ -6424,8 +6424,9 @@ def tune(preset, overrides, seconds=60.0):
     numbers, *_ = in_halves(examine, window[0])                        # of the first part that fits into memory
     kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
     kinds += [(dtype, 'high') for dtype in units]
-    candidates = [Candidate(*kind, last, in_precision(states[last], kind[0], config))
-                  for kind in kinds for last in states]
+    candidates = [Candidate(dtype, tf32, last, dataclasses.replace(
+        state, dtype=dtype, scaler=build_scaler(dtype, config, device)))
+        for dtype, tf32 in kinds for last, state in states.items()]
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
     with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
         compiled = compile_all(safe, config, device, window, loss_fn)
@@ -6477,11 +6478,6 @@ def fresh_state(config, device, channels_last):
     config = {**config, 'channels_last': channels_last, 'encoder_weights': None,
               'learning_rate': 1e-6}                                   # measured steps learn nothing wild
     return build_state(build_model(config), config, Precision('float32', None, ''), device)
-
-
-def in_precision(state, dtype, config):
-    """The same weights and optimizer, stepping in another precision."""
-    return dataclasses.replace(state, dtype=dtype, scaler=build_scaler(dtype, config, state.device))
 
 
 def timed_step(candidate, window, loss_fn, config):
@@ -6600,8 +6596,7 @@ def print_tuning(candidates, images, numbers):
     base = candidates[0].median
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
-        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}  '
-              f'{judge(c.dtype, numbers)}'.rstrip())
+        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}')
     print(f'\n{len(candidates[0].seconds)} interleaved rounds, first window of the training images, '
           f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
           f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
