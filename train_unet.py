@@ -5705,15 +5705,15 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     output = Path(output or best_file(run).parent / 'predictions')
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
-    broken, told, begun = [], [], time.monotonic()
+    broken, begun = [], time.monotonic()
 
     def images():
+        is_told = False
         opened = read_ahead(lambda path: open_image(path, model.config), [path for path, _ in files])
         for (path, target), future in progress(zip(files, opened), len(files), 'Predicting'):
             try:
                 image = future.result()
-                if not told and warn_of_other_depth(path, lambda: [read_header(path, model.config)[2]], model):
-                    told.append(path)
+                is_told = is_told or warn_of_other_depth(path, lambda: [read_header(path, model.config)[2]], model)
                 if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
                     image.small = shrink_by_rows(image, *model.config['image_size'])     # here it may break
                 yield target, image
@@ -5756,13 +5756,13 @@ def list_inputs(inputs, output):
     for item in inputs:
         found = {}
         for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
-            if os.path.isdir(place):                                   # without masks of an earlier time
-                entries = {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
-                found |= {path: name for path, name in entries.items() if not is_written_by_predict(path)}
+            if os.path.isdir(place):
+                found |= {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
             elif os.path.isfile(place):
                 found[place] = os.path.basename(place)
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
-            found = {path: name for path, name in found.items() if may_be_read(os.path.basename(path))}
+            found = {path: name for path, name in found.items()
+                     if may_be_read(os.path.basename(path)) and not is_written_by_predict(path)}
         if not found:
             raise UserError(f'{item}: there is no such file, or no image in it but masks of predict', 'nothing to predict')
         for path, name in found.items():
@@ -5814,7 +5814,6 @@ def write_prediction(target, image, bands, model, save):
     rows, count = rendered_rows(bands, image, model, save), model.config['num_classes']
     palette, many = colour_mask(np.arange(256), count), save == 'probability' and count > 2
     if isinstance(image, TiffRows) or many:
-        import tifffile
         shape = *image.shape[:2], *([3] if save == 'overlay' else [count] if many else [])
         kind = {'overlay': 'rgb', 'palette': 'palette'}.get(save, 'minisblack')
         colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
