@@ -5771,10 +5771,9 @@ def list_inputs(inputs, output):
         common = os.path.commonpath([os.path.dirname(path) for path in files])
         files = {path: os.path.relpath(path, common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
-    for _ in range(2):                                                 # a.jpg, A.tif, and then perhaps a.jpg.png
-        times = Counter(stem.casefold() for stem in stems.values())    # many disks know no cases
-        stems = {path: stem if times[stem.casefold()] == 1 else files[path] for path, stem in stems.items()}
-    return [(path, output / f'{stem}.png') for path, stem in stems.items()]
+    times = Counter(word.casefold() for path, name in files.items() for word in {name, stems[path]})   # as disks see it
+    return [(path, output / f'{stem if times[stem.casefold()] == 1 else files[path]}.png')
+            for path, stem in stems.items()]                           # of a.jpg, A.tif and a.jpg.png all need a suffix
 
 
 def refuse_overwriting(files, output):

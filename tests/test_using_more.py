@@ -635,11 +635,11 @@ def save_images(folder, *names):
 
 
 def test_no_mask_takes_the_place_of_another(two, tmp_path):
-    folder = save_images(tmp_path / 'p', 'a.png', 'a.jpg', 'a.jpg.png')
+    folder = save_images(tmp_path / 'p', 'a.png', 'a.jpg', 'a.jpg.png', 'a.jpg.png.png')
     assert train_unet.predict(two[0], [str(folder)], tmp_path / 'out') == 0
-    assert len(written(tmp_path / 'out')) == 3
+    assert len(written(tmp_path / 'out')) == 4
     sizes = {PIL.Image.open(tmp_path / 'out' / name).size for name in written(tmp_path / 'out')}
-    assert sizes == {(50, 40), (50, 41), (50, 42)}
+    assert sizes == {(50, 40), (50, 41), (50, 42), (50, 43)}
 
 
 def test_names_that_differ_in_cases_alone_are_kept_apart(two, tmp_path):
