@@ -6509,14 +6509,22 @@ COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compil
 
 
 def compile_all(candidates, config, device, window, loss_fn):
-    """Every candidate once more, compiled, while time lasts -> those that compile."""
+    """Every candidate once more, compiled, while time lasts -> those of them with which torch.compile works."""
     compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
     seconds, begun = COMPILE_SECONDS.get(device.type, 120), time.monotonic()
     alarm = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])     # Ctrl-C is what compilers do not catch
     alarm.start()
     try:
         while waiting:
-            compiled += filter(None, [try_compiling(waiting[0], config, window, loss_fn)])
+            plain, model = waiting[0], waiting[0].state.model
+            print(f'compiling {plain.name} ...', flush=True)
+            try:
+                model.compile()
+                one = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
+                one.compile_seconds = timed_step(one, window, loss_fn, config)
+                compiled += [one] * (model._compiled_call_impl is not None)    # else it ran without, and said so
+            except compiler_faults() as error:
+                print(f'torch.compile does not work here: {in_words(error)}')
             del waiting[0]
     except KeyboardInterrupt:
         if time.monotonic() - begun < seconds:                         # that of the user
@@ -6525,20 +6533,6 @@ def compile_all(candidates, config, device, window, loss_fn):
     finally:
         alarm.cancel()
     return compiled
-
-
-def try_compiling(plain, config, window, loss_fn):
-    """A candidate once more, compiled -> Candidate, or None where torch.compile does not work."""
-    model = plain.state.model
-    print(f'compiling {plain.name} ...', flush=True)
-    try:
-        model.compile()
-        compiled = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
-        compiled.compile_seconds = timed_step(compiled, window, loss_fn, config)
-        if model._compiled_call_impl is not None:                      # else the step ran without it, and said so
-            return compiled
-    except compiler_faults() as error:
-        print(f'torch.compile does not work here: {in_words(error)}')
 
 
 def examine_numbers(model, config, loss_fn, dtypes, batch):
