@@ -6512,8 +6512,9 @@ def compile_all(candidates, config, device, window, loss_fn):
     """Every candidate once more, compiled, while time lasts -> those of them with which torch.compile works."""
     compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
     seconds, begun = COMPILE_SECONDS.get(device.type, 120), time.monotonic()
-    alarm = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])     # Ctrl-C is what compilers do not catch
-    alarm.start()
+    with contextlib.suppress(AttributeError, ValueError):              # Windows has no timers, other threads no signals
+        signal.signal(signal.SIGALRM, signal.default_int_handler)      # as Ctrl-C, which compilers do not catch; that
+        signal.setitimer(signal.ITIMER_REAL, seconds)                  # itself does nothing in the background
     try:
         while waiting:
             plain, model = waiting[0], waiting[0].state.model
@@ -6531,7 +6532,8 @@ def compile_all(candidates, config, device, window, loss_fn):
             raise
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
     finally:
-        alarm.cancel()
+        with contextlib.suppress(AttributeError):
+            signal.setitimer(signal.ITIMER_REAL, 0)
     return compiled
 
 

@@ -1,6 +1,7 @@
 """check, memory by part, tune.  python -m pytest tests/test_measuring.py"""
 import os
 import re
+import signal
 import time
 from types import SimpleNamespace
 
@@ -178,7 +179,15 @@ def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, 
     assert 'one image at a time does not fit into memory either' in capsys.readouterr().err
 
 
-def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch):
+@pytest.fixture
+def in_the_background():
+    """Where a shell has started it with &, a process does not hear of Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch, in_the_background):
     monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
     monkeypatch.setattr(train_unet, 'COMPILE_SECONDS', {'cpu': 0.5})
     monkeypatch.setattr(nn.Module, 'compile', lambda self: [time.sleep(0.1) for _ in range(600)])
@@ -188,6 +197,13 @@ def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypat
     printed = capsys.readouterr().out
     assert 'not compiled, for want of time: float32' in printed and 'refuted here: preset fast' in printed
     assert train_unet.load_preset('runs/tuned.py')['compile_model'] is False
+
+
+def test_ctrl_c_ends_tune_while_it_compiles(small_set, monkeypatch):
+    monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train_unet.tune(None, {**TINY, 'data': str(small_set)}, 0.1)
 
 
 @pytest.mark.parametrize('kept', [None, 'segmentation_head'])
