@@ -3147,10 +3147,9 @@ def build_network(config):
         return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes, **extra,
                                   encoder_weights=True if weights and is_timm else weights)
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
-        if weights:
-            raise ConfigError(f'encoder_weights={weights!r} of encoder={encoder!r} could not be loaded or downloaded '
-                              f'({in_words(error)}); encoder_weights=None starts from scratch') from None
-        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {in_words(error)}') from None
+        advice = f'; encoder_weights={weights!r} may be out of reach: encoder_weights=None starts from scratch'
+        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {in_words(error)}'
+                          + advice * bool(weights)) from None
 
 
 def ask_hub_once():
