@@ -5701,7 +5701,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     model, _, dtype = load_with(run, overrides)
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
-    output = Path(output or best_file(run).parent / 'predictions')
+    output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
     broken, begun = [], time.monotonic()
@@ -5752,7 +5752,7 @@ def list_inputs(inputs, output):
     folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
-    for item in inputs:
+    for item in map(os.path.expanduser, inputs):
         found = {}
         for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
             if os.path.isdir(place):
@@ -6055,7 +6055,7 @@ def export(run, form='onnx', output=None, half=False):
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu')
     write, suffix = writers[form]
-    path = Path(output or best_file(run).parent / f'model{suffix}')
+    path = Path(os.path.expanduser(output or best_file(run).parent / f'model{suffix}'))
     path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
     if form == 'pt2' and path.suffix != '.pt2':
         raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')

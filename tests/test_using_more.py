@@ -656,6 +656,15 @@ def test_one_file_in_two_spellings_is_one_file(two, tmp_path, monkeypatch):
     assert written(tmp_path / 'out') == ['a.png']
 
 
+def test_the_home_folder_may_be_typed_as_a_tilde_for_predict_and_export(two, tmp_path, monkeypatch):
+    """A shell expands it after a space, but not in --out=~/masks: that made a folder of this name."""
+    save_images(tmp_path / 'p', 'a.jpg')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert train_unet.main(['predict', str(two[0]), '~/p', '--out=~/masks']) == 0
+    assert train_unet.main(['export', str(two[0]), 'format=smp', '--out=~/smp']) == 0
+    assert (tmp_path / 'masks/a.png').exists() and (tmp_path / 'smp/config.json').exists()
+
+
 def test_photographs_in_the_folder_of_the_masks_stay(two, tmp_path):
     """An image that is no input; one in a folder inside the inputs, which is no mask of an earlier time."""
     beside = save_images(tmp_path / 'q', 'a.png', 'a.jpg')
