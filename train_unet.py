@@ -6072,7 +6072,8 @@ def export(run, form='onnx', output=None, half=False):
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
                 break
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-                faults.append(f'{path} cannot be written for {"all sizes" if is_free else "one"}: {in_words(error)}')
+                sizes = 'all sizes' if is_free else 'one size'
+                faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')
         else:
             advice = ['torch 2.6 cannot write this as ONNX, torch 2.9 can']
             raise UserError(faults + advice * (form == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
@@ -6105,7 +6106,7 @@ def example_images(config):
     return [*map(as_tensor, images)]
 
 
-def drawn_images(model, is_free=True):
+def drawn_images(model, is_free):
     """Noise as tensors: a batch of 3 at image_size and, if sizes are free, what the network takes of odd, small and
     large ones."""
     config, draw = model.config, torch.Generator().manual_seed(0)
