@@ -3427,9 +3427,6 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
     to their edges, so that no seam shows. `reach`: that of find_reach, for many images measured once.
     """
     tops, lefts = (tile_offsets(length, side, overlap) for length, side in zip(size, tile))
-    if len(tops) == len(lefts) == 1:
-        yield in_halves(model, rows(0, size[0]))[0][0]
-        return
     reach = find_reach(model, rows(0, 1), tile) if reach is None else reach
     down, across = (tile_weights(begins, side, overlap, reach) for begins, side in zip((tops, lefts), tile))
     above = None

@@ -576,8 +576,9 @@ def test_a_network_that_looks_at_the_whole_tile_reaches_its_middle():
 
 def test_an_image_that_fits_is_not_cut():
     network, sizes = remember_sizes(nn.Conv2d(2, 1, 3, padding=1))
-    tu.tiled_logits(network, torch.randn(1, 2, 30, 64), (32, 64))
-    assert sizes == [(30, 64)]
+    images = torch.randn(1, 2, 30, 64)
+    logits = tu.tiled_logits(network, images, (32, 64), reach=0)
+    assert sizes == [(30, 64)] and torch.equal(logits, network(images))
 
 
 def test_validation_by_sliding_window_never_shows_more_than_a_tile():
