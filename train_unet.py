@@ -5760,7 +5760,8 @@ def list_inputs(inputs, output):
             found = {path: name for path, name in found.items()
                      if may_be_read(os.path.basename(path)) and not is_written_by_predict(path)}
         if not found:
-            raise UserError(f'{item}: there is no such file, or no image in it but masks of predict', 'nothing to predict')
+            raise UserError(f'{item}: there is no such file, or no image in it but masks of predict',
+                            'nothing to predict')
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
