@@ -4893,7 +4893,10 @@ def settle_statistics(config, dataset):
 def build_state(model, config, precision, device, sizes=()):
     """A fresh TrainState on the device. `sizes`: of the images, for try_size. What expand() made gets memory of its
     own: a step writes into it."""
-    model = model.to(device)._apply(lambda tensor: tensor.contiguous() if 0 in tensor.stride() else tensor)
+    model = model.to(device)
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if 0 in tensor.stride():
+            tensor.data = tensor.data.contiguous()
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()
@@ -5049,7 +5052,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if world().size > 1:
             atexit.register(leave_processes)
         return result
-    except (UserError, KeyboardInterrupt, SystemExit) as error:
+    except (UserError, KeyboardInterrupt) as error:
         if is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # best.pt, if it only seemed new
             shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         error.__context__ = None                                       # a notebook keeps the last error, and so all

@@ -100,7 +100,7 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, 
 
 
 def test_norms_that_hold_their_activation_keep_it_when_processes_share_their_statistics(monkeypatch):
-    config = {**TINY, 'encoder': 'tu-test_efficientnet', 'batch_size': 4}
+    config = {**TINY, 'encoder': 'tu-test_efficientnet', 'batch_size': 4, 'ema_decay': None}
     monkeypatch.setattr(tu, 'world', lambda: tu.World(0, 2))
     monkeypatch.setattr(tu, 'has_idle_parameters', lambda model: False)
     monkeypatch.setattr(nn.parallel, 'DistributedDataParallel', lambda model, *_, **__: model)
