@@ -1469,7 +1469,8 @@ def pair_files(config, root, files):
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
         raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(notes, 5)],
                         'images and masks do not pair')
-    return pairs, rule, notes + [f'skipped {len(lonely)} files without a partner', *shorten(lonely, 3)] * bool(lonely)
+    skipped = f'skipped {len(images)} images and {len(masks)} masks without a partner'
+    return pairs, rule, notes + [skipped, *shorten(lonely, 3)] * bool(lonely)
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
@@ -1486,15 +1487,17 @@ def lines_that_pair(config, root, files, seconds=10.0):
             pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
-        skip = any(note.startswith('skipped ') for note in notes)
+        skip = ''.join(note for note in notes if note.startswith('skipped '))
         image, mask = (file.path for file in pairs[len(pairs) // 2])
+        if Path(image).stem.isdigit() and re.match(r'skipped (\d+) images and \1 masks', skip):
+            continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         score = likelihood(image, mask, flat)
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
         are_masks = has_photos and flat(image) == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
+            works[line] = (score, skip == ''), {(image.path, mask.path) for image, mask in pairs}
     most = max((len(found) for _, found in works.values()), default=0)
     lines = []                                                         # none whose pairs another line has too
     plain = lambda line: ('skip_' in line, 'masks=' not in line, len(line))

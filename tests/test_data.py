@@ -254,7 +254,13 @@ def test_skip_unpaired_leaves_out_and_tells(tmp_path):
          [f'masks/{n}.png' for n in range(3)])
     _, data = inspect(tmp_path / 'set', skip_unpaired=True)
     assert len(data.pairs.images) == 3
-    assert 'skipped 2 files without a partner' in data.notes
+    assert 'skipped 2 images and 0 masks without a partner' in data.notes
+
+
+@pytest.mark.parametrize('first, offered', [(0, False), (2, True)])
+def test_images_from_1_and_masks_from_0_are_not_offered_shifted_by_one(tmp_path, first, offered):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(1, 11)], [f'masks/{n}.png' for n in range(first, 10)])
+    assert ('skip_unpaired=True' in str(ask(tmp_path / 'set'))) is offered
 
 
 # --- splitting -----------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_image_without_object_masks_is_named(tmp_path):
 def test_image_without_object_masks_is_left_out_if_asked(tmp_path):
     config, data = inspect(dsb(tmp_path / 'set', 2), skip_unpaired=True)
     assert {Path(name).stem for name in partners(data, tmp_path / 'set')} == {'id0', 'id1', 'id3'}
-    assert data.pairs.notes[0] == 'skipped 1 files without a partner' and 'id2.png' in data.pairs.notes[1]
+    assert data.pairs.notes[0] == 'skipped 1 images and 0 masks without a partner' and 'id2.png' in data.pairs.notes[1]
     assert np.flatnonzero(mask_of(data, config, 'id3').all(1)).tolist() == [0, 1]
 
 
