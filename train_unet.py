@@ -4469,8 +4469,7 @@ class Run:
     def save(self, state, config):
         """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk."""
         self.last_save = begun = time.monotonic()
-        if self.unsaved is not None and self.write('best.pt', self.unsaved):
-            self.unsaved = None
+        self.save_best()
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
@@ -4485,6 +4484,11 @@ class Run:
         if saved and self.unsaved is None:
             self.trouble = ''
         return saved and self.unsaved is None
+
+    def save_best(self):
+        """best.pt, if it waits."""
+        if self.unsaved is not None and self.write('best.pt', self.unsaved):
+            self.unsaved = None
 
     def write(self, name, content):
         """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
@@ -4646,14 +4650,15 @@ def close_epoch(state, metrics, config, run, is_due):
         content |= {'metrics': metrics, 'epoch': state.epoch + 1}
         run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # they will not come again
         done = 'best so far'
+        if is_due:
+            run.save_best()
+            done += ', saved best.pt' if run.unsaved is None else ', NOT saved'
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
-    if is_due:
-        run.save(state, config)
-        is_best = state.best_epoch == state.epoch - 1
-        done += (', saved best.pt' if run.unsaved is None else ', NOT saved') * is_best
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
              memory, done)
+    if is_due:                                                         # after its line, or a kill between loses that
+        run.save(state, config)
     run.write('history.csv', history_csv(state.history))
 
 

@@ -591,6 +591,19 @@ def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monk
     assert_same(tu.load_checkpoint(saved / 'last.pt'), OLD)
 
 
+def test_a_checkpoint_of_an_epoch_comes_after_its_line_in_the_log(monkeypatch):
+    seen = []
+
+    def replaced(real, source, target):
+        real(source, target)
+        if os.path.basename(target) == 'last.pt':
+            seen.append((tu.load_last('run')[0]['epoch'], tu.Path('run/log.txt').read_text().count('Epoch ')))
+
+    patch_call(monkeypatch, 'replace', replaced)
+    train_own(num_epochs=3)
+    assert {epoch for epoch, _ in seen} == {0, 1, 2, 3} and all(epoch == lines for epoch, lines in seen)
+
+
 def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):
     os.replace('run/last.pt', 'run/previous.pt')
     path = tu.Path('run/config.py')                                    # as if it had not been done
