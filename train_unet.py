@@ -1423,11 +1423,12 @@ def split_by_names(pairs, root, files, notes):
 
 
 def splits_told(stems, listed):
-    """What {name: split} tells of each stem; of one that it lacks 'train', if it names no image for that. Its names may
-    lack what the stems have in common: 00000 stands for 00000_img."""
+    """What {name: split} tells of each stem; of one that it lacks 'train', if it names none for that and no strangers.
+    Its names may lack what the stems have in common: 00000 stands for 00000_img."""
     told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
-    rest = None if {'train', None} & {*listed.values()} else 'train'
+    has_val_alone = listed.keys() <= {*stems, ''} and not {'train', None} & {*listed.values()}
+    rest = 'train' if has_val_alone else None
     return [listed.get(stem.removeprefix(before).removesuffix(after), rest) for stem in stems]
 
 

@@ -2017,6 +2017,15 @@ def test_a_text_file_for_validation_alone_leaves_the_others_for_training(tmp_pat
     assert names_of(data, 'test') == set(stems[7:]) and split_sizes(data) == [6, 1, 3]
 
 
+@pytest.mark.parametrize('names', [['2', '5'], ['S2_2', 'another']])
+def test_a_text_file_for_validation_alone_that_names_strangers_is_no_split(tmp_path, names):
+    """Two digits are not S2_1 without what the others share, nor is the list of another set that of this one."""
+    fill(tmp_path, [f'images/S2_{n}.png' for n in range(1, 11)], [f'masks/S2_{n}.png' for n in range(1, 11)])
+    (tmp_path / 'val.txt').write_text('\n'.join(names))
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data)[:2] == [8, 2] and 'ignored val.txt' in data.notes
+
+
 @pytest.mark.parametrize('name', ['{}_img', 'S2_{}', 'S2_{}_img'])
 def test_text_files_may_list_names_without_what_all_of_them_share(tmp_path, name):
     """As mmsegmentation's lists do, which leave the suffix out."""
