@@ -6190,6 +6190,8 @@ def export_onnx(model, path, half, is_free):
         program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
                                     output_names=['logits'], dynamo=True, verbose=False)
     written = program.model_proto
+    for node in [*written.graph.node, *(node for function in written.functions for node in function.node)]:
+        del node.metadata_props[:]                                     # traces, which tell the paths of this machine
     for key, value in export_facts(model).items():
         written.metadata_props.add(key=key, value=value)
     if half:
@@ -6232,6 +6234,8 @@ def export_pt2(model, path, half, is_free):
     """A torch.export program -> a function that runs it as loaded from the file; sides above 32 pixels."""
     images, free = trace_example(model, is_free)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
+    for node in program.graph.nodes:
+        node.meta.pop('stack_trace', None)                             # it tells the paths of this machine
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', 'No complete tensor')        # what is channels_last it takes for a slice
         torch.export.save(program, path, extra_files=export_facts(model))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -302,6 +303,15 @@ def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the
     assert train_unet.predict(run, [str(tmp_path / 'wide.npy')], tmp_path / 'out') == 1     # as in Python
     scene = np.where(np.arange(40) < 15, -9999, image / np.float32(65535)).astype(np.float32)
     assert model.predict(scene).shape == (40, 40)                      # a rim of no data is no other scale
+
+
+@WRITES_ONNX
+def test_exports_do_not_tell_where_the_program_lies(three, onnx_of_three, tmp_path):
+    train_unet.export(three[0], 'pt2', tmp_path / 'model.pt2')
+    with zipfile.ZipFile(tmp_path / 'model.pt2') as file:
+        contents = [onnx_of_three.read_bytes(), *map(file.read, file.namelist())]
+    for folder in {os.path.dirname(module.__file__) for module in (train_unet, torch, train_unet.smp)}:
+        assert not any(os.fsencode(folder) in content for content in contents)
 
 
 @WRITES_ONNX
