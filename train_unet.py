@@ -4143,23 +4143,11 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     """
     searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
     in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
-    lost = int(state.bad['loss_untold'])
-    fresh = lost if state.dtype == 'float16' else int(state.bad['untold'])
-    if fresh:
-        state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
-        what = 'loss or statistics' if lost == fresh else 'loss, statistics or gradient' if lost else 'gradient'
-        record(state, f'skipped {"a step" if fresh == 1 else f"{fresh} steps"}: {what} not finite')
+    tell_skipped(state)
     if in_a_row < config['max_bad_steps'] and not in_vain:
         return
     in_a_row = max(in_a_row, int(state.bad['run']))
-    unsound = [(number, i) for number, batch in enumerate(window) for value in pytree.tree_leaves(batch)
-               if not is_finite(value) and value.shape[:1] == (batch_length(batch),)       # one for all has no name
-               for i in range(len(value)) if not is_finite(value[i])]
-    if any(from_all(bool(unsound))):                                   # SyncBatchNorm wants all processes to look
-        without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
-        is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
-        if unsound and is_lost and not is_lost_without:                # else the loss leaves them out
-            raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
+    refuse_nonfinite_sample(state, window, loss_fn, names)
     lower = safer_dtype(state.dtype, state.device)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
@@ -4174,6 +4162,33 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), *advice], 'training diverged')
+
+
+def tell_skipped(state):
+    """Record the unsound steps since the last look; under float16 those alone that are not the scaler's search."""
+    lost = int(state.bad['loss_untold'])
+    fresh = lost if state.dtype == 'float16' else int(state.bad['untold'])
+    if not fresh:
+        return
+    state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
+    steps = 'a step' if fresh == 1 else f'{fresh} steps'
+    what = 'loss or statistics' if lost == fresh else 'loss, statistics or gradient' if lost else 'gradient'
+    record(state, f'skipped {steps}: {what} not finite')
+
+
+def refuse_nonfinite_sample(state, window, loss_fn, names):
+    """DataError that names a sample which is not finite itself, if the loss is lost with it and not without it."""
+    unsound = []
+    for number, batch in enumerate(window):
+        for value in pytree.tree_leaves(batch):
+            if not is_finite(value) and value.shape[:1] == (batch_length(batch),):     # one for all has no name
+                unsound += [(number, i) for i in range(len(value)) if not is_finite(value[i])]
+    if not any(from_all(bool(unsound))):                               # SyncBatchNorm wants all processes to look
+        return
+    without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
+    is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
+    if unsound and is_lost and not is_lost_without:
+        raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
 
 
 def safer_dtype(dtype, device):
@@ -4624,9 +4639,9 @@ def live_numbers(state, speed):
     return f'{show_numbers(mean_scores(state.totals))} lr {rate:.1e} {speed:.1f} images/s {state.dtype}{memory}'
 
 
-def close_epoch(state, metrics, config, run, is_due):
-    """The epoch's row and line, and what is best so far. Moves state to the next epoch, and saves it if that is due."""
-    totals, memory = add_totals(state.totals), ''
+def epoch_row(state, metrics):
+    """What history.csv tells of the epoch that has been validated."""
+    totals = add_totals(state.totals)
     scores = mean_scores(totals)
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr']}
     row |= {f'train_{key}': scores[key] for key in ('loss', 'iou', 'dice') if key in scores}
@@ -4637,24 +4652,41 @@ def close_epoch(state, metrics, config, run, is_due):
             'seconds': round(float(totals.get('seconds', 0)), 2)}
     if state.device.type == 'cuda':
         row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
-        memory = f' | {row["peak_memory_gib"]:.1f} GiB'
+    return row
+
+
+def keep_if_best(state, metrics, config, run):
+    """Whether no epoch was better than this one; then its weights wait in the run to be written as best.pt."""
+    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
+    if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
+        return False
+    state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
+    content = describe_model(state.evaluated, config | amp_settings(state.dtype))
+    content |= {'metrics': metrics, 'epoch': state.epoch + 1}
+    run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # they will not come again
+    return True
+
+
+def close_epoch(state, metrics, config, run, is_due):
+    """The epoch's row and line, and what is best so far. Moves state to the next epoch, and saves it if that is due."""
+    row = epoch_row(state, metrics)
     state.history.append(row)
-    since, patience = epochs_in_vain(state.history, state.best_epoch, config), config['early_stopping_patience']
-    done = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
-    done = 'no sound step' if math.isnan(row['train_loss']) else done if since else 'no better, on small images'
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite, in %s', state.dtype)
-    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
-    if score > state.best_score or state.best_score == -math.inf:      # a NaN is better than nothing
-        state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
-        content = describe_model(state.evaluated, config | amp_settings(state.dtype))
-        content |= {'metrics': metrics, 'epoch': state.epoch + 1}
-        run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # they will not come again
+    if keep_if_best(state, metrics, config, run):
         done = 'best so far'
         if is_due:
             run.save_best()
             done += ', saved best.pt' if run.unsaved is None else ', NOT saved'
+    elif math.isnan(row['train_loss']):
+        done = 'no sound step'
+    elif since := epochs_in_vain(state.history, state.best_epoch, config):
+        patience = config['early_stopping_patience']
+        done = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
+    else:
+        done = 'no better, on small images'
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
+    memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
              memory, done)
@@ -5298,28 +5330,40 @@ def go_back(state, config, run, **changes):
         setattr(state, key, value)
 
 
+def refuse_nonsense(saved, state, config):
+    """Raise TypeError, LookupError or ValueError for a checkpoint that no training could have written."""
+    for name in TrainState.PLAIN:
+        if type(saved[name]) is not type(getattr(state, name)):
+            raise TypeError(f'{name}={shown(saved[name])}')
+    epochs_in_vain(saved['history'], saved['best_epoch'], config)      # reads all rows
+    if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
+            or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError('its counters make no sense')
+
+
+def use_threads(number):
+    """As many threads as the run began with, so that its result is the same to the bit; a warning where they lack."""
+    if number == torch.get_num_threads():
+        return
+    if number <= (os.cpu_count() or 1):
+        torch.set_num_threads(number)
+    else:
+        log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
+                    number, torch.get_num_threads())
+
+
 def resume_state(state, run, config, precision, hardware, changed):
     """Continue from last.pt; the precision and the micro-batch that healing arrived at come with it, unless they are
     among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     images = state.images
     try:
-        for name in TrainState.PLAIN:
-            if type(saved[name]) is not type(getattr(state, name)):
-                raise TypeError(f'{name}={shown(saved[name])}')
+        refuse_nonsense(saved, state, config)
         is_known = saved['dtype'] in {'float32', *hardware.units} or hardware.kind == 'cpu'
         dtype = saved['dtype'] if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
         state.scaler = build_scaler(dtype, config, state.device)
-        if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
-            if saved['threads'] > (os.cpu_count() or 1):
-                log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
-                            saved['threads'], torch.get_num_threads())
-            else:
-                torch.set_num_threads(saved['threads'])                # so that the result is the same to the bit
-        epochs_in_vain(saved['history'], saved['best_epoch'], config)  # reads all rows
-        if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
-                or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
-            raise ValueError('its counters make no sense')
+        if hardware.kind == 'cpu':
+            use_threads(saved['threads'])
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}',
@@ -5411,20 +5455,45 @@ def tell_best(best, epoch, config):
             log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
 
 
+def take_best(model, config, run):
+    """Give the model the weights of best.pt -> their scores and epoch; {} where there is none that fits."""
+    try:
+        saved = from_first(lambda: best_saved(run))
+        if not saved:
+            return {}
+        tell_best(saved['metrics'], saved['epoch'], config)
+        model.load_state_dict(saved['weights'])
+        if isinstance(model, SegmentationModel):                       # as load has it
+            model.threshold = saved['threshold']
+            model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
+        return saved['metrics'] | {'epoch': saved['epoch']}
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
+        return {}
+
+
+def tell_end(state, model, run, is_saved):
+    """The last lines: what was left out, where everything is, and what to type next."""
+    for name, times in state.left_out.items():
+        log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
+    files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
+    there = [name for name in files if os.path.exists(run.folder / name)]
+    log.info('Everything is in %s: %s', run.folder, ', '.join(there))
+    if not is_saved:
+        log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
+    if run.asked:
+        resume = command_line(as_typed('resume', run.folder))
+        continued = f' Continue with:  {resume}' if 'last.pt' in there else ''
+        log.info('Stopped by %s.%s', signal.Signals(run.asked).name, continued)
+    elif isinstance(model, SegmentationModel) and not model.is_own:
+        log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
+
+
 def finish(state, val_data, config, run):
     """Everything saved, the best weights back, the pictures, and what to type next -> Result."""
     run.agree(config)                                                  # all processes return the same signal
-    is_saved, best, model = run.save(state, config), {}, state.evaluated
-    try:
-        if saved := from_first(lambda: best_saved(run)):
-            tell_best(saved['metrics'], saved['epoch'], config)
-            model.load_state_dict(saved['weights'])
-            if isinstance(model, SegmentationModel):                   # as load has it
-                model.threshold = saved['threshold']
-                model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
-            best = saved['metrics'] | {'epoch': saved['epoch']}
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
+    is_saved, model = run.save(state, config), state.evaluated
+    best = take_best(model, config, run)
     model.eval()
     run.write('history.csv', history_csv(state.history))
     if not (world().rank or run.is_gone()):
@@ -5434,18 +5503,7 @@ def finish(state, val_data, config, run):
                 draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
         except (OSError, ImportError) as error:                        # a broken matplotlib
             log.warning('the pictures could not be written: %s', error)
-    for name, times in state.left_out.items():
-        log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
-    files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
-    there = [name for name in files if os.path.exists(run.folder / name)]
-    log.info('Everything is in %s: %s', run.folder, ', '.join(there))
-    if not is_saved:
-        log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
-    if run.asked:
-        line = f' Continue with:  {command_line(as_typed("resume", run.folder))}' * ('last.pt' in there)
-        log.info('Stopped by %s.%s', signal.Signals(run.asked).name, line)
-    elif isinstance(model, SegmentationModel) and not model.is_own:
-        log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
+    tell_end(state, model, run, is_saved)
     return Result(state.history, best, model, run.folder, run.asked, is_saved)
 
 
