@@ -1039,7 +1039,12 @@ def stem_in(pattern, between=''):
     """A function of a name -> what {stem} stands for in this pattern, cases ignored; None for other names. Where it
     stands several times, `between` keeps the parts apart."""
     regex = re.compile('(.*)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
-    return lambda name: between.join(match.groups()) if (match := regex.fullmatch(name)) else None
+
+    def stem_of(name):
+        match = regex.fullmatch(name)
+        return between.join(match.groups()) if match else None
+
+    return stem_of
 
 
 def list_files(root):
@@ -1047,13 +1052,14 @@ def list_files(root):
     def refuse(error):
         raise DataError(f'{error.filename}: cannot be read: {error.strerror}')
 
-    found, seen = [], {os.path.realpath('runs'): ''}                   # ours: no data, unless it is asked for
-    seen.pop(os.path.realpath(root), None)
+    ours = {os.path.realpath('runs')} - {os.path.realpath(root)}       # no data, unless it is asked for
+    found, seen = [], {}                                               # {real path: the path it was met by}
     for path, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        first = seen.setdefault(os.path.realpath(path), path)
-        if first not in ('', path):
+        real = os.path.realpath(path)
+        first = seen.setdefault(real, path)
+        if first != path and real not in ours:
             log.warning('ignored %s: it is the same folder as %s', path, first)
-        if first != path or {'config.py', 'log.txt'} <= set(names):    # known already, or a run of ours
+        if first != path or real in ours or {'config.py', 'log.txt'} <= set(names):        # these are in any run
             folders.clear()
             continue
         folders[:] = sorted(folder for folder in folders if not folder.startswith('.'))
@@ -1087,11 +1093,53 @@ def files_of(base, root, files):
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
-    match = matcher(base)
-    found = [(os.path.join(folder, name), '/'.join(filter(None, match(folder).groups())), name)
-             for folder, name in files if match(folder)]
+    match, found = matcher(base), []
+    for folder, name in files:
+        if inside := match(folder):
+            found.append((os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name))
     if not found and '*' not in base:
         existing_folder(root / base)
+    return found
+
+
+def by_role(candidates, config, root, ignored):
+    """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
+    `ignored` takes the others. Folders tell the role, else the patterns.
+
+    Two patterns alone tell it where no folder is named after masks, and in a folder for one image: img_0_json/ holds
+    img.png and label.png.
+    """
+    patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
+    stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
+
+    def stems_of(name):
+        return {role: stem for role, stem_of in stem_keys.items() if (stem := stem_of(name)) is not None}
+
+    held = defaultdict(set)                                            # folder: the roles that its names alone tell
+    for _, folder, name, _ in candidates:
+        if len(stems_of(name)) == 1:
+            held[folder] |= stems_of(name).keys()
+    patterns_tell = len(patterns) == 2 and all(role != 'mask' for *_, (_, role, _, _) in candidates)
+    found = {'image': [], 'mask': [], '': []}
+    for path, folder, name, (split, role, kind, rest) in candidates:
+        stem, suffix = os.path.splitext(name)
+        if not may_be_read(name):
+            if not split_listed(name):                                 # split_by_names tells of these
+                ignored[f'*{suffix.lower()}' if suffix else name].append(name)
+            continue
+        is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
+        if role and (patterns_tell or is_for_one):
+            role, kind, rest = '', '', folder
+        stems = stems_of(name)
+        if not role and 'mask' in stems:
+            role = 'mask'
+        elif not role and ('image' in stems or patterns.keys() == {'mask'}):
+            role = 'image'
+        if role in patterns and role not in stems or not role and len(patterns) == 2:
+            ignored[f'not like {patterns.get(role) or " or ".join(patterns.values())}'].append(name)
+            continue
+        stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
+        found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
     return found
 
 
@@ -1102,46 +1150,20 @@ def collect(config, root, files):
         sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
-    shared = shared_folder(files) if '' in sources else ''
-    patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
-    stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
-    found, ignored = {'image': [], 'mask': [], '': []}, defaultdict(list)
-    candidates = [(source, *file) for source, base in sources.items() for file in files_of(base, root, files)]
-    stems_of = lambda name: {role: stem for role, stem_of in stem_keys.items() if (stem := stem_of(name)) is not None}
-    held = defaultdict(set)                                            # img_0_json/ holds img.png and label.png
-    for _, _, place, name in candidates if len(patterns) == 2 else ():
-        held[place] |= stems.keys() if len(stems := stems_of(name)) == 1 else set()
-    place_of = lambda place, source: read_place(place[len(shared):].lstrip('/'), source)
-    tells = len(patterns) < 2 or any(place_of(place, source)[1] == 'mask' for source, _, place, _ in candidates)
-    for source, path, place, name in candidates:
-        stem, suffix = os.path.splitext(name)
-        split, role, kind, rest = place_of(place, source)
-        is_ones = len(held[place]) == 2 and re.search(r'\d', posixpath.basename(place))
-        if role and (is_ones or not tells):                            # the name of its folder says nothing
-            role, kind, rest = '', '', place
-        if not may_be_read(name):
-            ignored[f'*{suffix.lower()}' if suffix else name] += [name] * (not split_listed(name))     # told elsewhere
-            continue
-        stems = stems_of(name)
-        if not role and patterns:
-            role = 'mask' if 'mask' in stems else 'image' if 'image' in stems or 'image' not in patterns else ''
-        if role in patterns and role not in stems or not role and len(patterns) == 2:
-            ignored[f'not like {patterns.get(role) or " or ".join(patterns.values())}'].append(name)
-            continue
-        stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
-        found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
-    seen = {path for _, path, _, _ in candidates}
+    told = len(shared_folder(files)) if '' in sources else 0           # from here on folders tell something
+    candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role))
+                  for role, base in sources.items() for path, folder, name in files_of(base, root, files)]
+    ignored, seen = defaultdict(list), {path for path, *_ in candidates}       # ignored: {why: names of files}
     ignored['outside of images= and masks='] = [name for folder, name in files
                                                 if may_be_read(name) and os.path.join(folder, name) not in seen]
-    images, masks, loose = found.values()
-    if not images:                                                     # their folders have no telling names
-        images, masks = (loose, masks) if masks else tell_apart(loose)
-        loose = []
-    elif not masks:                                                    # all in one folder named Imgs
-        images, masks = tell_apart(images)
-    for file in loose:
+    images, masks, loose = by_role(candidates, config, root, ignored).values()
+    for file in loose if images else ():
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
+    if not masks:                                                      # all in one folder, perhaps named Imgs
+        images, masks = tell_apart(images or loose)
+    elif not images:                                                   # their folders have no telling names
+        images = loose
     pictures = {os.path.splitext(file.path)[0] for file in images if not file.path.endswith('.mat')}
     splits, wanted = {mask.split for mask in masks} - {''}, []
     for file in images:
@@ -1171,13 +1193,15 @@ def tell_apart(files):
     """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
     being the lossless twin of a photograph."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
-    says_mask = lambda file: bool(word.search(file.stem))
-    place = lambda file: (file.split, file.rest, file.stem)
-    times = Counter(map(place, files))
-    is_twin = lambda file: times[place(file)] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
-    roles = grouped(files, says_mask if any(map(says_mask, files)) else is_twin)
-    plain = lambda file: dataclasses.replace(file, kind='', rest=posixpath.join(file.kind, file.rest))
-    return [*map(plain, roles[False])], [*map(plain, roles[True])]     # folders of both tell nothing: img_0_json/
+    are_masks = [bool(word.search(file.stem)) for file in files]
+    if not any(are_masks):
+        times = Counter((file.split, file.rest, file.stem) for file in files)
+        are_masks = [times[file.split, file.rest, file.stem] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
+                     for file in files]
+    roles = {False: [], True: []}
+    for file, is_mask in zip(files, are_masks):                        # a folder of both tells nothing: img_0_json/
+        roles[is_mask].append(dataclasses.replace(file, kind='', rest=posixpath.join(file.kind, file.rest)))
+    return roles[False], roles[True]
 
 
 def existing_folder(path):
@@ -1197,19 +1221,20 @@ def name_patterns(image, masks):
     """How the stem of an image may become that of its mask, {stem} for what both share: {stem}_sat and {stem}_mask
     -> [(image pattern, mask pattern), ...], those with the fewest letters of their own first"""
     tokens, found = re.compile(r'[^\W\d_]+|\d+|\W|_').findall, set()
-    digits = max(re.findall(r'\d+', image) or [''], key=len)
+    digits = max(re.findall(r'\d+', image), key=len, default='')
+    of_image = tokens(image)
     for mask in [stem for stem in masks if digits in stem][:200] or masks[:200]:
-        first, second = [], []                                         # what is alike is {stem}, but a lone _ or -
-        for _, a, b, c, d in difflib.SequenceMatcher(None, tokens(image), tokens(mask), False).get_opcodes():
-            mine, other = ''.join(tokens(image)[a:b]), ''.join(tokens(mask)[c:d])
-            is_shared = mine == other and re.search(r'[^\W_]', mine)
+        of_mask, first, second = tokens(mask), [], []
+        for _, a, b, c, d in difflib.SequenceMatcher(None, of_image, of_mask, False).get_opcodes():
+            mine, other = ''.join(of_image[a:b]), ''.join(of_mask[c:d])
+            is_shared = mine == other and re.search(r'[^\W_]', mine)   # not a lone _ or -
             first.append('{stem}' if is_shared else mine)
             second.append('{stem}' if is_shared else other)
-        own = [set(re.findall(r'[^\W\d_]+', ' '.join(side).replace('{stem}', ' '))) for side in (first, second)]
-        if '{stem}' in first and not own[0] & own[1]:                  # x1_y2 is not y1_x2
+        words, others = (set(re.findall(r'[^\W\d_]+', ' '.join(parts).replace('{stem}', ' ')))
+                         for parts in (first, second))
+        if '{stem}' in first and not words & others:                   # x1_y2 is not y1_x2
             found.add((''.join(first), ''.join(second)))
-    own_letters = lambda patterns: sum(len(pattern.replace('{stem}', '')) for pattern in patterns)
-    return sorted(found, key=lambda patterns: (own_letters(patterns), patterns))
+    return sorted(found, key=lambda patterns: (len(' '.join(patterns).replace('{stem}', '')), patterns))
 
 
 def stem_rules(images, masks):
@@ -1219,8 +1244,12 @@ def stem_rules(images, masks):
     for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
-    number = lambda stem, at=-1: str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
-    first, last = ([number(image.stem, at) for image in images] for at in (0, -1))
+
+    def number(stem, at=-1):
+        return str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
+
+    first = [number(image.stem, 0) for image in images]
+    last = [number(image.stem) for image in images]
     if first != last and sorted(first) == sorted(number(mask.stem) for mask in masks):
         return                                                         # frame_0_t3: is its mask 0 or 3?
     yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
@@ -1246,14 +1275,15 @@ def match_pairs(images, masks):
         return grouped(files, lambda file: (file.split if both_split else '', file.rest if with_rest else '',
                                             stem_key(file.stem.casefold())))
 
-    best, rules = None, ((*rule, with_rest) for rule in stem_rules(images, masks) for with_rest in (True, False))
-    for rule, image_key, mask_key, with_rest in rules:
+    best, most = None, -math.inf
+    rules = ((*rule, with_rest) for rule in stem_rules(images, masks) for with_rest in (True, False))
+    for rule, image_key, mask_key, with_rest in rules:                 # drawn one by one: later ones take time
         of_image, of_mask = keyed(images, image_key, with_rest), keyed(masks, mask_key, with_rest)
         common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
         clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
         pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
-        if best is None or len(pairs) - len(clashes) > len(best[0]) - len(best[2]):
-            best = pairs, rule, clashes
+        if len(pairs) - len(clashes) > most:
+            best, most = (pairs, rule, clashes), len(pairs) - len(clashes)
         if len(pairs) == len(images) == len(masks) and not clashes:
             break
     pairs, rule, clashes = best
@@ -1325,7 +1355,7 @@ def shorten(lines, most=10):
     lines = list(lines)
     more = More(f'... and {len(lines) - most} more')
     more.hidden = lines[most:]
-    return [*lines[:most], *[more] * bool(more.hidden)]
+    return [*lines[:most], more] if more.hidden else lines
 
 
 def find_pairs(config):
@@ -1355,29 +1385,35 @@ def doubts(pairs, splits, config):
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for image, split in zip(images, splits)):
         notes.append('no image is named for training: all of them were split afresh')
     mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
-    notes += [f'{count} images have one and the same mask: {mask}'] * (count > 1)
+    if count > 1:
+        notes.append(f'{count} images have one and the same mask: {mask}')
     unnamed = [image.path for image in images if not image.split]
-    if unnamed and (named := {image.split for image in images} - {''}):
+    named = {image.split for image in images} - {''}
+    if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
     notes += find_leaks([image.path for image in images], splits)
     if config['group_pattern']:
-        sides = grouped(zip(images, splits), lambda item: group_of(item[0], config['group_pattern']))
-        torn = [group for group, items in sides.items() if len({split for _, split in items}) > 1]
-        notes += [f'group_pattern: the folders have {len(torn)} of {len(sides)} groups on both sides'] * bool(torn)
+        sides = defaultdict(set)                                       # {group: its splits}
+        for image, split in zip(images, splits):
+            sides[group_of(image, config['group_pattern'])].add(split)
+        if torn := sum(len(found) > 1 for found in sides.values()):
+            notes.append(f'group_pattern: the folders have {torn} of {len(sides)} groups on both sides')
     return notes
 
 
 def find_leaks(paths, splits):
     """A note on images of validation or test that are trained on too: links or copies under the same name."""
-    leaks = []
-    with contextlib.suppress(OSError):                                 # an unreadable one is told by who reads it
+    with contextlib.suppress(OSError):                                 # told by who reads the files
         marks = [(os.path.basename(path), os.path.getsize(path)) for path in paths]
         trained = {mark: path for mark, path, split in zip(marks, paths, splits) if split == 0}
         twins = {path: trained[mark] for mark, path, split in zip(marks, paths, splits) if split and mark in trained}
         leaks = [path for path in [*twins][:100] if filecmp.cmp(path, twins[path], shallow=False)]
-    return [f'{len(leaks)}{" or more" * (len(twins) > 100)} images of validation or test, such as {path}, are trained '
-            f'on too, as {twins[path]}: their scores flatter' for path in leaks[:1]]
+        if leaks:
+            count = f'{len(leaks)} or more' if len(twins) > 100 else len(leaks)
+            return [f'{count} images of validation or test, such as {leaks[0]}, are trained on too, as '
+                    f'{twins[leaks[0]]}: their scores flatter']
+    return []
 
 
 def split_listed(name):
@@ -1395,41 +1431,49 @@ def tail_of(path, parts):
 def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or all but
     those for training, or from the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
-    is_split, paths = any(image.split for image, _ in pairs), [image.path for image, _ in pairs]
-    parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
-    stems = [tail_of(path, parts) for path in paths]                   # A/0 where B/0 is another image
-    words = (SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0]) for stem in stems)
-    words = [*itertools.takewhile(bool, words)]                        # as a rule the first tells nothing
-    ways = {'the first word of their names': dict(zip(stems, words))} if len(words) == len(stems) else {}
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
+    why = '*.txt, as folders tell the split'
+    if not any(image.split for image, _ in pairs):
+        paths = [image.path for image, _ in pairs]
+        parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
+        stems = [tail_of(path, parts) for path in paths]               # A/0 where B/0 is another image
+        for how, listed in ways_to_split(stems, lists, root, parts):
+            splits = splits_told(stems, listed)
+            if all(splits) and {'train'} < set(splits):
+                notes.append(f'the images are split by {how}')
+                return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
+        why = '*.txt, which do not list every image once'
+    notes += tell_ignored({why: [posixpath.join(*place) for place in lists]})
+    return pairs
+
+
+def ways_to_split(stems, lists, root, parts):
+    """The first word of the stems, and the text files of each folder -> [(what they are, {stem: split}), ...], the
+    likeliest first. A stem in the lists of two splits has None. `parts`: of a path, that make a stem."""
+    ways = {}
+    split_of = lambda stem: SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0])
+    if all(map(split_of, stems)):                                      # as a rule the first tells nothing
+        ways['the first word of their names'] = {stem: split_of(stem) for stem in stems}
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}
     for folder, name in lists:
-        if is_split or folder in halved and re.match('(?i)train[-_]?val', name):           # train.txt says it better
+        if folder in halved and re.match('(?i)train[-_]?val', name):   # train.txt says it better
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError):
             for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
                 for stem in {tail_of(word, parts) for word in (line.strip(), *line.split()[:1])}:
                     listed[stem] = split if listed.get(stem, split) == split else None
-    has_all = lambda way: ('train' not in way[1].values(), len(way[1]))            # VOC has lists of other tasks too
-    for how, listed in sorted(ways.items(), key=has_all) if not is_split else ():
-        splits = splits_told(stems, listed)
-        if all(splits) and {'train'} < set(splits):
-            notes.append(f'the images are split by {how}')
-            return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
-    why = '*.txt, as folders tell the split' if is_split else '*.txt, which do not list every image once'
-    notes += tell_ignored({why: ['/'.join(filter(None, place)) for place in lists]})
-    return pairs
+    return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has others too
 
 
 def splits_told(stems, listed):
-    """What {name: split} tells of each stem; of one that it lacks 'train', if it names none for that and no strangers.
-    Its names may lack what the stems have in common: 00000 stands for 00000_img."""
+    """The split of each stem by {name: split}; None where it tells none. A name may lack what all stems begin or end
+    with: 00000 stands for 00000_img. If no name is for training, and all of them are stems, the others are."""
     told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
-    has_val_alone = listed.keys() <= {*stems, ''} and not {'train', None} & {*listed.values()}
-    rest = 'train' if has_val_alone else None
-    return [listed.get(stem.removeprefix(before).removesuffix(after), rest) for stem in stems]
+    lists_no_training = listed.keys() <= {*stems, ''} and not {'train', None} & {*listed.values()}
+    others = 'train' if lists_no_training else None
+    return [listed.get(stem.removeprefix(before).removesuffix(after), others) for stem in stems]
 
 
 def paths_of(pairs):
@@ -1470,14 +1514,45 @@ def pair_files(config, root, files):
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
         raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(notes, 5)],
                         'images and masks do not pair')
-    skipped = f'skipped {len(images)} images and {len(masks)} masks without a partner'
-    return pairs, rule, notes + [skipped, *shorten(lonely, 3)] * bool(lonely)
+    if lonely:
+        notes += [f'skipped {len(images)} images and {len(masks)} masks without a partner', *shorten(lonely, 3)]
+    return pairs, rule, notes
 
 
 def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
-    files = [file for file in files if may_be_read(file[1])]
-    works, deadline = {}, time.monotonic() + seconds                   # {line: (its score, its pairs)}
+    works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
+    most = max((len(found) for _, found in works.values()), default=0)
+    plain = lambda line: ('skip_' in line, 'masks=' not in line, len(line))
+    lines = []                                                         # none whose pairs another line has too
+    for line in sorted(works, key=lambda line: (-len(works[line][1]), plain(line))):
+        found, share = works[line][1], 0.5 if 'masks=' in line else 0.75
+        if len(found) >= share * most and not any(found <= works[other][1] for other in lines):
+            lines.append(line)
+    best = max((works[line][0] for line in lines), default=None)
+    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines if works[line][0] == best]
+    if lines:
+        lines = ['type one of these, each tried on your files:', *lines[:6]]
+    return [*lines, 'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
+
+
+def flatness(path, config):
+    """The share of a file's pixels that have its 32 most frequent values: near 1 in masks, far below in photographs."""
+    with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
+        if math.prod(read_header(path, config)[:2]) > 2**24:           # not to be decoded for a guess
+            return 0.8                                                 # may be either
+    try:
+        codes = read_mask(path, config).ravel()
+    except DataError:                                                  # fractions, many bands
+        return 0
+    some = codes[::len(codes) // 2**18 + 1]
+    return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
+
+
+def settings_that_pair(config, root, files, seconds):
+    """Tries settings that may pair the files -> {line to type: ((how likely, whether all pair), {(image, mask), ...})}
+    of those that do."""
+    works, deadline = {}, time.monotonic() + seconds
     flat = functools.cache(lambda path: flatness(path, config))
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
@@ -1498,45 +1573,23 @@ def lines_that_pair(config, root, files, seconds=10.0):
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            works[line] = (score, skip == ''), {(image.path, mask.path) for image, mask in pairs}
-    most = max((len(found) for _, found in works.values()), default=0)
-    lines = []                                                         # none whose pairs another line has too
-    plain = lambda line: ('skip_' in line, 'masks=' not in line, len(line))
-    for line in sorted(works, key=lambda line: (-len(works[line][1]), plain(line))):
-        found, share = works[line][1], 2 if 'masks=' in line else 3
-        if 4 * len(found) >= share * most and not any(found <= works[other][1] for other in lines):
-            lines.append(line)
-    best = max((works[line][0] for line in lines), default=None)
-    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines if works[line][0] == best]
-    return [*['type one of these, each tried on your files:'][:len(lines)], *lines[:6],
-            'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
-
-
-def flatness(path, config):
-    """The share of a file's pixels that have its 32 most frequent values: near 1 in masks, far below in photographs."""
-    with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
-        if math.prod(read_header(path, config)[:2]) > 2**24:           # not to be decoded for a guess
-            return 0.8                                                 # may be either
-    try:
-        codes = read_mask(path, config).ravel()
-    except DataError:                                                  # fractions, many bands
-        return 0
-    some = codes[::len(codes) // 2**18 + 1]
-    return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
+            works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
+    return works
 
 
 def likelihood(image, mask, flat):
     """How much two paths sound, by the words that only one of them has, and their files look like image and mask."""
     shared = len(os.path.commonpath([image, mask]))
-    words = [{word for part in Path(path[shared:]).parts for word in folder_words(part)} for path in (image, mask)]
-    words[1] -= IMAGE_WORDS if words[1] & MASK_WORDS else set()        # gt_images are masks
-    own, fits = (words[0] - words[1], words[1] - words[0]), 0
-    for said, meant, wrong in zip(own, (IMAGE_WORDS, MASK_WORDS), (MASK_WORDS, IMAGE_WORDS)):
+    of_image, of_mask = ({word for part in Path(path[shared:]).parts for word in folder_words(part)}
+                         for path in (image, mask))
+    if of_mask & MASK_WORDS:                                           # gt_images are masks
+        of_mask -= IMAGE_WORDS
+    of_image, of_mask = of_image - of_mask, of_mask - of_image
+    fits = ('manual' in of_mask) + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)    # manual: beside the field of view
+    for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
-    splits = [{SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in own]
-    fits -= 6 * (all(splits) and splits[0] != splits[1])
-    fits += 'manual' in own[1]                                         # beside a mask of the field of view
-    return fits + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)
+    splits, others = ({SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in (of_image, of_mask))
+    return fits - 6 if splits and others and splits != others else fits
 
 
 def folder_shapes(files, shared):
@@ -1550,12 +1603,13 @@ def folder_shapes(files, shared):
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
         above = ['*' if siblings['/'.join(names[:at])] > 2 else star for at, star in enumerate(stars)]
-        for end in range(depth + 1, len(names) + 1):                   # one of them may be told by its own name
-            told = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]
-            told += [stars[:end], (*above[:end - 1], names[end - 1])]
-            weight.update({'/'.join(shape): number for shape in told})
-    plainest, usual = {}, [shape for shape, _ in weight.most_common(60)]           # of those of the same folders
+        for end in range(depth + 1, len(names) + 1):                   # of each folder on the way down
+            shapes = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]       # one by its own name
+            shapes += [stars[:end], (*above[:end - 1], names[end - 1])]
+            weight.update({'/'.join(shape): number for shape in shapes})
+    usual = [shape for shape, _ in weight.most_common(60)]
     stars_last = lambda shape: (shape.count('/'), '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
+    plainest = {}                                                      # {folders: the plainest shape for them}
     for shape in sorted(usual, key=stars_last):
         plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
     shapes = sorted(plainest.items(), key=lambda item: -weight[item[1]])
@@ -1568,15 +1622,16 @@ def folder_answers(files):
     shapes, everywhere = folder_shapes(files, shared)
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     for image, mask in itertools.permutations([*shapes][:24], 2):
+        if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' or shapes[image] & shapes[mask]:
+            continue
+        first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
         parts = zip(image.split('/')[::-1], mask.split('/')[::-1])
-        numbers = zip(*(re.findall(r'\d+', side) for side in (image, mask)))
+        numbers = zip(re.findall(r'\d+', image), re.findall(r'\d+', mask))
         twins = {twin for a, b in (*parts, *numbers) if '*' not in (a, b)
                  for twin in (image.replace(a, b), mask.replace(b, a))}
-        is_other = bool(twins & (everywhere | shapes.keys()) - {image, mask})    # masks/frog are not of images/worm
-        first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
-        is_other |= first == second != '' or role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image'
-        if not is_other and not shapes[image] & shapes[mask]:
-            yield {'images': image, 'masks': mask}
+        if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
+            continue                                                   # masks/frog are not of images/worm
+        yield {'images': image, 'masks': mask}
 
 
 def pattern_answers(files):
@@ -1585,11 +1640,12 @@ def pattern_answers(files):
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
-    seen = Counter()
-    for image in dict.fromkeys([*images[:1], *images[len(images) // 2:][:1], *images[-1:]]):
+    examples = dict.fromkeys(images[at] for at in (0, len(images) // 2, -1)) if images else ()
+    by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
+    for image in examples:
         stem, suffix = os.path.splitext(image)
-        for kind, others in grouped(map(os.path.splitext, sorted(names)), lambda parts: parts[1]).items():
-            for first, second in name_patterns(stem, [other for other, _ in others if other + kind != image]):
+        for kind, others in by_suffix.items():
+            for first, second in name_patterns(stem, [os.path.splitext(name)[0] for name in others if name != image]):
                 if first.count('{stem}') == second.count('{stem}') == 1:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
