@@ -1015,11 +1015,9 @@ def folder_words(name):
 
 @functools.cache
 def read_place(folder, role=''):
-    """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it does not.
-
+    """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it says nothing.
     split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder names
-    that gave the role; rest: what is left, a subfolder per city, per patient, per image.
-    """
+    that gave the role; rest: what is left, a subfolder per city, per patient, per image."""
     split, kind, rest = '', [], []
     for part in Path(folder).parts:
         words = folder_words(part)
@@ -1086,9 +1084,7 @@ def matcher(base):
 
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what * stands for and the folders below it, name)].
-
-    base may hold *, is relative to root, or leads out of it; `files` are those below root.
-    """
+    base may hold *, is relative to root, or leads out of it; `files` are those below root."""
     base = os.path.normpath(base).replace(os.sep, '/')
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
@@ -1104,11 +1100,8 @@ def files_of(base, root, files):
 
 def by_role(candidates, config, root, ignored):
     """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
-    `ignored` takes the others. Folders tell the role, else the patterns.
-
-    Two patterns alone tell it where no folder is named after masks, and in a folder for one image: img_0_json/ holds
-    img.png and label.png.
-    """
+    `ignored` takes the others. Folders tell the role, else the patterns. Two patterns alone tell it where no folder is
+    named after masks, and in a folder for one image: img_0_json/ holds img.png and label.png."""
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
 
@@ -1244,10 +1237,7 @@ def stem_rules(images, masks):
     for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
-
-    def number(stem, at=-1):
-        return str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
-
+    number = lambda stem, at=-1: str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
     first = [number(image.stem, 0) for image in images]
     last = [number(image.stem) for image in images]
     if first != last and sorted(first) == sorted(number(mask.stem) for mask in masks):
@@ -1264,10 +1254,8 @@ def grouped(items, key):
 
 
 def match_pairs(images, masks):
-    """The first rule that pairs every image with one mask wins, else the one that comes nearest.
-
-    -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)
-    """
+    """The first rule that pairs every image with one mask wins, else the one that comes nearest
+    -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)."""
     both_split = any(file.split for file in images) and any(file.split for file in masks)     # train/ on one side only
 
     def keyed(files, stem_key, with_rest):
@@ -1533,7 +1521,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
     lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines if works[line][0] == best]
     if lines:
         lines = ['type one of these, each tried on your files:', *lines[:6]]
-    return [*lines, 'a list file (data=list.csv, with the columns image,mask) tells how any other files belong together']
+    lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
+    return lines
 
 
 def flatness(path, config):
@@ -1953,11 +1942,8 @@ def read_array(path, config, as_mask=False):
 
 def read_image(path, config):
     """An image file -> (H, W, in_channels): uint8 stays (0..1 where image_dtype is float32), uint16 is divided by
-    65535, all else float32 as is.
-
-    Raises DataError naming the file if it cannot be decoded, holds NaN, is too deep for image_dtype=uint8, or has
-    another number of channels.
-    """
+    65535, all else float32 as is. Raises DataError naming the file if it cannot be decoded, holds NaN, is too deep for
+    image_dtype=uint8, or has another number of channels."""
     return convert_pixels(read_array(path, config), path, config)
 
 
@@ -2145,9 +2131,7 @@ def as_grey(code):
 
 def find_coding(values, palette, config, counts_up=False, lossy=False):
     """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
-
-    `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG.
-    """
+    `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):
         words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
@@ -2622,9 +2606,7 @@ def class_names(config, num_classes):
 
 def draw_demo(number, size=160):
     """Pebbles of many sizes on noisy, unevenly lit gravel -> (image (H, W, 3), mask (H, W)), both uint8.
-
-    Pebbles are as often darker as lighter than the ground, so that no threshold on a colour finds them.
-    """
+    Pebbles are as often darker as lighter than the ground, so that no threshold on a colour finds them."""
     draw = np.random.default_rng(number)
     y, x = np.mgrid[:size, :size].astype(np.float32)
 
@@ -2708,11 +2690,9 @@ IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transfo
 
 
 def load_augmentation(path, shape, dtype):
-    """A pipeline saved with A.to_dict as JSON or YAML, tried on an image of this shape (H, W, C) and dtype.
-
-    Only transforms of albumentations itself can be named. Those of IN_THE_MODEL are left out, the mask is filled with
-    the ignored value. Raises ConfigError for what is no pipeline, or fails on such an image.
-    """
+    """A pipeline saved with A.to_dict as JSON or YAML, tried on an image of this shape (H, W, C) and dtype. Only
+    transforms of albumentations itself can be named. Those of IN_THE_MODEL are left out, the mask is filled with the
+    ignored value. Raises ConfigError for what is no pipeline, or fails on such an image."""
     try:
         text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # as yaml.dump has them
         pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
@@ -2918,10 +2898,8 @@ def collate(samples):
 
 
 def split_evenly(items, most):
-    """Pieces of nearly equal length, at most `most` long, but never a single leftover where `most` allows two.
-
-    BatchNorm refuses a batch of one image at 1x1, so a leftover of one joins its neighbour.
-    """
+    """Pieces of nearly equal length, at most `most` long, but never a single leftover where `most` allows two:
+    BatchNorm refuses a batch of one image at 1x1, so a leftover of one joins its neighbour."""
     count = max(1, math.ceil(len(items) / most))
     if count > 1 and most > 1 and len(items) // count == 1:
         count = len(items) // 2
@@ -2929,12 +2907,9 @@ def split_evenly(items, most):
 
 
 class WindowSampler(torch.utils.data.Sampler):
-    """Batches of (epoch, index) for one rank, window by window.
-
-    A window is what one optimizer step sees: effective_batch images over all ranks, drawn in a seeded order. A last
-    one of less than half of that (rounded down) joins the one before.
-    Each rank takes its share of a window in micro-batches of at most batch_size.
-    """
+    """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
+    effective_batch images over all ranks, drawn in a seeded order. A last one of less than half of that (rounded down)
+    joins the one before. Each rank takes its share of a window in micro-batches of at most batch_size."""
 
     def __init__(self, num_images, config, rank=0, world_size=1):
         self.num_images, self.seed = num_images, config['seed']
