@@ -1325,8 +1325,8 @@ def read_list(path):
                 for name in (image, mask)]
         problems += [f'{path}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
         pairs.append(pair)
-    twice = Counter(os.path.realpath(image.path) for image, _ in pairs if not problems)
-    problems += [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
+    twice = Counter(os.path.realpath(image.path) for image, _ in pairs)
+    problems = problems or [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
@@ -1382,11 +1382,10 @@ def doubts(pairs, splits, config):
                      f'{"trained on" if "val" in named else "split by chance"}')
     notes += find_leaks([image.path for image in images], splits)
     if config['group_pattern']:
-        sides = defaultdict(set)                                       # {group: its splits}
-        for image, split in zip(images, splits):
-            sides[group_of(image, config['group_pattern'])].add(split)
-        if torn := sum(len(found) > 1 for found in sides.values()):
-            notes.append(f'group_pattern: the folders have {torn} of {len(sides)} groups on both sides')
+        sides = {(group_of(image, config['group_pattern']), split) for image, split in zip(images, splits)}
+        count = Counter(group for group, _ in sides)
+        if torn := sum(number > 1 for number in count.values()):
+            notes.append(f'group_pattern: the folders have {torn} of {len(count)} groups on both sides')
     return notes
 
 
@@ -1511,9 +1510,9 @@ def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
     most = max((len(found) for _, found in works.values()), default=0)
-    plain = lambda line: ('skip_' in line, 'masks=' not in line, len(line))
+    plainest = lambda line: (-len(works[line][1]), 'skip_' in line, 'masks=' not in line, len(line))
     lines = []                                                         # none whose pairs another line has too
-    for line in sorted(works, key=lambda line: (-len(works[line][1]), plain(line))):
+    for line in sorted(works, key=plainest):
         found, share = works[line][1], 0.5 if 'masks=' in line else 0.75
         if len(found) >= share * most and not any(found <= works[other][1] for other in lines):
             lines.append(line)
@@ -1897,8 +1896,9 @@ def read_mat(path, config, as_mask):
     if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
-        raise ValueError(f'holds {len(arrays)} matrices; expected one' + ': ' * bool(arrays)
-                         + ', '.join(name for name, _ in arrays[:6]) + '; save the wanted one as .npy' * bool(arrays))
+        names = ', '.join(name for name, _ in arrays[:6])
+        raise ValueError(f'holds {len(arrays)} matrices; expected one'
+                         + (f': {names}; save the wanted one as .npy' if arrays else ''))
     check_pixels(path, arrays[0][1].shape[:3], config)
     return arrays[0][1]
 
@@ -1936,7 +1936,7 @@ def read_array(path, config, as_mask=False):
             raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
         return array
     except UNREADABLE as error:
-        advice = '; pip install imagecodecs' * ("'imagecodecs'" in str(error))
+        advice = '; pip install imagecodecs' if "'imagecodecs'" in str(error) else ''
         raise DataError(f'{path}: cannot be read: {in_words(error).replace(str(path), "it")}{advice}') from None
 
 
@@ -1968,7 +1968,7 @@ def convert_pixels(array, path, config):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
-        advice = f'; type in_channels={found}' * (config['mean'] == 'auto')     # a trained network has its channels
+        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else ''      # a trained network has its channels
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
     if array.dtype == np.uint8:                                        # 0..1 beside deeper images
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
@@ -2055,7 +2055,7 @@ def read_mask(path, config):
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
         names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
-        levels = [127 * name.lower().endswith(JPEG_SUFFIXES) for name in names]    # JPEG makes noise around black
+        levels = [127 if name.lower().endswith(JPEG_SUFFIXES) else 0 for name in names]        # noise around black
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]
         if len({part.shape for part in parts}) != 1:
@@ -2137,7 +2137,7 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
         words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
         usual = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         ignored = -1 if ignore is None or ignore not in values or usual else ignore
-        words += ' are foreground' + f'; {ignored} is ignored' * (ignored != -1)
+        words += ' are foreground' if ignored == -1 else f' are foreground; {ignored} is ignored'
         return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
     grey_only, counts = max(values) < COLOUR, {code: pixels for code, (pixels, _) in values.items()}
     if wish is None:
@@ -2291,7 +2291,7 @@ def explain_values(values, raw, plain, special, lossy):
     if plain[:1] in ([0], [COLOUR]) or many:
         place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
-                            'mask_values=nonzero' + ' ignore_index=None' * (255 in special and len(values) > 2))
+                            'mask_values=nonzero' + (' ignore_index=None' if 255 in special and len(values) > 2 else ''))
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
@@ -2337,7 +2337,7 @@ def read_header(path, config):
         with open_pillow(path, config) as picture:
             turned = orientation(picture)
             size = (picture.height, picture.width) if turned < 5 else (picture.width, picture.height)
-            return *size, pillow_mode(picture) + TURNED.format(turned) * (turned != 1)
+            return *size, pillow_mode(picture) + (TURNED.format(turned) if turned != 1 else '')
     if dtype.kind not in 'biuf' or not height or not width:
         raise ValueError(f'holds {height} x {width} {dtype}; expected numbers')
     return height, width, f'{dtype} x {channels}'
@@ -2386,7 +2386,7 @@ def mask_header(path, codes):
     """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes, its orientation)."""
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
         colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
-        kind = picture.mode + ' JPEG' * (picture.format == 'JPEG')
+        kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
         return kind, [colours[code] for code in codes if code in colours], orientation(picture)
     return os.path.splitext(path)[1].lower() or 'folder', [], 1
 
@@ -2440,8 +2440,10 @@ def scan(pairs, config, decode=False):
     with contextlib.suppress(OSError):
         if any(cache.get(key) != entry for key, entry in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
-    if problems and not (config['skip_broken'] and len(problems) < len(found)):
-        raise DataError([*shorten(problems), *['skip_broken=True leaves them out'] * (len(problems) < len(found))],
+    is_any_sound = len(problems) < len(found)
+    if problems and not (config['skip_broken'] and is_any_sound):
+        advice = ['skip_broken=True leaves them out'] if is_any_sound else []
+        raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, _, problem in found])
     notes = pairs.notes + shorten(f'left out: {problem}' for problem in problems)
@@ -2495,7 +2497,7 @@ def inspect_data(config, decode=False):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
-                     + ', another seed or val_fraction draws other images' * pairs.is_drawn)
+                     + (', another seed or val_fraction draws other images' if pairs.is_drawn else ''))
     falling = falls([images for code, (_, images) in sorted(values.items()) if 0 < code < 255])
     few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
@@ -2789,7 +2791,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_resized and is_training:
             cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
                    A.RandomCrop(self.height, self.width)]
-            self.augmentation = A.Compose(cut + [self.augmentation] * bool(self.augmentation))
+            self.augmentation = A.Compose([*cut, self.augmentation] if self.augmentation else cut)
         self.kept = {}                                                 # validation samples, as they are read
         self.cache = None                                              # resized images, masks, which of them were read
         if is_training and self.is_resized and config['cache_images'] is True:
@@ -2953,7 +2955,8 @@ def start_worker(_):
     cv2.setNumThreads(0)
     with contextlib.suppress(AttributeError, OSError):
         os.setpgid(0, 0)                                               # torchrun signals whole process groups
-    for name in ['SIGINT', *['SIGTERM', 'SIGUSR1'] * (world().size > 1)]:      # the parent decides; SLURM's reach all
+    names = ['SIGINT', 'SIGTERM', 'SIGUSR1'] if world().size > 1 else ['SIGINT']       # SLURM sends its own to all
+    for name in names:                                                 # the parent decides
         signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
 
 
