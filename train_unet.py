@@ -1034,8 +1034,7 @@ def read_place(folder, role=''):
 
 
 def stem_in(pattern, between=''):
-    """A function of a name -> what {stem} stands for in this pattern, cases ignored; None for other names. Where it
-    stands several times, `between` keeps the parts apart."""
+    """A function of a name -> its {stem} in this pattern, or None. Where {stem} stands twice `between` joins both."""
     regex = re.compile('(.*)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
 
     def stem_of(name):
@@ -1183,8 +1182,7 @@ def shared_folder(files):
 
 
 def tell_apart(files):
-    """Files in folders whose names say nothing -> (images, masks): masks by a word in their own name, or by
-    being the lossless twin of a photograph."""
+    """Files whose folders tell no role -> (images, masks): by a word in the name, else as lossless twins of photos."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
     are_masks = [bool(word.search(file.stem)) for file in files]
     if not any(are_masks):
@@ -1325,8 +1323,9 @@ def read_list(path):
                 for name in (image, mask)]
         problems += [f'{path}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
         pairs.append(pair)
-    twice = Counter(os.path.realpath(image.path) for image, _ in pairs)
-    problems = problems or [f'{path}: {image} is listed {count} times' for image, count in twice.items() if count > 1]
+    if not problems:                                                   # realpath raises for names with a NUL
+        times = Counter(os.path.realpath(image.path) for image, _ in pairs)
+        problems = [f'{path}: {image} is listed {count} times' for image, count in times.items() if count > 1]
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
@@ -1347,8 +1346,7 @@ def shorten(lines, most=10):
 
 
 def find_pairs(config):
-    """All pairs of a data set, split into train, val and test. DataError names every file that has none, and the
-    lines that would pair them."""
+    """All pairs of a data set and their splits. DataError names each file without a partner, and lines that pair."""
     root = Path(os.path.expanduser(config['data']))                    # Path's own raises for ~nobody
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
@@ -1538,8 +1536,7 @@ def flatness(path, config):
 
 
 def settings_that_pair(config, root, files, seconds):
-    """Tries settings that may pair the files -> {line to type: ((how likely, whether all pair), {(image, mask), ...})}
-    of those that do."""
+    """{line to type: ((how likely it is, whether no file is left over), {(image, mask), ...})}, of those that work."""
     works, deadline = {}, time.monotonic() + seconds
     flat = functools.cache(lambda path: flatness(path, config))
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
@@ -1623,8 +1620,7 @@ def folder_answers(files):
 
 
 def pattern_answers(files):
-    """mask_pattern, alone and with image_pattern, after what some names have in common with others; where a folder
-    for each image holds img.png and label.png, {stem} stands for nothing."""
+    """mask_pattern with or without image_pattern, by what names share, or for img.png and label.png in all folders."""
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
@@ -1689,6 +1685,8 @@ ROTATED = 'carries a rotation (EXIF orientation), which is applied to 8-bit imag
 # What Pillow may open: no formats that are programs (PostScript would be run by Ghostscript).
 PILLOW_FORMATS = ('PNG', 'JPEG', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
 
+WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows where their layout allows it
+
 
 def check_pixels(path, shape, config):
     """Refuse an image of shape (H, W[, bands]) that would explode in memory."""
@@ -1746,9 +1744,9 @@ def mask_pixels(picture):
 
 
 def palette_meaning(picture):
-    """The mode in which a palette mask means something: 'P', by its numbers, but for what numbers its colours as they
-    occur: 'L' a GIF of greys, or black and white with no other colour near them in the palette; 'RGB' where black is
-    not number 0 and no number is left out. (A palette of classes may end in black, for what is ignored.)"""
+    """How a palette mask is meant -> a mode to convert it to: 'P' where its numbers count, as in most. Colours count in
+    a GIF of greys ('L'), in black and white with nothing near them in the palette ('L'), and where black is not number
+    0 and no number is left out ('RGB'). A palette of classes may end in black, for what is ignored."""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
     shown, last = set(used.values()), max(used, default=0)
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
@@ -1968,7 +1966,7 @@ def convert_pixels(array, path, config):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
-        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else ''      # a trained network has its channels
+        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else ''     # a trained network has its own
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
     if array.dtype == np.uint8:                                        # 0..1 beside deeper images
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
@@ -2027,12 +2025,8 @@ class TiffRows:
         return block
 
 
-WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows where their layout allows it
-
-
 def refuse_other_scale(image, name, config):
-    """Raise DataError for a deep image (H, W, C) of which most is a hundred standard deviations from what the network
-    was trained on: its pixels are of another scale. A rim of no data is none."""
+    """DataError for a deep image (H, W, C) that is mostly a hundred deviations from what the network was trained on."""
     if config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std']):
         some = image[::max(1, image.shape[0] // 256), ::max(1, image.shape[1] // 256)]
         if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
@@ -2157,8 +2151,7 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
 
 
 def coding_from_table(wish, values, ignore, lossy):
-    """The user's mask_values. Values not named are noise around those that are, background, or errors where class 0 is
-    named."""
+    """The user's mask_values -> Coding. Other values are noise around them, background, or errors if 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
@@ -2290,8 +2283,9 @@ def explain_values(values, raw, plain, special, lossy):
         lines.append('(255 after a colon means ignored; reorder as you like)')
     if plain[:1] in ([0], [COLOUR]) or many:
         place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
+        also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 else ''
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
-                            'mask_values=nonzero' + (' ignore_index=None' if 255 in special and len(values) > 2 else ''))
+                            f'mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
@@ -2305,6 +2299,9 @@ def explain_values(values, raw, plain, special, lossy):
 
 # ===== data: looking at all of it once ================================================
 
+TURNED = ' (turned upright, EXIF {})'
+ONE_LARGE = threading.Lock()       # of the threads only one at a time decodes a mask of many pixels
+
 
 @dataclasses.dataclass
 class Data:
@@ -2317,9 +2314,6 @@ class Data:
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
     notes: list
-
-
-TURNED = ' (turned upright, EXIF {})'
 
 
 def read_header(path, config):
@@ -2343,14 +2337,11 @@ def read_header(path, config):
     return height, width, f'{dtype} x {channels}'
 
 
-ONE_LARGE = threading.Lock()
-
-
 def scan_pair(image, mask, config):
     """Header of the image, every pixel of the mask -> a record for JSON. DataError if one is unusable."""
     try:
         height, width, mode = read_header(image, config)
-        with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():    # not one in each thread
+        with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
@@ -2409,8 +2400,7 @@ def cache_file(config):
 
 
 def scan(pairs, config, decode=False):
-    """(the sound pairs, their records): read in parallel, cached by size and time; `decode` also decodes the images.
-    DataError names bad ones."""
+    """(the sound pairs, their records), read in parallel, cached. DataError names bad files. `decode`: images too."""
     path, cache = cache_file(config), {}
     with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: what is no table
         cache = dict(json.loads(path.read_text(encoding='utf-8')))
@@ -2521,8 +2511,7 @@ def line_that_inverts(coding, meaning, kinds):
 
 
 def falls(counts):
-    """Whether of five or more values each higher one is in no more masks, the last in half of them, as ids of objects
-    are: every mask begins anew with 1."""
+    """Whether higher values are in ever fewer masks, as ids of objects are: every mask begins anew with 1."""
     return len(counts) > 4 and all(a >= b for a, b in itertools.pairwise(counts)) and counts[-1] < counts[0] / 2
 
 
@@ -2605,10 +2594,11 @@ def class_names(config, num_classes):
 
 # ===== data: the built-in demo set ====================================================
 
+DEMO_FOLDER = Path('runs') / 'demo_data'
+
 
 def draw_demo(number, size=160):
-    """Pebbles of many sizes on noisy, unevenly lit gravel -> (image (H, W, 3), mask (H, W)), both uint8.
-    Pebbles are as often darker as lighter than the ground, so that no threshold on a colour finds them."""
+    """Pebbles on gravel, as often darker as lighter: no threshold finds them -> (image (H, W, 3), mask (H, W))."""
     draw = np.random.default_rng(number)
     y, x = np.mgrid[:size, :size].astype(np.float32)
 
@@ -2639,9 +2629,6 @@ def draw_demo(number, size=160):
     return np.clip(image, 0, 255).astype(np.uint8), mask
 
 
-DEMO_FOLDER = Path('runs') / 'demo_data'
-
-
 def write_demo(folder, seed=0, num_train=240, num_val=60):
     """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
     done, count = folder.with_name(f'.{folder.name}_is_complete'), num_train + num_val
@@ -2659,14 +2646,15 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 
 # ===== data: augmenting and loading ===================================================
 
+IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
+WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
+
 
 def build_augmentation(config):
-    """The albumentations pipeline of one training sample, after resizing or cropping. None: nothing to do.
-
-    Strangeness slows learning and prevents learning by heart: by default an image that is seen up to 25 times is only
-    mirrored, one seen 32 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2.
-    Raises ConfigError for a file that is no saved pipeline.
-    """
+    """The albumentations pipeline of one training sample, after resizing or cropping; None: nothing to do.
+    Strangeness slows learning and prevents learning by heart. By default an image seen up to 25 times is only mirrored,
+    one seen 32 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2. Raises
+    ConfigError for a file that is no saved pipeline."""
     wish, dtype = config['augment'], config['image_dtype']
     if wish == 'none':
         return None
@@ -2686,9 +2674,6 @@ def build_augmentation(config):
         colours = [A.RandomBrightnessContrast(0.2, 0.2, p=chance)]
     colours = colours if dtype == 'uint8' else []                      # other depths have no known range to jitter in
     return A.Compose([A.HorizontalFlip(p=0.5), *shapes, *colours])
-
-
-IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
 
 
 def load_augmentation(path, shape, dtype):
@@ -2774,10 +2759,8 @@ def shared_zeros(shape, dtype=np.uint8):
 
 class SegmentationDataset(torch.utils.data.Dataset):
     """Samples {'image': (C, H, W), 'mask': (H, W) uint8, 'index': row}; validation adds 'full_mask' at original size.
-
     Asked for (epoch, index), so that augmentation is a function of (seed, epoch, index): the same for any number of
-    workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.)
-    """
+    workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.)"""
 
     def __init__(self, data, split, config, is_training):
         self.pairs, self.coding, self.config = data.pairs, data.coding, config
@@ -2900,8 +2883,7 @@ def collate(samples):
 
 
 def split_evenly(items, most):
-    """Pieces of nearly equal length, at most `most` long, but never a single leftover where `most` allows two:
-    BatchNorm refuses a batch of one image at 1x1, so a leftover of one joins its neighbour."""
+    """Nearly equal pieces of at most `most` items. None of one item, which BatchNorm may refuse, unless `most` is 1."""
     count = max(1, math.ceil(len(items) / most))
     if count > 1 and most > 1 and len(items) // count == 1:
         count = len(items) // 2
@@ -2960,17 +2942,13 @@ def start_worker(_):
         signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
 
 
-WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
-
-
 def sample_bytes(config):
     """Bytes of an image and its mask at the size of the network."""
     return math.prod(config['image_size']) * (config['in_channels'] * np.dtype(config['image_dtype']).itemsize + 1)
 
 
 def batches_that_fit(batch):
-    """How many batches of so many bytes the workers can hold ready in shared memory: it has 64 MiB in a container,
-    unless that is given more."""
+    """How many batches of so many bytes fit into shared memory, which is 64 MiB in a container unless given more."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
