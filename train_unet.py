@@ -1040,7 +1040,6 @@ def stem_in(pattern, between=''):
     def stem_of(name):
         match = regex.fullmatch(name)
         return between.join(match.groups()) if match else None
-
     return stem_of
 
 
@@ -2456,9 +2455,7 @@ def inspect_data(config, decode=False):
             in_train[code] += pixels * (split == 0)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixtures(records, config)
-    plain = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
-    counts_up = len(plain) > 0.7 * len(masks) and len(set(plain)) > min(3, len(masks) - 1) > 1 and max(plain) > 3
-    counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)      # 16 bits
+    counts_up = count_up(masks) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     coding = find_coding(dict(values), has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
@@ -2499,6 +2496,12 @@ def inspect_data(config, decode=False):
         notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? If so {line}')
     return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
                 Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+
+
+def count_up(masks):
+    """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: the codes of each."""
+    highest = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
+    return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 
 def line_that_inverts(coding, meaning, kinds):
