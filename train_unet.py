@@ -430,7 +430,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     """
     config, sources, notes, problems, layers = {}, {}, [], [*found], [('default', base or CONFIG)]
     try:
-        layers += [(f"preset '{preset}'", load_preset(preset))] if preset is not None else []
+        if preset is not None:
+            layers.append((f"preset '{preset}'", load_preset(preset)))
     except ConfigError as error:
         problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
@@ -449,10 +450,12 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):       # else main tells of these names too
+        counted = lambda number, noun: f'{number} {noun}' if number == 1 else f'{number} {noun}s'
         given = [f'preset {str(preset)!r}'] if preset is not None else []
-        given += [f'{len(overrides)} override' + 's' * (len(overrides) > 1)] if overrides else []
-        title = f'{len(problems)} problem{"s" * (len(problems) > 1)} in the config'
-        raise ConfigError(problems, title + f' ({" + ".join(given)})' * bool(given))
+        if overrides:
+            given.append(counted(len(overrides), 'override'))
+        where = f' ({" + ".join(given)})' if given else ''
+        raise ConfigError(problems, f'{counted(len(problems), "problem")} in the config{where}')
     return config, sources, notes
 
 
@@ -466,7 +469,8 @@ def validate_config(config):
         value = list(value) if isinstance(value, tuple) else value
         value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
         if isinstance(value, str):                                     # unet is Unet
-            words = {word.lower(): word for word in (*CHOICES.get(key, ()), *['auto'] * ('auto' in kinds))}
+            words = {word.lower(): word for word in CHOICES.get(key, ())}
+            words |= {'auto': 'auto'} if 'auto' in kinds else {}
             value = value.lower() if key in ('device', 'encoder') else words.get(value.lower(), value)
         if type(value) is int and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
@@ -487,8 +491,9 @@ def check_names(config):
         return []
     encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm's may name their weights
     if encoder != 'auto':                                              # timm takes seconds, as smp's encoders do
-        older = [encoder] * (encoder.startswith('timm-') or timm.is_model(encoder[3:]))      # names nobody lists now
-        encoders = dict.fromkeys(older, {}) | smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
+        is_older = encoder.startswith('timm-') or timm.is_model(encoder[3:])   # names nobody lists now
+        encoders = smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
+        encoders = {encoder: {}} | encoders if is_older else encoders
     known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
              'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: one each
     typed = config | {'encoder': encoder, 'optimizer': config['optimizer'].lower()}
@@ -614,8 +619,8 @@ def find_fault(key, value):
         return f'must hold {LENGTHS.get(key, "at least one")} {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
-    return f'must be {"above" if key in ABOVE_ZERO else "at least"} {low} and at most {high:g}' + \
-        ', or None' * ('none' in kinds) + default
+    least, or_none = 'above' if key in ABOVE_ZERO else 'at least', ', or None' if 'none' in kinds else ''
+    return f'must be {least} {low} and at most {high:g}{or_none}{default}'
 
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
@@ -887,7 +892,8 @@ def resolve_precision(config, hardware, typed=()):
         dtype, reason = 'float32', 'use_amp=False'
         note = f'{asked} has no effect with use_amp=False' if wish != 'auto' else None
     elif wanted in units:
-        dtype, reason = wanted, f'{asked} and ' * (wish != 'auto') + f'{where} has native {wanted} units'
+        dtype, reason = wanted, f'{where} has native {wanted} units'
+        reason = reason if wish == 'auto' else f'{asked} and {reason}'
         if wish == 'float16' and 'bfloat16' in units:
             note = f'amp_dtype=float16: {where} has native bfloat16, which is as fast and cannot overflow'
     elif hardware.kind == 'cpu' and (use_amp is True or wish != 'auto'):
@@ -898,7 +904,7 @@ def resolve_precision(config, hardware, typed=()):
         reason = f'{where} has no ' + ('units that make mixed precision faster' if wish == 'auto' else f'{wish} units')
         if use_amp is True or wish != 'auto':
             note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
-    notes = [note] * bool(note) + warn_of_settings(config, hardware, dtype, typed)
+    notes = filter(None, [note, *warn_of_settings(config, hardware, dtype, typed)])
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
 
@@ -3015,20 +3021,8 @@ def settle(config, hardware, data, is_demo):
             config[key], why[key] = value, reason
 
     decide('num_classes', data.coding.num_classes, 'found in the masks')
-    wanted = config['num_classes']
-    class_names(config, wanted)                                        # as many as there are classes?
-    sizes, pads = np.array(list(data.sizes.elements())), config['size_policy'] == 'pad'
-    pixels, largest = np.median(sizes, axis=0), sizes.max(axis=0)
-    if pads:
-        usual, reason = [math.ceil(side / 32) * 32 for side in largest], 'the largest image, in steps of 32'
-    else:
-        scale = 1 if config['size_policy'] == 'crop' else min(1, limit / pixels.max())
-        usual = [min(limit, max(32, round(side * scale / 32) * 32)) for side in pixels]
-        reason = f'the usual image ({pixels[1]:.0f} x {pixels[0]:.0f}), at most {limit}, in steps of 32'
-    decide('image_size', usual, reason)
-    if pads and any(largest > config['image_size']):
-        raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
-                          f"image; type image_size={usual[0]}x{usual[1]} or size_policy=crop")
+    class_names(config, config['num_classes'])                         # as many as there are classes?
+    decide('image_size', *usual_size(config, data, limit))
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
     decide('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
@@ -3040,18 +3034,38 @@ def settle(config, hardware, data, is_demo):
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(least, round(steps * effective / count)))
     decide('num_epochs', epochs, 'enough for the demo' if is_demo else f'about {steps:,} steps, {least} to 200 epochs')
-    decide('loss', usual_loss(config), f'the usual one for {wanted} classes')
+    decide('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
-    size = count * sample_bytes(config)
-    size += int(len(data.pairs.rows('val')) * (size / count + 2 * pixels.prod()))    # masks at their own size
-    free = free_memory() / processes_here()
+    size, free = cached_bytes(config, data), free_memory() / processes_here()
     fits = config['size_policy'] == 'resize' and size < free / 4
     decide('num_workers', *usual_workers(config, hardware, fits))
     forks = sys.platform == 'linux' or config['num_workers'] == 0
     decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free')
     return config, why
+
+
+def usual_size(config, data, limit):
+    """The size of the network's images -> ([height, width], reason). ConfigError if a given one is too small to pad."""
+    sizes = np.array(list(data.sizes.elements()))                      # (images, 2)
+    if config['size_policy'] == 'pad':
+        largest = sizes.max(axis=0)
+        height, width = (math.ceil(side / 32) * 32 for side in largest)
+        if config['image_size'] != 'auto' and any(largest > config['image_size']):
+            raise ConfigError(f"image_size={config['image_size']} with size_policy='pad' is smaller than the largest "
+                              f"image; type image_size={height}x{width} or size_policy=crop")
+        return [height, width], 'the largest image, in steps of 32'
+    median = np.median(sizes, axis=0)
+    scale = 1 if config['size_policy'] == 'crop' else min(1, limit / median.max())
+    size = [min(limit, max(32, round(side * scale / 32) * 32)) for side in median]
+    return size, f'the usual image ({median[1]:.0f} x {median[0]:.0f}), at most {limit}, in steps of 32'
+
+
+def cached_bytes(config, data):
+    """Bytes of all images as they are kept in memory: those of validation with their masks at original size too."""
+    each, pixels = sample_bytes(config), np.median(list(data.sizes.elements()), axis=0).prod()
+    return len(data.pairs.rows('train')) * each + int(len(data.pairs.rows('val')) * (each + 2 * pixels))
 
 
 def usual_workers(config, hardware, fits):
@@ -3077,7 +3091,7 @@ def usual_rate(config):
         maker = getattr(torch.optim, find_optimizers()[name])
         return float(inspect.signature(maker).parameters['lr'].default), f'the default of torch.optim.{maker.__name__}'
     words += f'({effective} / 8), for an effective batch of {effective}'
-    return float(f'{min(rate, most):.2g}'), words + f'; {most} at most' * (rate > most)
+    return float(f'{min(rate, most):.2g}'), words if rate <= most else f'{words}; {most} at most'
 
 
 def usual_loss(config):
@@ -3167,8 +3181,8 @@ def build_network(config):
                                   encoder_weights=True if weights and is_timm else weights)
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
         advice = f'; encoder_weights={weights!r} may be out of reach: encoder_weights=None starts from scratch'
-        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {in_words(error)}'
-                          + advice * bool(weights)) from None
+        advice = advice if weights else ''
+        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {in_words(error)}{advice}') from None
 
 
 def ask_hub_once():
@@ -3239,8 +3253,9 @@ def try_one_size(model, height, width, other=''):
         images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
         logits = model.eval()(images)
         if logits.shape != wanted:
+            binary = ', one channel for the foreground' if classes == 2 else ''
             raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want logits '
-                              f'{wanted}' + ', one channel for the foreground' * (classes == 2))
+                              f'{wanted}{binary}')
     except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise UserError(TOO_LARGE, 'out of memory') from None
@@ -4450,7 +4465,7 @@ class Run:
                 raise Interrupted
             if not self.begun:                                         # torchrun ends the others
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-            again = ' (Ctrl-C: leave at once)' * (world().size == 1)
+            again = ' (Ctrl-C: leave at once)' if world().size == 1 else ''
             say(f'{signal.Signals(number).name}: finishing this step, then saving{again}', sys.stderr)
         for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
             self.after.callback(signal.signal, number, signal.signal(number, stop))
@@ -5430,8 +5445,9 @@ def tell_precision(precision, hardware, config):
     scaled = ', with gradient scaler' if precision.dtype == 'float16' else ''
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
-    is_idle = 'tf32' not in hardware.units and not works_on_cpu(precision.tf32, hardware)
-    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, ' (no effect: no TF32 here)' * is_idle)
+    has_effect = 'tf32' in hardware.units or works_on_cpu(precision.tf32, hardware)
+    effect = '' if has_effect else ' (no effect: no TF32 here)'
+    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, effect)
     config |= amp_settings(precision.dtype)
     warn(precision.warnings)
 
@@ -6072,24 +6088,30 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
     what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
     two = len(names) == 2                                              # told last: whoever reads it may have left
+    at_half = ', at threshold 0.50' if two and not other_data else ''
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
-          f'mean IoU of all classes {metrics["mean_iou"]:.4f}' + ', at threshold 0.50' * (two and not other_data))
+          f'mean IoU of all classes {metrics["mean_iou"]:.4f}{at_half}')
     if changed:
         print('with', *(as_typed(*item) for item in sorted(changed.items())))
-    wide = max(20, *(len(name) + 1 for name in names))
-    print(f'{"class":<{wide}}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
-    columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
-    for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
-        print(f'{name:<{wide}}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
+    print_classes(metrics, names)
     if two:
         how = 'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
         print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
     if values := [row['iou'] for row in images if not math.isnan(row['iou'])]:
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-        print(f'IoU per image{f" at threshold {level:.2f}" * two}: {shares}; {len(images) - len(values)} of '
-              f'{len(images)} images are not counted')
+        at_level = f' at threshold {level:.2f}' if two else ''
+        print(f'IoU per image{at_level}: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
     print(f'Empty masks: {EMPTY_RULE}\nWritten to {clean(folder)}: {", ".join(there)}')
     print('Next: ', command_line('predict', quoted(typed_run), 'YOUR_IMAGES -o masks'))
+
+
+def print_classes(metrics, names):
+    """The table of classes, and their mean."""
+    wide = max(20, *(len(name) + 1 for name in names))
+    print(f'{"class":<{wide}}{"IoU":>8}{"Dice":>8}{"precision":>11}{"recall":>8}')
+    columns = [[*metrics[f'{key}_per_class'], metrics[f'mean_{key}']] for key in ('iou', 'dice', 'precision', 'recall')]
+    for name, iou, dice, precision, recall in zip([*names, 'mean'], *columns):
+        print(f'{name:<{wide}}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
 
 
 def evaluation_folder(run, data):
@@ -6194,10 +6216,14 @@ def drawn_images(model, is_free):
     large ones."""
     config, draw = model.config, torch.Generator().manual_seed(0)
     kind, found = getattr(torch, config['image_dtype']), []
-    for count, *size in [(3, *config['image_size']), *[(1, 97, 131), (1, 64, 64), (1, 320, 256)] * is_free]:
+    shapes = [(3, *config['image_size'])]
+    if is_free:
+        shapes += [(1, 97, 131), (1, 64, 64), (1, 320, 256)]
+    for count, *size in shapes:
         drawn = torch.randint(0, 256, (count, config['in_channels'], *size), generator=draw)
         drawn = drawn / 255 if kind == torch.float32 else (257 * drawn if kind == torch.uint16 else drawn).to(kind)
-        found += [drawn] * takes(model, drawn)
+        if takes(model, drawn):
+            found.append(drawn)
     return found
 
 
@@ -6398,6 +6424,34 @@ def describe_memory(parts, how='estimated'):
     return f'memory of one step, {how}: {each}; together {sum(parts.values()) / 2**20:.0f} MiB'
 
 
+def print_settings(config, sources, why):
+    """Every setting, with where its value came from."""
+    print('\nsettings:')
+    for key, value in config.items():
+        found = sources[key] == 'default' and value != CONFIG[key]
+        print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
+
+
+def show_first_batch(dataset, config, device):
+    """Print the shapes of the first batch and how fast batches load, and draw it -> the path of the picture."""
+    loader = build_loader(dataset, config, device, batch_sampler=WindowSampler(len(dataset), config))
+    begun, images, first = time.monotonic(), 0, None
+    for batch in loader:
+        first, images = first or batch, images + len(batch['image'])
+        if time.monotonic() - begun > 5:
+            break
+    speed, classes = images / (time.monotonic() - begun), sorted(set(first['mask'].unique().tolist()) - {IGNORE})
+    print(f'first batch: image {tuple(first["image"].shape)} {first["image"].dtype}, '
+          f'mask {tuple(first["mask"].shape)} with the classes {classes}\n'
+          f'loading: {speed:.0f} images/s with {config["num_workers"]} workers, uncached')
+    rows = [(Path(dataset.name(index)).name,
+             [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
+            for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
+    path = Path('runs') / 'check' / 'samples.png'
+    sheet(rows, ['image as the network sees it', 'mask'], path, colour_key(config, has_errors=False))
+    return path
+
+
 def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights), imported (tensorboard) or written is not tried."""
@@ -6415,12 +6469,9 @@ def check(preset, overrides):
     print('\n'.join(clean(line) for line in describe_data(data, config)))
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     settle_statistics(config, train_data)
-    print('\nsettings:')
-    for key, value in config.items():
-        found = sources[key] == 'default' and value != CONFIG[key]
-        print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
-    print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}'
-          f'{" with gradient scaler" * (precision.dtype == "float16")}, because {precision.reason}')
+    print_settings(config, sources, why)
+    scaled = ' with gradient scaler' if precision.dtype == 'float16' else ''
+    print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}{scaled}, because {precision.reason}')
     warn([*notes, *precision.warnings])
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
@@ -6428,24 +6479,10 @@ def check(preset, overrides):
     warn_of_size(model, precision)
     build_optimizer(model, config, torch.device('cpu'))
     print(describe_memory(estimate_memory(config, precision.dtype)))
-    loader = build_loader(train_data, config, device, batch_sampler=WindowSampler(len(train_data), config))
-    begun, images, first = time.monotonic(), 0, None
-    for batch in loader:
-        first, images = first or batch, images + len(batch['image'])
-        if time.monotonic() - begun > 5:
-            break
-    speed, classes = images / (time.monotonic() - begun), sorted(set(first['mask'].unique().tolist()) - {IGNORE})
-    print(f'first batch: image {tuple(first["image"].shape)} {first["image"].dtype}, '
-          f'mask {tuple(first["mask"].shape)} with the classes {classes}\n'
-          f'loading: {speed:.0f} images/s with {config["num_workers"]} workers, uncached')
-    rows = [(Path(train_data.name(index)).name,
-             [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
-            for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
-    path = Path('runs') / 'check' / 'samples.png'
-    sheet(rows, ['image as the network sees it', 'mask'], path, colour_key(config, has_errors=False))
+    print(f'what the network will see: {clean(show_first_batch(train_data, config, device))}')
     words = [as_typed(key, value) for key, value in overrides.items()]
-    words = [*([f'--preset {quoted(preset)}'] if preset else []), *words]
-    print(f'what the network will see: {clean(path)}\nready:', command_line(*words))
+    words = [f'--preset {quoted(preset)}', *words] if preset else words
+    print('ready:', command_line(*words))
     return 0
 
 
@@ -6464,8 +6501,12 @@ class Candidate:
     @property
     def name(self):
         """As the table shows it."""
-        return ('TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype) + \
-            ', channels_last' * self.channels_last + ', compiled' * bool(self.compiled)
+        words = ['TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype]
+        if self.channels_last:
+            words.append('channels_last')
+        if self.compiled:
+            words.append('compiled')
+        return ', '.join(words)
 
     @property
     def median(self):
@@ -6505,7 +6546,7 @@ def tune(preset, overrides, seconds=60.0):
     warn_of_size(states[False].model, precision)
     examine = functools.partial(examine_numbers, states[False].model, config, loss_fn, units)
     numbers, *_ = in_halves(examine, window[0])                        # of the first part that fits into memory
-    kinds = [('float32', 'highest')] + [('float32', 'high')] * ('tf32' in hardware.units)
+    kinds = [('float32', 'highest'), ('float32', 'high')] if 'tf32' in hardware.units else [('float32', 'highest')]
     kinds += [(dtype, 'high') for dtype in units]
     candidates = [Candidate(dtype, tf32, last, dataclasses.replace(
         state, dtype=dtype, scaler=build_scaler(dtype, config, device)))
@@ -6610,7 +6651,8 @@ def compile_all(candidates, config, device, window, loss_fn):
                 model.compile()
                 one = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
                 one.compile_seconds = timed_step(one, window, loss_fn, config)
-                compiled += [one] * (model._compiled_call_impl is not None)    # else it ran without, and said so
+                if model._compiled_call_impl is not None:              # else it ran without, and said so
+                    compiled.append(one)
             except compiler_faults() as error:
                 print(f'torch.compile does not work here: {in_words(error)}')
             del waiting[0]
