@@ -1261,15 +1261,16 @@ def match_pairs(images, masks):
     -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)."""
     both_split = any(file.split for file in images) and any(file.split for file in masks)     # train/ on one side only
 
-    def keyed(files, stem_key, with_rest):
+    def keyed(files, stem_key, place_of):
         """{(split, folder, what the rule makes of the stem): files}"""
-        return grouped(files, lambda file: (file.split if both_split else '', file.rest if with_rest else '',
+        return grouped(files, lambda file: (file.split if both_split else '', place_of(file),
                                             stem_key(file.stem.casefold())))
 
+    places = (lambda file: file.rest, lambda file: re.sub(r'\D', '', file.kind) + '/' + file.rest, lambda file: '')
     best, most = None, -math.inf
-    rules = ((*rule, with_rest) for rule in stem_rules(images, masks) for with_rest in (True, False))
-    for rule, image_key, mask_key, with_rest in rules:                 # drawn one by one: later ones take time
-        of_image, of_mask = keyed(images, image_key, with_rest), keyed(masks, mask_key, with_rest)
+    rules = ((*rule, place_of) for rule in stem_rules(images, masks) for place_of in places)   # images_1 and masks_1
+    for rule, image_key, mask_key, place_of in rules:                  # drawn one by one: later ones take time
+        of_image, of_mask = keyed(images, image_key, place_of), keyed(masks, mask_key, place_of)
         common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
         clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
         pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
@@ -1291,6 +1292,7 @@ def unite_folders(images, masks):
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
+    is_one_each &= len({os.path.dirname(mask.path) for mask in masks}) == len(groups)      # mask-0/ and mask-1/ are two
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
     mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
@@ -1493,10 +1495,11 @@ def pair_files(config, root, files):
                          *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
                          'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
     for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
-        kinds = {(file.split, file.kind.lower()): file.kind for file in found}     # Test_v2_Masks are a test's only
-        for several in grouped(sorted(kinds), lambda key: key[0]).values():
-            if len(several) > 1:
-                raise DataError(f'several folders could hold the {role}: {", ".join(kinds[key] for key in several)}')
+        kinds = {(file.split, file.kind): re.sub(r'\d', '', file.kind.lower()) for file in found}
+        for several in grouped(sorted(kinds), lambda key: key[0]).values():    # Test_v2_Masks are a test's only
+            if len({kinds[key] for key in several}) > 1:               # masks_1 and masks_2 are of one kind
+                names = ', '.join(kind for _, kind in several)
+                raise DataError(f'several folders could hold the {role}: {names}')
     pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
@@ -2252,10 +2255,11 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, raw, plain, special, lossy), 'the mask values are not clear')
+    raise DataError(noise + explain_values(values, raw, plain, special, counts_up, lossy),
+                    'the mask values are not clear')
 
 
-def explain_values(values, raw, plain, special, lossy):
+def explain_values(values, raw, plain, special, counts_up, lossy):
     """What was found, what it may be, and the line to type for each reading."""
     numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
     if not plain:
@@ -2287,8 +2291,9 @@ def explain_values(values, raw, plain, special, lossy):
                                             f'type mask_values={table}')
         lines.append('(255 after a colon means ignored; reorder as you like)')
     if plain[:1] in ([0], [COLOUR]) or many:
-        place = 1 if falls([images(code) for code in plain if 0 < code < COLOUR]) else len(lines)
+        are_ids = counts_up or falls([images(code) for code in plain if 0 < code < COLOUR])
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 else ''
+        place = 1 if are_ids else len(lines)
         lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
                             f'mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
