@@ -2458,17 +2458,12 @@ def inspect_data(config, decode=False):
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
         for record in records:                                         # grey stored as RGB
             record['codes'] = [*map(as_grey, record['codes'])]
-    values, in_train = defaultdict(lambda: [0, 0]), Counter()
-    for split, record in zip(pairs.splits, records):
-        for code, pixels in zip(record['codes'], record['pixels']):
-            values[code][0] += pixels
-            values[code][1] += 1
-            in_train[code] += pixels * (split == 0)
+    values, in_train = count_codes(pairs.splits, records)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixtures(records, config)
     counts_up = count_up(masks) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
-    coding = find_coding(dict(values), has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
+    coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     times = Counter(itertools.chain.from_iterable(found))
@@ -2477,8 +2472,31 @@ def inspect_data(config, decode=False):
         classes[meaning[code]][0] += pixels
     shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
     shares /= max(shares.sum(), 1)
-    notes = [*pairs.notes, *differing_palettes(records, config)]
-    wide = config['in_channels'] + 1
+    sizes = Counter(tuple(record['size']) for record in records)
+    modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
+    data = Data(pairs, coding, values, classes, shares, sizes, modes, [*pairs.notes])
+    data.notes += differing_palettes(records, config) + doubts_of_images(pairs, records, config)
+    data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
+    if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
+        line = line_that_inverts(coding, meaning, kinds)
+        data.notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? If so {line}')
+    return data
+
+
+def count_codes(splits, records):
+    """Over all masks -> ({code: [pixels, images]}, {code: pixels of training})."""
+    values, in_train = defaultdict(lambda: [0, 0]), Counter()
+    for split, record in zip(splits, records):
+        for code, pixels in zip(record['codes'], record['pixels']):
+            values[code][0] += pixels
+            values[code][1] += 1
+            in_train[code] += pixels * (split == 0)
+    return dict(values), in_train
+
+
+def doubts_of_images(pairs, records, config):
+    """Notes on a band that is taken for alpha, and on depths that are mixed."""
+    notes, wide = [], config['in_channels'] + 1
     is_wide = lambda path, mode: mode == f'uint8 x {wide}' or \
         wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
     if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):
@@ -2486,27 +2504,35 @@ def inspect_data(config, decode=False):
     if {'uint8', 'uint16'} <= {image_dtype_of(record['mode']) for record in records}:
         notes.append('some images have 8 bits, others 16, all of which become 0 to 1: those that use but 12 of the 16 '
                      'bits are black beside the others')
-    unseen = [str(i) for i in classes if i < coding.num_classes and not shares[i] and shares[1:].any()]
+    return notes
+
+
+def doubts_of_classes(data, found):
+    """Notes on classes that training or validation lacks. found: the class ids of each mask."""
+    notes, count = [], data.coding.num_classes
+    unseen = [str(i) for i in data.classes if i < count and not data.shares[i] and data.shares[1:].any()]
     if unseen:
         notes.append(f'class {", ".join(unseen)} is in no training mask: it cannot be learnt, yet counts in the scores')
-    held_out = [ids for split, ids in zip(pairs.splits, found) if split == SPLITS.index('val')]
-    lacking = {i for i in classes if 0 < i < coding.num_classes}.difference(*held_out)
+    held_out = [ids for split, ids in zip(data.pairs.splits, found) if split == SPLITS.index('val')]
+    lacking = {i for i in data.classes if 0 < i < count}.difference(*held_out)
     if not held_out:
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
-                     + (', another seed or val_fraction draws other images' if pairs.is_drawn else ''))
-    falling = falls([images for code, (_, images) in sorted(values.items()) if 0 < code < 255])
-    few = coding.num_classes > 20 and 3 * np.median([len(codes) for codes in masks]) < coding.num_classes
-    guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and coding.num_classes > 5
-    if guessed and (falling or few):
-        notes.append(('each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers')
-                     + ': if these are ids of objects, not classes, type mask_values=nonzero')
-    if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
-        line = line_that_inverts(coding, meaning, kinds)
-        notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? If so {line}')
-    return Data(pairs, coding, dict(values), classes, shares, Counter(tuple(record['size']) for record in records),
-                Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records), notes)
+                     + (', another seed or val_fraction draws other images' if data.pairs.is_drawn else ''))
+    return notes
+
+
+def doubts_of_values(data, masks, config):
+    """A note where numbers that were taken for classes may be ids of objects. masks: the codes of each."""
+    falling = falls([images for code, (_, images) in sorted(data.values.items()) if 0 < code < 255])
+    count = data.coding.num_classes
+    few = count > 20 and 3 * np.median([len(codes) for codes in masks]) < count
+    guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and count > 5
+    if not guessed or not (falling or few):
+        return []
+    seen = 'each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers'
+    return [f'{seen}: if these are ids of objects, not classes, type mask_values=nonzero']
 
 
 def count_up(masks):
