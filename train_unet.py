@@ -5046,6 +5046,11 @@ def load_batches(dataset, batches, config, device):
     return [*build_loader(dataset, config | {'num_workers': workers}, device, batch_sampler=batches)]
 
 
+def load_window(dataset, sampler, window, config, device):
+    """The micro-batches of a window (an array of indices) on this process."""
+    return load_batches(dataset, [rows.tolist() for rows in sampler.micro_batches(window)], config, device)
+
+
 def smoke_test(state, loader, val_loader, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
     torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards."""
@@ -5055,8 +5060,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
     is_lonely = min(from_all(min(map(len, sampler.micro_batches(last))))) == 1         # BatchNorm may refuse that
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
-    windows = [load_batches(loader.dataset, [rows.tolist() for rows in sampler.micro_batches(window)], config,
-                            state.device) for window in probed]
+    windows = [load_window(loader.dataset, sampler, window, config, state.device) for window in probed]
     rows = range(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     compiling, begun = config['compile_model'], time.monotonic()
@@ -6561,27 +6565,20 @@ def tune(preset, overrides, seconds=60.0):
     if device.type == 'cpu':
         keep_freed_memory()
     sampler = WindowSampler(len(dataset), config)
-    keys = [rows.tolist() for rows in sampler.micro_batches(sampler.windows()[0])]
-    window = load_batches(dataset, keys, config, device)
+    window = load_window(dataset, sampler, sampler.windows()[0], config, device)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
     for dtype in sorted({'bfloat16', 'float16'} - hardware.units):
         print(f'not measured: {dtype}, {hardware.name} has no units for it' +
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
-    units = [dtype for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
     apply_tf32('highest')                                              # the others are held against real float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
-    layouts = (False, True) if device.type != 'mps' else (False,)      # see laid_out
-    states = {last: fresh_state(config, device, last) for last in layouts}             # one for all precisions
-    warn_of_size(states[False].model, precision)
-    examine = functools.partial(examine_numbers, states[False].model, config, loss_fn, units)
+    candidates = plain_candidates(config, hardware, device)
+    model, dtypes = candidates[0].state.model, {c.dtype for c in candidates} - {'float32'}
+    warn_of_size(model, precision)
+    examine = functools.partial(examine_numbers, model, config, loss_fn, sorted(dtypes))
     numbers, *_ = in_halves(examine, window[0])                        # of the first part that fits into memory
-    kinds = [('float32', 'highest'), ('float32', 'high')] if 'tf32' in hardware.units else [('float32', 'highest')]
-    kinds += [(dtype, 'high') for dtype in units]
-    candidates = [Candidate(dtype, tf32, last, dataclasses.replace(
-        state, dtype=dtype, scaler=build_scaler(dtype, config, device)))
-        for dtype, tf32 in kinds for last, state in states.items()]
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
     with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
         compiled = compile_all(safe, config, device, window, loss_fn)
@@ -6593,7 +6590,7 @@ def tune(preset, overrides, seconds=60.0):
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, next(iter(compiled), None), config, len(dataset), images)
-    del candidates, states, safe, examine, best, compiled              # their weights would count in what follows
+    del candidates, model, safe, examine, best, compiled               # their weights would count in what follows
     gc.collect()                                                       # what was compiled holds itself
     torch.cuda.empty_cache()
     try:
@@ -6625,6 +6622,17 @@ def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
     stop_workers(loader)
     print(f'waiting for data: {share:.1%} of the time of {number + 1} steps in {candidate.name}, '
           f'num_workers={config["num_workers"]}')
+
+
+def plain_candidates(config, hardware, device):
+    """Every precision that the hardware has, in both memory layouts; those of one layout share their weights."""
+    kinds = [('float32', 'highest'), ('float32', 'high')] if 'tf32' in hardware.units else [('float32', 'highest')]
+    kinds += [(dtype, 'high') for dtype in ('bfloat16', 'float16') if dtype in hardware.units]
+    layouts = (False, True) if device.type != 'mps' else (False,)      # see laid_out
+    states = {last: fresh_state(config, device, last) for last in layouts}
+    return [Candidate(dtype, tf32, last, dataclasses.replace(
+        state, dtype=dtype, scaler=build_scaler(dtype, config, device)))
+        for dtype, tf32 in kinds for last, state in states.items()]
 
 
 def fresh_state(config, device, channels_last):
