@@ -2259,20 +2259,19 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
                     'the mask values are not clear')
 
 
+def numbered(codes):
+    """A table that makes each of the codes a class, in their order."""
+    return {code: number for number, code in enumerate(sorted(codes))}
+
+
 def explain_values(values, raw, plain, special, counts_up, lossy):
     """What was found, what it may be, and the line to type for each reading."""
-    numbered = lambda codes: {code: number for number, code in enumerate(sorted(codes))}
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
-    colours, total = plain[-1] >= COLOUR, sum(values.values())
-    many, what = len(plain) > MOST_CLASSES, 'colours' if colours else 'values'
-    images = lambda code: raw[code][1]
-    often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
-    found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
-                      for code in [*often, *sorted(special)])
-    found += f' and {len(plain) - 24} more' if len(plain) > 24 else ''
-    lines = [f'{len(values)} values (share of pixels, images): {found}']
+    colours, many = plain[-1] >= COLOUR, len(plain) > MOST_CLASSES
+    what, images = 'colours' if colours else 'values', lambda code: raw[code][1]
+    lines = [list_values(values, images, plain, special)]
     if many:
         lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
     noisy = many or lossy and not colours
@@ -2283,19 +2282,12 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
-        lines.append(f'if these {what} are the classes type mask_values={suggest(numbered(values))}')
-        if special and len(plain) > 1:
-            rare = sum(values[code] for code in special) < 0.1 * total     # a void label seldom covers more
-            table = suggest(numbered(plain) | dict.fromkeys(special, IGNORE))
-            lines.insert(len(lines) - rare, f'if {", ".join(map(name_code, special))} marks what is to be ignored '
-                                            f'type mask_values={table}')
-        lines.append('(255 after a colon means ignored; reorder as you like)')
+        lines += read_as_classes(values, plain, special, what)
     if plain[:1] in ([0], [COLOUR]) or many:
         are_ids = counts_up or falls([images(code) for code in plain if 0 < code < COLOUR])
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 else ''
-        place = 1 if are_ids else len(lines)
-        lines.insert(place, 'if they are ids of objects, so that all but 0 (black) is foreground, type '
-                            f'mask_values=nonzero{also_255}')
+        lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
+                                                   f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
@@ -2305,6 +2297,25 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
+
+
+def list_values(values, images, plain, special):
+    """The values with their shares and images(code): the 24 most frequent ones, and those that may be ignored."""
+    total, often = sum(values.values()), sorted(sorted(plain, key=lambda code: -values[code])[:24])
+    found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
+                      for code in [*often, *sorted(special)])
+    more = f' and {len(plain) - 24} more' if len(plain) > 24 else ''
+    return f'{len(values)} values (share of pixels, images): {found}{more}'
+
+
+def read_as_classes(values, plain, special, what):
+    """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
+    lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
+    if special and len(plain) > 1:
+        marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
+        rare = sum(values[code] for code in special) < 0.1 * sum(values.values())      # a void label covers no more
+        lines.insert(0 if rare else 1, f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
+    return [*lines, '(255 after a colon means ignored; reorder as you like)']
 
 
 # ===== data: looking at all of it once ================================================
