@@ -6010,25 +6010,7 @@ def evaluate_run(folder, overrides):
     drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
-    as_trained = dict(model.config)
-    if other:
-        model.config |= {'val_fraction': 0} | overrides                # all of other data is scored
-    if model.config['data'] == 'demo':
-        model.config['data'] = str(write_demo(DEMO_FOLDER))
-    data = inspect_other(model) if other else inspect_data(model.config)
-    names = ['val', 'test', 'train'] if other else ['val']
-    split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
-    dataset = SegmentationDataset(data, split, model.config, is_training=False)
-    dataset.is_mixed |= other                                          # its images may be of another scale
-    are_known = other or are_its_images(folder, data, model.config) is not False
-    if not are_known:
-        log.warning('The images, or their split, are not those this run began with: some that are scored may have '
-                    'been trained on. The threshold stays as it is')
-    with contextlib.suppress(UserError):                               # of a split that cannot be drawn
-        held_out = split == 'train' and as_trained['val_fraction']
-        if held_out and are_its_images(folder, inspect_data(as_trained), as_trained):
-            log.warning('These are the images of this run, and it was trained on most of them: '
-                        'type val_fraction=%s too, to score only those held out', held_out)
+    dataset, split, are_known = images_to_score(folder, model, overrides)
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
@@ -6048,6 +6030,31 @@ def evaluate_run(folder, overrides):
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
     report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
     return 0
+
+
+def images_to_score(folder, model, overrides):
+    """The run's validation images, or the other data that is typed -> (dataset, split, whether these are known to be
+    what they should be). Settings of the model follow; warns where images were trained on."""
+    other, as_trained = 'data' in overrides, dict(model.config)
+    if other:
+        model.config |= {'val_fraction': 0} | overrides                # all of other data is scored
+    if model.config['data'] == 'demo':
+        model.config['data'] = str(write_demo(DEMO_FOLDER))
+    data = inspect_other(model) if other else inspect_data(model.config)
+    names = ['val', 'test', 'train'] if other else ['val']
+    split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
+    dataset = SegmentationDataset(data, split, model.config, is_training=False)
+    dataset.is_mixed |= other                                          # its images may be of another scale
+    are_known = other or are_its_images(folder, data, model.config) is not False
+    if not are_known:
+        log.warning('The images, or their split, are not those this run began with: some that are scored may have '
+                    'been trained on. The threshold stays as it is')
+    with contextlib.suppress(UserError):                               # of a split that cannot be drawn
+        held_out = split == 'train' and as_trained['val_fraction']
+        if held_out and are_its_images(folder, inspect_data(as_trained), as_trained):
+            log.warning('These are the images of this run, and it was trained on most of them: '
+                        'type val_fraction=%s too, to score only those held out', held_out)
+    return dataset, split, are_known
 
 
 def inspect_other(model):
