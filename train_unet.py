@@ -2984,6 +2984,8 @@ class WindowSampler(torch.utils.data.Sampler):
 
 def start_worker(_):
     """Workers decode; one thread each, or they fight for the cores."""
+    if sys.platform == 'linux' and os.getppid() != multiprocessing.parent_process().pid:
+        os._exit(1)                                                    # killed by now, which torch would never notice
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     with contextlib.suppress(AttributeError, OSError):

@@ -1623,3 +1623,39 @@ def test_what_is_drawn_while_a_batch_is_joined_is_the_same_after_a_resume_and_wi
     run('cut', num_workers=2, resume='cut')
     for name in ('workers', 'cut'):
         assert_same(final('plain')['model'], final(name)['model'])
+
+
+# --- workers whose training was killed while they were starting ---
+
+ORPHANS = '''
+import os, signal, time, torch, train_unet
+parent = os.getpid()
+
+def start_late(number):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    train_unet.start_worker(number)
+
+loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2, multiprocessing_context='fork',
+                                     worker_init_fn=start_late)
+with open('workers.txt', 'w') as file:
+    batches = iter(loader)
+    print(*(worker.pid for worker in batches._workers), file=file)
+    file.flush()
+    os.kill(parent, signal.SIGKILL)
+'''
+
+
+def test_workers_end_with_a_training_that_is_killed_as_they_start(forks):
+    """torch's own watch takes whoever is a worker's parent after its first lines for the one that started it."""
+    process = multiprocessing.get_context('forkserver').Process(target=exec, args=(ORPHANS, {'__name__': 'orphans'}))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    pids = open('workers.txt').read().split()
+    deadline = time.monotonic() + 20                                   # torch looks every five seconds
+    while (left := [pid for pid in pids if os.path.exists(f'/proc/{pid}')]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert len(pids) == 2 and not left
