@@ -1495,9 +1495,9 @@ def pair_files(config, root, files):
                          *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
                          'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
     for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
-        kinds = {(file.split, file.kind): re.sub(r'\d', '', file.kind.lower()) for file in found}
-        for several in grouped(sorted(kinds), lambda key: key[0]).values():    # Test_v2_Masks are a test's only
-            if len({kinds[key] for key in several}) > 1:               # masks_1 and masks_2 are of one kind
+        kinds = sorted({(file.split, file.kind) for file in found})    # Test_v2_Masks are a test's only
+        for several in grouped(kinds, lambda key: key[0]).values():
+            if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
     pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
