@@ -4348,9 +4348,8 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
     'broken' lists the rows of the files that could not be read and were left out (skip_broken), 'parts' tells into how
-    many pieces memory made it cut a batch.
-    A loss that draws random numbers draws the same in every epoch, and training's own numbers are not touched.
-    Every process validates with the statistics (BatchNorm) of the first.
+    many pieces memory made it cut a batch. A loss that draws random numbers draws the same in every epoch, and
+    training's own numbers are not touched. Every process validates with the statistics (BatchNorm) of the first.
     """
     for buffer in model.buffers() if world().size > 1 else ():
         dist.broadcast(buffer, 0)
@@ -4363,14 +4362,14 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     try:
         for number, batch in enumerate(bar):
             answers = in_halves(forward, batch, model)
-            parts = max(parts, len(answers))
             for losses, counts in answers:
                 totals['loss'] += losses.sum()
                 totals['images'] += len(losses)
                 if counts is not None:
                     totals['counts'] = totals.get('counts', 0) + counts
-            broken += broken_rows(batch)
-            totals['images'] -= len(broken_rows(batch))
+            parts, left_out = max(parts, len(answers)), broken_rows(batch)
+            broken += left_out
+            totals['images'] -= len(left_out)
             if number % 10 == 0 and not bar.disable:
                 bar.set_postfix_str(show_numbers(mean_scores(totals)), refresh=False)
     finally:
@@ -4421,13 +4420,12 @@ class Run:
 
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
-        self.save_seconds = 0.0                                        # of the quickest save so far: disks have hiccups
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
-        self.locks = set()                                             # what tells our locks
+        self.holder, self.name = self.folder / '.holder', f'process {os.getpid()} on {socket.gethostname()}'
 
     def __enter__(self):
         try:
@@ -4451,24 +4449,20 @@ class Run:
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
         from filelock import FileLock, Timeout                         # comes with torch
-        for name in ('.lock', '.holder', 'log.txt'):
-            path = self.folder / name
+        for path in (self.folder / '.lock', self.holder, self.folder / 'log.txt'):
             if path.is_symlink() or path.exists() and not path.is_file():
                 raise UserError(f'{path}: is no file of ours but a link, a pipe or a folder; remove it')
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
-            self.after.enter_context(contextlib.suppress(OSError))     # for the folder may be gone by then
-            self.locks.add(os.stat(self.folder / '.lock')[1:3])        # inode and device
-            self.after.callback(lambda: self.is_gone() or (self.folder / '.holder').unlink(missing_ok=True))
-            (self.folder / '.holder').write_text(f'process {os.getpid()} on {socket.gethostname()}')
-            for left_over in self.folder.glob('.*.tmp'):               # of a run that was killed in mid-save
-                left_over.unlink()
         except Timeout:
-            holder = 'another run'
-            with contextlib.suppress(OSError):
-                holder = (self.folder / '.holder').read_text()
-            raise UserError(f'{self.folder}: is in use by {holder}; wait for its end, or start a new run') from None
+            other = self.other_holder() or 'another run'
+            raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
+        self.after.enter_context(contextlib.suppress(OSError))         # for the folder may be gone by then
+        self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
+        self.holder.write_text(self.name)
+        for left_over in self.folder.glob('.*.tmp'):                   # of a run that was killed in mid-save
+            left_over.unlink()
         self.file = file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         plain = logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S')
@@ -4476,23 +4470,6 @@ class Run:
         log.addHandler(file)
         self.after.callback(file.close)
         self.after.callback(log.removeHandler, file)
-
-    def is_gone(self):
-        """Whether the folder was deleted, or is another one by now. A network drive that fails for a while is not."""
-        try:
-            return os.stat(self.folder / '.lock')[1:3] not in self.locks    # a drive may bring back the first one
-        except OSError as error:
-            return isinstance(error, FileNotFoundError)
-
-    def return_to(self):
-        """The folder has vanished: make it anew, so that the run can be resumed. Raises OSError if that cannot be, or
-        if another run has begun there."""
-        try:
-            refuse_used(self.folder)
-            self.hold()
-        except UserError as error:
-            raise OSError(error.problems[0]) from None
-        log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
 
     def watch_signals(self):
         """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work, a later SIGINT at once."""
@@ -4551,26 +4528,17 @@ class Run:
                 set_random_states(before)                              # samples of a user's data are seeded, each anew
             yield batch
 
-    def is_due(self):
-        """Whether to save after an epoch: where that takes a quarter of a second, or a tenth of the time, at most."""
-        cost = self.save_seconds
-        return from_first(lambda: cost < 0.25 or time.monotonic() - self.last_save > 9 * cost)
-
     def save(self, state, config):
         """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk."""
-        self.last_save = begun = time.monotonic()
+        self.last_save = time.monotonic()
         self.save_best()
         totals = add_totals(state.totals)                              # of all processes: all of them come here
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
                            | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
-        if not (self.folder / 'config.py').exists():                   # the folder had vanished
-            self.write('config.py', config_text(config))
         if world().size > 1:
             dist.barrier()                                             # nobody reads it before it is there
-        if self.begun:                                                 # before, the optimizer has no states
-            self.save_seconds = min(self.save_seconds or math.inf, time.monotonic() - begun)
         if saved and self.unsaved is None:
             self.trouble = ''
         return saved and self.unsaved is None
@@ -4580,14 +4548,21 @@ class Run:
         if self.unsaved is not None and self.write('best.pt', self.unsaved):
             self.unsaved = None
 
+    def other_holder(self):
+        """Who says to hold the folder, if that is not this run."""
+        name = self.holder.read_text() if self.holder.exists() else ''
+        return name * (name != self.name)
+
     def write(self, name, content):
         """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
         said once, training goes on and the next one is tried again."""
         if world().rank:
             return True
         try:
-            if self.begun and self.is_gone():
-                self.return_to()
+            if other := self.other_holder():                           # somebody deleted it, and began anew there
+                raise OSError(f'{self.folder} is in use by {other}')
+            if not self.folder.exists():
+                log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
             if isinstance(content, str):
                 write_file(self.folder / name, content.encode())
             else:
@@ -4741,21 +4716,19 @@ def keep_if_best(state, metrics, config, run):
     return True
 
 
-def close_epoch(state, metrics, config, run, is_due):
-    """The epoch's row and line, and what is best so far. Moves state to the next epoch, and saves it if that is due."""
+def close_epoch(state, metrics, config, run):
+    """The epoch's row and line, what is best so far, and everything saved. Moves state to the next epoch."""
     row = epoch_row(state, metrics)
     state.history.append(row)
+    patience = config['early_stopping_patience']
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite, in %s', state.dtype)
     if keep_if_best(state, metrics, config, run):
-        done = 'best so far'
-        if is_due:
-            run.save_best()
-            done += ', saved best.pt' if run.unsaved is None else ', NOT saved'
+        run.save_best()
+        done = 'best so far, saved best.pt' if run.unsaved is None else 'best so far, NOT saved'
     elif math.isnan(row['train_loss']):
         done = 'no sound step'
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
-        patience = config['early_stopping_patience']
         done = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
     else:
         done = 'no better, on small images'
@@ -4764,8 +4737,7 @@ def close_epoch(state, metrics, config, run, is_due):
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
              memory, done)
-    if is_due:                                                         # after its line, or a kill between loses that
-        run.save(state, config)
+    run.save(state, config)                                            # after its line, or a kill between loses that
     run.write('history.csv', history_csv(state.history))
 
 
@@ -4880,17 +4852,17 @@ def find_resume(config):
         return run_dir if is_begun(run_dir) else None
     if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
-    for folder in sorted(filter(Path.is_dir, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
-        with contextlib.suppress(UserError):                           # other runs shall not suffer
-            if absolute(settings_of(folder).get('data')) == absolute(config['data']):
-                return folder if is_begun(folder) and not is_over(folder, config) else None
+    for folder in sorted(filter(is_begun, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
+        saved = load_last(folder)[0]                                   # where it is damaged that is told
+        if absolute(saved['config'].get('data')) == absolute(config['data']):
+            return None if is_over(saved, config) else folder
     return None
 
 
-def is_over(folder, config):
-    """Whether a run has stopped early or has done its epochs, or those that are asked for now."""
-    with contextlib.suppress(UserError, ArithmeticError, LookupError, TypeError, ValueError):  # damaged: told later
-        saved, settings = load_last(folder)[0], settings_of(folder)
+def is_over(saved, config):
+    """Whether a saved run has stopped early or has done its epochs, or those that are asked for now."""
+    with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # nonsense is told of later
+        settings = saved['config']
         last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
         patience = settings['early_stopping_patience'] or math.inf
         return saved['epoch'] >= last or epochs_in_vain(saved['history'], saved['best_epoch'], settings) >= patience
@@ -4902,23 +4874,7 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
-def settings_of(folder):
-    """The settings of a run: its config.py, or where that cannot be used what its checkpoint holds."""
-    try:
-        return load_preset(folder / 'config.py')
-    except ConfigError as error:
-        settings = trained_settings(folder)
-        log.warning('%s; the settings in the checkpoint are taken instead', error.problems[0])
-        return settings
-
-
-def trained_settings(folder):
-    """The settings that the last checkpoint was trained with, in the precision before any healing."""
-    saved = load_last(folder)[0]                                       # an older version may have had other keys
-    known = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}
-    return {**known, **saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}
-
-
+# Settings that may change on resume without changing the result; of the others, some cannot change at all.
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
                      'tensorboard encoder_weights max_image_pixels device'.split())
@@ -4927,14 +4883,14 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
 
 
 def resume_config(folder, preset, overrides):
-    """The config of a run with the settings that make sense -> as resolve_config, where `sources` tells of those alone
-    that the checkpoint was not trained with: typed, or edited in config.py. Raises ConfigError for others."""
-    trained = trained_settings(folder)
-    base = trained | settings_of(folder)
-    config, sources, notes = resolve_config(preset, overrides, base=base)
-    if absolute(config['data']) == absolute(base['data']):             # typed in another way
-        config['data'] = base['data']
-    trained['data'] = base['data']
+    """The settings that the last checkpoint was trained with, and the typed ones that make sense -> as resolve_config,
+    where `sources` tells of those alone that differ. Raises ConfigError for others."""
+    saved = load_last(folder)[0]                                       # an older version may have had other keys
+    trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}
+    trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}       # precision: before any healing
+    config, sources, notes = resolve_config(preset, overrides, base=trained)
+    if absolute(config['data']) == absolute(trained['data']):          # typed in another way
+        config['data'] = trained['data']
     for key, value in config.items():                                  # as settling has them
         if value == 'auto' and key not in ('class_weights', 'device'):         # which stay 'auto' in a run
             config[key] = trained[key]
@@ -4951,8 +4907,7 @@ def resume_config(folder, preset, overrides):
         raise ConfigError(fixed)
     notes += [f'{key}: {trained[key]!r} -> {config[key]!r} changes the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
-    origins = {key: 'config.py' if sources[key] == 'default' else sources[key] for key in changed}
-    return config, dict.fromkeys(sources, 'default') | origins, notes
+    return config, {key: sources[key] if key in changed else 'default' for key in sources}, notes
 
 
 def warn(notes):
@@ -5006,18 +4961,16 @@ def settle_statistics(config, dataset):
 
 
 def build_state(model, config, precision, device, sizes=()):
-    """A fresh TrainState on the device. `sizes`: of the images, for try_size. What expand() made gets memory of its
-    own: a step writes into it."""
+    """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
     model = model.to(device)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if 0 in tensor.stride():
+        if 0 in tensor.stride():                                       # made by expand(): a step writes into it
             tensor.data = tensor.data.contiguous()
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()
-    if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
+    if isinstance(model, SegmentationModel):                           # others may count on their layout
         model = laid_out(model, config, device)
-    if isinstance(model, SegmentationModel):
         try_size(model, sizes)
     average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
@@ -5336,11 +5289,10 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             break
         try:
             train_epoch(state, loader, loss_fn, config, run)
-            is_due = run.is_due()                                      # once: the save before validation counts as one
-            if is_due and (several or time.monotonic() - run.last_save > 60):
-                run.save(state, config)                                # torchrun kills whom it does not see stop
+            if several or time.monotonic() - run.last_save > 60:       # torchrun kills whom it does not see stop
+                run.save(state, config)
             metrics = validate(state, val_loader, loss_fn, config, run)
-            close_epoch(state, metrics, config, run, is_due)
+            close_epoch(state, metrics, config, run)
             show_epoch(run, state, val_loader.dataset)
             if run.agree(config)[0]:
                 break
@@ -5408,28 +5360,6 @@ def go_back(state, config, run, **changes):
         setattr(state, key, value)
 
 
-def refuse_nonsense(saved, state, config):
-    """Raise TypeError, LookupError or ValueError for a checkpoint that no training could have written."""
-    for name in TrainState.PLAIN:
-        if type(saved[name]) is not type(getattr(state, name)):
-            raise TypeError(f'{name}={shown(saved[name])}')
-    epochs_in_vain(saved['history'], saved['best_epoch'], config)      # reads all rows
-    if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
-            or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
-        raise ValueError('its counters make no sense')
-
-
-def use_threads(number):
-    """As many threads as the run began with, so that its result is the same to the bit; a warning where they lack."""
-    if number == torch.get_num_threads():
-        return
-    if number <= (os.cpu_count() or 1):
-        torch.set_num_threads(number)
-    else:
-        log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
-                    number, torch.get_num_threads())
-
-
 def resume_state(state, run, config, precision, hardware, changed):
     """Continue from last.pt; the precision and the micro-batch that healing arrived at come with it, unless they are
     among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
@@ -5440,8 +5370,12 @@ def resume_state(state, run, config, precision, hardware, changed):
         is_known = saved['dtype'] in {'float32', *hardware.units} or hardware.kind == 'cpu'
         dtype = saved['dtype'] if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
         state.scaler = build_scaler(dtype, config, state.device)
-        if hardware.kind == 'cpu':
-            use_threads(saved['threads'])
+        if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
+            if saved['threads'] <= (os.cpu_count() or 1):
+                torch.set_num_threads(saved['threads'])                # the same result to the bit
+            else:
+                log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
+                            saved['threads'], torch.get_num_threads())
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}',
@@ -5463,6 +5397,17 @@ def resume_state(state, run, config, precision, hardware, changed):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+
+
+def refuse_nonsense(saved, state, config):
+    """Raise TypeError, LookupError or ValueError for a checkpoint that no training could have written."""
+    for name in TrainState.PLAIN:
+        if type(saved[name]) is not type(getattr(state, name)):
+            raise TypeError(f'{name}={shown(saved[name])}')
+    epochs_in_vain(saved['history'], saved['best_epoch'], config)      # reads all rows
+    if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
+            or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError('its counters make no sense')
 
 
 OWN_DATA = '(data sets given to train)'
@@ -5514,13 +5459,25 @@ def amp_settings(dtype):
     return {'use_amp': mixed, 'amp_dtype': dtype if mixed else 'auto'}
 
 
-def best_saved(run):
-    """The contents of best.pt, None if there is none."""
-    path = run.folder / 'best.pt'
+def take_best(model, config, run):
+    """Give the model the weights of best.pt and tell their scores -> scores and epoch; {} if none fits."""
+    def read():
+        path = run.folder / 'best.pt'
+        return run.unsaved or (load_checkpoint(path) if path.exists() else None)
+
     try:
-        return run.unsaved or (load_checkpoint(path) if path.exists() and not run.is_gone() else None)
-    except OSError as error:
-        log.warning('%s; the last weights are returned instead', error)
+        saved = from_first(read)
+        if not saved:
+            return {}
+        tell_best(saved['metrics'], saved['epoch'], config)
+        model.load_state_dict(saved['weights'])
+        if isinstance(model, SegmentationModel):                       # as load has it
+            model.threshold = saved['threshold']
+            model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
+        return saved['metrics'] | {'epoch': saved['epoch']}
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
+        return {}
 
 
 def tell_best(best, epoch, config):
@@ -5532,23 +5489,6 @@ def tell_best(best, epoch, config):
         names = class_names(config if fits else {'class_names': None}, len(ious))
         for name, iou, dice in zip(names, ious, best['dice_per_class']):
             log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
-
-
-def take_best(model, config, run):
-    """Give the model the weights of best.pt -> their scores and epoch; {} where there is none that fits."""
-    try:
-        saved = from_first(lambda: best_saved(run))
-        if not saved:
-            return {}
-        tell_best(saved['metrics'], saved['epoch'], config)
-        model.load_state_dict(saved['weights'])
-        if isinstance(model, SegmentationModel):                       # as load has it
-            model.threshold = saved['threshold']
-            model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
-        return saved['metrics'] | {'epoch': saved['epoch']}
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
-        return {}
 
 
 def tell_end(state, model, run, is_saved):
@@ -5575,7 +5515,7 @@ def finish(state, val_data, config, run):
     best = take_best(model, config, run)
     model.eval()
     run.write('history.csv', history_csv(state.history))
-    if not (world().rank or run.is_gone()):
+    if not (world().rank or run.other_holder()):
         try:
             draw_curves(state.history, run.folder / 'curves.png')
             if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
@@ -5584,7 +5524,6 @@ def finish(state, val_data, config, run):
             log.warning('the pictures could not be written: %s', error)
     tell_end(state, model, run, is_saved)
     return Result(state.history, best, model, run.folder, run.asked, is_saved)
-
 
 # ===== pictures =======================================================================
 
