@@ -1517,13 +1517,15 @@ def lines_that_pair(config, root, files, seconds=10.0):
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
     most = max((len(found) for _, found in works.values()), default=0)
     plainest = lambda line: (-len(works[line][1]), 'skip_' in line, 'masks=' not in line, len(line))
-    lines = []                                                         # none whose pairs another line has too
-    for line in sorted(works, key=plainest):
-        found, share = works[line][1], 0.5 if 'masks=' in line else 0.75
-        if len(found) >= share * most and not any(found <= works[other][1] for other in lines):
+    share = lambda line: 0.5 if 'masks=' in line else 0.75
+    enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
+    best, lines = max((works[line][0] for line in enough), default=None), []
+    for line in enough:                                                # one folder of several may lack a few masks
+        (score, is_whole), found = works[line]
+        is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
+        if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    best = max((works[line][0] for line in lines), default=None)
-    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines if works[line][0] == best]
+    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *lines[:6]]
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')

@@ -323,6 +323,13 @@ def test_lines_that_pair_are_offered(tmp_path, names, lines):
         assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
 
 
+def test_a_folder_of_masks_that_lacks_a_few_is_offered_beside_one_that_is_whole(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(12)],
+         [f'{kind}/{n}.png' for kind, count in (('masks_a', 12), ('masks_b', 10)) for n in range(count)])
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks_a"',
+                                                  'images="images" masks="masks_b" skip_unpaired=True']
+
+
 def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     """Each would take gigabytes, and the time in which the other lines are tried."""
     kinds = 'images', 'masks_a', 'masks_b'
