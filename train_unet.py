@@ -4946,6 +4946,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
         config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, is_demo)
+    torch.backends.cudnn.benchmark = config['size_policy'] == 'resize' and not config['deterministic']     # one size
     return config, hardware, precision, data, why
 
 

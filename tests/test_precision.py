@@ -538,6 +538,16 @@ def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set,
     assert settled['num_workers'] == workers
 
 
+@pytest.mark.parametrize('settings, searches', [({}, True), ({'deterministic': True}, False),
+                                                ({'size_policy': 'crop'}, False)])
+def test_cudnn_searches_for_its_fastest_kernels_where_all_images_have_one_size(monkeypatch, small_set, settings,
+                                                                               searches):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not searches)
+    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32, **settings})
+    train_unet.prepare(config, sources, torch.device('cpu'))
+    assert torch.backends.cudnn.benchmark == searches
+
+
 @pytest.mark.parametrize('processes, fits', [(1, True), (8, False)])
 def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch, small_set, processes, fits):
     monkeypatch.setenv('LOCAL_WORLD_SIZE', str(processes))

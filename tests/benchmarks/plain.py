@@ -57,6 +57,7 @@ class Plain:
 
     def step(self):
         """One batch, forth and back -> images seen."""
+        torch.backends.cudnn.benchmark = False                         # as torch comes; ours may run beside it
         images, masks = (value.to(self.device) for value in next(self.batches))
         self.model.train()
         self.optimizer.zero_grad()
@@ -100,7 +101,7 @@ class Ours(OurData):
 
     def __init__(self, preset=None, **settings):
         super().__init__(preset, **settings)
-        config = self.config
+        config, self.searches = self.config, torch.backends.cudnn.benchmark
         if self.device.type == 'cpu':
             train_unet.keep_freed_memory()
         train_unet.seed_everything(config['seed'])
@@ -114,6 +115,7 @@ class Ours(OurData):
 
     def step(self):
         """One window with everything that guards it -> images seen."""
+        torch.backends.cudnn.benchmark = self.searches                 # a plain loop beside it does without
         window = next(self.windows)
         train_unet.guarded_step(self.state, window, self.loss_fn, self.config)
         return sum(train_unet.batch_length(batch) for batch in window)
