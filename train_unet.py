@@ -34,6 +34,9 @@ The file, top to bottom:
     using a model   load, predict, evaluate, export
     measuring       memory by part, tune
     command line
+
+To see how it trains read fit, then down from there: train_epoch, guarded_step, commit. Most of the data sections tell
+what somebody's files mean; who reads for the training may skip them.
 """
 import ast
 import atexit
