@@ -675,6 +675,7 @@ except (ImportError, KeyboardInterrupt) as error:
 
 log = logging.getLogger('train_unet')
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
+warnings.filterwarnings('ignore', 'Palette images with Transparency')  # which is what they are converted to
 logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what matters is raised, with the file's name
 
 # ===== runtime: what the machine has, and the precision that follows from it ==========
@@ -1780,7 +1781,8 @@ def palette_colours(picture):
 def orientation(picture):
     """How EXIF turns an opened image: 1 not at all, 2 to 8 mirrored or rotated. (Pillow turns a TIFF by itself.)"""
     known = picture.format != 'TIFF' and (picture.format != 'PNG' or 'exif' in picture.info)    # else a PNG is decoded
-    return picture.getexif().get(274, 1) if known else 1
+    turned = picture.getexif().get(274, 1) if known else 1
+    return turned if turned in range(1, 9) else 1                      # 0 is written too, and turns nothing
 
 
 def pillow_mode(picture):
@@ -2069,11 +2071,13 @@ def read_mask(path, config):
             raise DataError(f'{path}: its masks have different sizes')
         return np.any(parts, axis=0).astype(np.int32)
     array = read_array(path, config, as_mask=True)
+    if array.dtype == bool:                                            # white, as in masks of 8 bits beside it
+        array = array * np.uint8(255)
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
         raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     if array.ndim == 3:
         if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # the fourth is no alpha
-            raise DataError(f'{path}: a mask of {array.shape[2]} channels; expected 1 (values) or 3 (colours); '
+            raise DataError(f'{path}: a mask of the shape {array.shape}; expected one channel (values) or 3 (colours); '
                             'of a stack of pages each wants a file of its own')
         if array.dtype == np.uint16 and not (array % 257).any():       # stands for 8 bits, as in LabelMeFacade
             array = array // 257
@@ -2240,9 +2244,10 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
     share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
     ignored, wanted = dict.fromkeys(special, IGNORE), config['num_classes']
     said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
-    if set(values) <= {0, 255} and wanted in ('auto', 2) or set(values) == {0, 65535}:
-        top = max(*values, 255)
-        return Coding({0: 0, top: 1}, None, 2, f'0 is background, {top} foreground')
+    if set(values) <= {0, 255, 65535} and (wanted in ('auto', 2) or 65535 in values):
+        tops = sorted(values.keys() - {0}) or [255]
+        return Coding({0: 0} | dict.fromkeys(tops, 1), None, 2,
+                      f'0 is background, {" and ".join(map(str, tops))} foreground')
     is_rare_void = 255 not in special or share(1, 1) > share(255, 255) / 10
     if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or is_rare_void):
         said += '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
@@ -2326,6 +2331,7 @@ def read_as_classes(values, plain, special, what):
 # ===== data: looking at all of it once ================================================
 
 TURNED = ' (turned upright, EXIF {})'
+OTHER_SCALE = ', of the same shape'
 ONE_LARGE = threading.Lock()       # of the threads only one at a time decodes a mask of many pixels
 
 
@@ -2387,7 +2393,7 @@ def scan_pair(image, mask, config):
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             hint = f'; if its bands come first type in_channels={height}'
         elif is_alike:
-            hint = '; if they show the same type rescale_masks=True'
+            hint = OTHER_SCALE
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
@@ -2421,7 +2427,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 11])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 12])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2458,7 +2464,9 @@ def scan(pairs, config, decode=False):
             write_file(path, json.dumps(fresh).encode())
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
-        advice = ['skip_broken=True leaves them out'] if is_any_sound else []
+        scaled = sum(problem.endswith(OTHER_SCALE) for problem in problems)
+        advice = [f'if these {scaled} show the same as their masks type rescale_masks=True'] * bool(scaled)
+        advice += ['skip_broken=True leaves them out'] * is_any_sound
         raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, _, problem in found])
@@ -2474,12 +2482,17 @@ def inspect_data(config, decode=False):
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
         for record in records:                                         # grey stored as RGB
             record['codes'] = [*map(as_grey, record['codes'])]
+    twins = palette_twins(records)
+    for record in records if twins else ():
+        record['codes'] = [twins.get(code, code) for code in record['codes']]
     values, in_train = count_codes(pairs.splits, records)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixtures(records, config)
     counts_up = count_up(masks) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
+    if twins and coding.table:
+        coding.table |= {colour: coding.table[index] for colour, index in twins.items() if index in coding.table}
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     times = Counter(itertools.chain.from_iterable(found))
@@ -2491,6 +2504,8 @@ def inspect_data(config, decode=False):
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
     data = Data(pairs, coding, values, classes, shares, sizes, modes, [*pairs.notes])
+    if twins:
+        data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records, config) + doubts_of_images(pairs, records, config)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
     if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
@@ -2542,6 +2557,7 @@ def doubts_of_classes(data, found):
 def doubts_of_values(data, masks, config):
     """A note where numbers that were taken for classes may be ids of objects. masks: the codes of each."""
     falling = falls([images for code, (_, images) in sorted(data.values.items()) if 0 < code < 255])
+    falling &= 2 * sum(codes == [*range(len(codes))] for codes in masks) > len(masks)     # most have all up to theirs
     count = data.coding.num_classes
     few = count > 20 and 3 * np.median([len(codes) for codes in masks]) < count
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and count > 5
@@ -2577,24 +2593,42 @@ def refuse_mixtures(records, config):
     if config['mask_values'] is not None:
         return
     levels = [found for record in records if (found := set(record['codes']) - {0})]
-    ones, tops = levels.count({1}), levels.count({255})
+    ones, tops = levels.count({1}), levels.count({255}) + levels.count({65535})
     noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # JPEG of black and white
     if ones and tops + noisy and ones + tops + noisy == len(levels):
-        lines = ['if 255 is foreground too type mask_values="{1: 1, 255: 1}"',
-                 'if 255 means ignored type mask_values="{1: 1, 255: 255}"']
+        top = 65535 if {65535} in levels else 255
+        lines = [f'if {top} is foreground too type mask_values={suggest({1: 1, 255: 1, top: 1})}',
+                 f'if {top} means ignored type mask_values={suggest({1: 1, top: IGNORE})}']
         if noisy:
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
-        raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and 255', *lines],
+        raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and {top}', *lines],
                         'the mask values are not clear')
     is_plain = lambda record: record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
     kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
-    numbers = set().union(*(map(as_grey, record['codes']) for record in records if not is_plain(record)))
-    plain = sorted(numbers - {255})
-    if plain and ('1' in kinds and 255 in numbers or 'P' in kinds and 255 not in numbers and plain[-1] > 1):
-        table = suggest({code: code for code in plain} | {255: 1})
-        raise DataError(['some masks are of black and white alone, others hold numbers: save all of them alike'] +
-                        [f'if white is class 1 type mask_values={table}'] * ('1' not in kinds and plain[-1] < COLOUR),
-                        'the mask values are not clear')
+    counts = Counter()                                                 # of the other masks: {value: pixels}
+    for record in records:
+        if not is_plain(record):
+            counts.update(dict(zip(map(as_grey, record['codes']), record['pixels'])))
+    plain = sorted(counts.keys() - {255, 65535})
+    has_numbers = plain and (plain[-1] > 1 if 255 not in counts else plain[-1] > 0 and '1' in kinds)
+    if kinds and has_numbers and not is_noisy(counts):
+        lines = ['some masks are of black and white alone, others hold numbers: save all of them alike']
+        if 255 not in counts and plain[-1] < COLOUR:
+            lines.append(f'if white is class 1 type mask_values={suggest({code: code for code in plain} | {255: 1})}')
+        if 255 in counts and 127 < plain[-1] < COLOUR:
+            lines.append('if bright is foreground type mask_values=">127"')
+        raise DataError(lines, 'the mask values are not clear')
+
+
+def palette_twins(records):
+    """{colour code: index} where masks with palettes lie beside others of colours, all of which these palettes have,
+    each under one number: then both mean the same. {} elsewhere."""
+    numbered = {(COLOUR + int(colour[1:], 16), code)
+                for record in records for code, colour in zip(record['codes'], record['palette'])}
+    colours = {code for record in records for code in record['codes'] if code >= COLOUR}
+    known, indices = map(set, zip(*numbered)) if numbered else (set(), set())
+    is_one_to_one = len(known) == len(indices) == len(numbered)
+    return dict(numbered) if colours and is_one_to_one and colours <= known else {}
 
 
 def differing_palettes(records, config):
@@ -2619,7 +2653,8 @@ def differing_palettes(records, config):
 
 def describe_data(data, config):
     """The table that check prints: pairs, sizes, what each class is and how much of it there is."""
-    counts = ', '.join(f'{len(data.pairs.rows(s))} {s}' for s in SPLITS if len(data.pairs.rows(s)))
+    counts = ', '.join(f'{count} {split}' for split, count in
+                       zip(SPLITS, np.bincount(data.pairs.splits, minlength=len(SPLITS))) if count)
     sizes = ', '.join(f'{w} x {h} ({n})' for (h, w), n in data.sizes.most_common(4))
     more = f' and {len(data.sizes) - 4} more sizes' if len(data.sizes) > 4 else ''
     modes = ', '.join(f'{n} {mode}' for mode, n in data.modes.most_common(6))
@@ -6086,7 +6121,8 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    what = f'images of {clean(model.config["data"])}' if other_data else f'{split} images'
+    what = f'{split} images' if split != 'train' else 'images'         # of other data all may be scored
+    what += f' of {clean(model.config["data"])}' if other_data else ''
     two = len(names) == 2                                              # told last: whoever reads it may have left
     at_half = ', at threshold 0.50' if two and not other_data else ''
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '

@@ -275,7 +275,7 @@ BAD = [
      'images/b.tif: has 7 channels'),
     ('a stack of pages', pages, {}, 'images/b.tif'),
     ('mask of two channels', replace('masks/b.npy', np.zeros((*SHAPE, 2))), {},
-     'masks/b.npy: a mask of 2 channels'),
+     'masks/b.npy: a mask of the shape'),
     ('one axis', replace('images/b.npy', np.zeros(5)), {},
      'images/b.npy: cannot be read: ValueError: has the shape (5,)'),
     ('no axis', replace('masks/b.npy', np.array(5)), {},

@@ -912,7 +912,7 @@ CONVENTIONS = [
      [['images="images"', 'masks="annotations"'], [COLOURED]], 3,
      {train_unet.COLOUR + 0x00ff00: 2.44}),
     ('03_rgb_coded_three_suffixes_cwfid', ('001_', '002_'),
-     [['images="images"', 'masks="masks"']], 2, {1: 82.34}),
+     [['images="images"', 'masks="masks"']], 2, {255: 82.34}),
     ('04_pixels0_suffix_mixed_modes_sirst', None, [['skip_broken=True']], 2, {255: 0.04}),
     ('09_voc_palette_labelme', None, [], 19, {15: 12.44}),
     ('10_mat_labels_clothing_ccp', None, [['mask_values="{0:']], 13, {55: 4.5}),

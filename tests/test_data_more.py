@@ -2321,7 +2321,7 @@ def test_true_of_a_bool_tiff_is_true(tmp_path):
     tifffile.imwrite(tmp_path / 'bool.tif', CODES)
     PIL.Image.fromarray(CODES).save(tmp_path / 'scan.tif', tiffinfo={262: 0}, compression='group4')
     for name in ('bool.tif', 'scan.tif'):
-        assert (codes_of(tmp_path / name) == CODES).all()
+        assert (codes_of(tmp_path / name) == 255 * CODES).all()
 
 
 def with_overview(path, pixels, **how):
@@ -2354,7 +2354,7 @@ def test_a_rotated_grey_tiff_is_turned_and_not_scrambled(tmp_path, dtype):
 @pytest.mark.parametrize('name, pixels, words', [
     ('deep.npy', np.array([[[1, 0, 0]], [[0, 256, 0]]], np.uint16), 'holds colours beyond 8 bits'),
     ('wide.npy', np.array([[[-1, 0, 0]], [[0, 2, 0]]], np.int32), 'holds colours beyond 8 bits'),
-    ('planes.npy', np.eye(4, dtype=np.uint8).reshape(2, 2, 4), 'a mask of 4 channels')])
+    ('planes.npy', np.eye(4, dtype=np.uint8).reshape(2, 2, 4), 'a mask of the shape .2, 2, 4.')])
 def test_what_is_no_colour_of_a_mask_is_refused(tmp_path, name, pixels, words):
     np.save(tmp_path / name, pixels)
     with pytest.raises(DataError, match=words):
@@ -2477,6 +2477,49 @@ def test_masks_of_one_bit_beside_others_with_void_are_asked_about(tmp_path):
         else:                                                          # nothing but 0 and void
             PIL.Image.fromarray(codes > 0).save(tmp_path / f'masks/{number}.png')
     assert 'save all of them alike' in str(ask(tmp_path))
+
+
+@pytest.mark.parametrize('noisy', [True, False])
+def test_white_of_one_bit_is_that_of_eight(tmp_path, noisy):
+    """Some masks were cut to one bit, others have soft edges: none of them must become all background."""
+    draw = np.random.default_rng(0)
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((32, 32, 3)))
+        codes = np.zeros((32, 32), int)
+        codes[8:24, 8:24] = 255
+        if number % 2:
+            codes[8, 8:24] = draw.integers(1, 255, 16) if noisy else 254
+            save(tmp_path / f'masks/{number}.png', codes)
+        else:
+            (tmp_path / 'masks').mkdir(exist_ok=True)
+            PIL.Image.fromarray(codes > 0).save(tmp_path / f'masks/{number}.png')
+    wish = {} if noisy else typed(offered(ask(tmp_path), 'mask_values=">127'))
+    _, data = inspect(tmp_path, **wish)
+    assert data.classes[1][1] == 10
+
+
+def test_colours_of_the_palettes_of_other_masks_are_the_same_classes(tmp_path):
+    """As annotation tools save them: most RGBA, some with a palette of these colours."""
+    colours = [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        picture = PIL.Image.fromarray((np.arange(64).reshape(8, 8) % 3).astype(np.uint8), 'P')
+        picture.putpalette(sum(map(list, colours), []))
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        (picture if number % 3 else picture.convert('RGBA')).save(tmp_path / f'masks/{number}.png')
+    config, data = inspect(tmp_path)
+    assert data.coding.num_classes == 3 and {images for _, images in data.classes.values()} == {10}
+    assert any('mean the same' in note for note in data.notes)
+    masks = [data.coding.encode(train_unet.read_mask(tmp_path / f'masks/{n}.png', config)) for n in range(10)]
+    assert all((mask == masks[1]).all() for mask in masks)
+
+
+def test_white_of_16_bits_is_that_of_8_and_of_one(tmp_path):
+    for number, top in enumerate([65535, 255, 1] * 4):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.eye(8, dtype=int) * top, {65535: 'I;16', 255: 'L', 1: '1'}[top])
+    _, data = inspect(tmp_path)
+    assert data.coding.num_classes == 2 and data.classes[1][1] == 12
 
 
 def test_masks_of_one_bit_beside_colours_are_asked_about(tmp_path):

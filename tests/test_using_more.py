@@ -730,7 +730,7 @@ def test_other_data_that_has_only_a_val_folder_is_scored(own, tmp_path, capsys):
         (tmp_path / 'set').mkdir(exist_ok=True)
         shutil.move(draw_set(tmp_path / f'drawn_{kind}') / kind, tmp_path / 'set' / kind / 'val')
     assert train_unet.main(['evaluate', str(own), f'data={tmp_path / "set"}']) == 0
-    assert f'12 images of {tmp_path / "set"}' in capsys.readouterr().out
+    assert f'12 val images of {tmp_path / "set"}' in capsys.readouterr().out
 
 
 def test_how_other_data_was_understood_is_told(own, tmp_path, capsys):
@@ -925,7 +925,7 @@ def test_masks_go_where_out_says(own, two, tmp_path):
 def test_the_demo_set_is_other_data_too(own, capsys):
     train_unet.write_demo(train_unet.DEMO_FOLDER, num_train=3, num_val=3)
     assert train_unet.main(['evaluate', str(own), 'data=demo']) == 0
-    assert re.search('^3 images of ', capsys.readouterr().out, re.MULTILINE)        # not drawn again
+    assert re.search('^3 val images of ', capsys.readouterr().out, re.MULTILINE)        # not drawn again
 
 
 def test_a_resumed_run_keeps_its_tuned_threshold(own, two):
@@ -1138,18 +1138,15 @@ def test_a_folder_that_holds_a_run_is_refused_with_a_line_that_can_be_typed(two,
 
 
 def test_a_resume_of_moved_data_wants_its_place(own, two, tmp_path, capsys):
-    settings = own / 'config.py'
-    settings.write_text(settings.read_text().replace(str(two[1]), str(tmp_path / 'gone')))
-    assert train_unet.main([f'resume={own}', 'num_epochs=7']) == 2
+    assert train_unet.main([f'resume={own}', 'num_epochs=7', f'data={tmp_path / "gone"}']) == 2
     assert 'there is no such folder' in capsys.readouterr().err
     assert train_unet.main([f'resume={own}', 'num_epochs=7', f'data={two[1]}']) == 0
 
 
 def test_the_home_of_moved_data_may_be_typed_as_usual(own, two, monkeypatch):
     monkeypatch.setenv('HOME', str(two[1].parent))
-    settings = own / 'config.py'
-    settings.write_text(settings.read_text().replace(str(two[1]), str(two[1].parent / 'gone')))
-    assert train_unet.resume_config(own, None, {'data': f'~/{two[1].name}'})[0]['data']
+    config, _, notes = train_unet.resume_config(own, None, {'data': f'~/{two[1].name}'})
+    assert config['data'] == str(two[1]) and not notes
 
 
 def test_who_comes_second_leaves_the_run_of_the_first_alone(two, tmp_path, monkeypatch):
