@@ -985,7 +985,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref depth dsm flows'.split())
+                    'invgray ref depth dsm flows prediction predictions predicted pred preds results visualisation '
+                    'visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1114,7 +1115,10 @@ def by_role(candidates, config, root, ignored):
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
 
     def stems_of(name):
-        return {role: stem for role, stem_of in stem_keys.items() if (stem := stem_of(name)) is not None}
+        """{role: stem} of the patterns that fit, the longest alone: x_RGB.png is no {stem}.png"""
+        found = {role: stem for role, stem_of in stem_keys.items() if (stem := stem_of(name)) is not None}
+        longest = max((len(patterns[role]) for role in found), default=0)
+        return {role: stem for role, stem in found.items() if len(patterns[role]) == longest}
 
     held = defaultdict(set)                                            # folder: the roles that its names alone tell
     for _, folder, name, _ in candidates:
@@ -1261,14 +1265,25 @@ def grouped(items, key):
 
 
 def match_pairs(images, masks):
+    """As match_split, each split by a rule of its own where folders on both sides tell splits: in DRIVE 21_training
+    goes with 21_manual1 and 01_test with 01_manual1."""
+    if not (any(file.split for file in images) and any(file.split for file in masks)):     # train/ on one side
+        return match_split(images, masks)
+    of_image, of_mask = (grouped(files, lambda file: file.split) for files in (images, masks))
+    parts = [match_split(of_image[split], of_mask[split]) for split in sorted(of_image.keys() | of_mask.keys())]
+    pairs, rules, *others = zip(*parts)
+    return sum(pairs, []), ' and '.join(filter(None, dict.fromkeys(rules))), *(sum(files, []) for files in others)
+
+
+def match_split(images, masks):
     """The first rule that pairs every image with one mask wins, else the one that comes nearest
     -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)."""
-    both_split = any(file.split for file in images) and any(file.split for file in masks)     # train/ on one side only
+    if not images or not masks:
+        return [], '', images, masks, []
 
     def keyed(files, stem_key, place_of):
-        """{(split, folder, what the rule makes of the stem): files}"""
-        return grouped(files, lambda file: (file.split if both_split else '', place_of(file),
-                                            stem_key(file.stem.casefold())))
+        """{(folder, what the rule makes of the stem): files}"""
+        return grouped(files, lambda file: (place_of(file), stem_key(file.stem.casefold())))
 
     places = (lambda file: file.rest, lambda file: re.sub(r'\D', '', file.kind) + '/' + file.rest, lambda file: '')
     best, most = None, -math.inf
@@ -1314,7 +1329,9 @@ def read_list(path):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to the file."""
     try:
         with open(path, newline='', encoding='utf-8-sig') as file:
-            reader = csv.DictReader(file)
+            head = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel's
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             table = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -1389,7 +1406,7 @@ def doubts(pairs, splits, config):
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
-    notes += find_leaks([image.path for image in images], splits)
+    notes += find_leaks(pairs, splits)
     if config['group_pattern']:
         sides = {(group_of(image, config['group_pattern']), split) for image, split in zip(images, splits)}
         count = Counter(group for group, _ in sides)
@@ -1398,17 +1415,26 @@ def doubts(pairs, splits, config):
     return notes
 
 
-def find_leaks(paths, splits):
-    """A note on images of validation or test that are trained on too: links or copies under the same name."""
+def find_leaks(pairs, splits):
+    """Notes on images of validation or test that are trained on too, links or copies under the same name, and on those
+    whose masks differ."""
+    is_same = functools.partial(filecmp.cmp, shallow=False)
     with contextlib.suppress(OSError):                                 # told by who reads the files
-        marks = [(os.path.basename(path), os.path.getsize(path)) for path in paths]
-        trained = {mark: path for mark, path, split in zip(marks, paths, splits) if split == 0}
-        twins = {path: trained[mark] for mark, path, split in zip(marks, paths, splits) if split and mark in trained}
-        leaks = [path for path in [*twins][:100] if filecmp.cmp(path, twins[path], shallow=False)]
-        if leaks:
-            count = f'{len(leaks)} or more' if len(twins) > 100 else len(leaks)
-            return [f'{count} images of validation or test, such as {leaks[0]}, are trained on too, as '
-                    f'{twins[leaks[0]]}: their scores flatter']
+        marks = [(os.path.basename(image.path), os.path.getsize(image.path)) for image, _ in pairs]
+        trained = {mark: pair for mark, pair, split in zip(marks, pairs, splits) if split == 0}
+        twins = [(pair, trained[mark]) for mark, pair, split in zip(marks, pairs, splits) if split and mark in trained]
+        leaks = [(one, other) for one, other in twins[:100] if is_same(one[0].path, other[0].path)]
+        if not leaks:
+            return []
+        (one, other), count = leaks[0], f'{len(leaks)} or more' if len(twins) > 100 else len(leaks)
+        notes = [f'{count} images of validation or test, such as {one[0].path}, are trained on too, as '
+                 f'{other[0].path}: their scores flatter']
+        masks = [(one[1].path, other[1].path) for one, other in leaks]
+        differ = [files for files in masks if all(map(os.path.isfile, files)) and not is_same(*files)]
+        if differ:
+            notes.append('one and the same image has mask files that differ, {} and {}: if folders hold several tasks '
+                         'name those of one with images= and masks='.format(*differ[0]))
+        return notes
     return []
 
 
@@ -1502,7 +1528,7 @@ def pair_files(config, root, files):
         kinds = sorted({(file.split, file.kind) for file in found})    # Test_v2_Masks are a test's only
         for several in grouped(kinds, lambda key: key[0]).values():
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
-                names = ', '.join(kind for _, kind in several)
+                names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
     pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
@@ -1549,12 +1575,21 @@ def flatness(path, config):
     return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 
 
+def size_in_header(path, config):
+    """(height, width) of an image or a mask; None where its header does not tell, as of arrays or folders."""
+    with contextlib.suppress(DataError, *UNREADABLE):
+        if not path.lower().endswith(('.npy', '.mat')):
+            return read_header(path, config)[:2]
+
+
 def settings_that_pair(config, root, files, seconds):
     """{line to type: ((how likely it is, whether no file is left over), {(image, mask), ...})}, of those that work."""
     works, deadline = {}, time.monotonic() + seconds
     flat = functools.cache(lambda path: flatness(path, config))
+    size = functools.cache(lambda path: size_in_header(path, config))
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
-    answers = itertools.zip_longest(pattern_answers(files), folder_answers(files))
+    folders = () if config['images'] else folder_answers(files)        # what was typed is meant
+    answers = itertools.zip_longest(pattern_answers(files), folders)
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:
             break
@@ -1562,6 +1597,9 @@ def settings_that_pair(config, root, files, seconds):
             pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
+        some = [(size(image.path), size(mask.path)) for image, mask in pairs[::len(pairs) // 3 + 1]]
+        if not any(None in sizes or same_shape(*sizes) for sizes in some):
+            continue                                                   # two kinds of pictures
         skip = ''.join(note for note in notes if note.startswith('skipped '))
         image, mask = (file.path for file in pairs[len(pairs) // 2])
         if Path(image).stem.isdigit() and re.match(r'skipped (\d+) images and \1 masks', skip):
@@ -1672,9 +1710,12 @@ def choose_splits(images, config):
         splits[:] = -1
     if config['val_fraction'] == 0 or val in splits:
         return np.where(splits < 0, train, splits)
-    pool = np.flatnonzero(splits == (-1 if -1 in splits else train))
     pattern = config['group_pattern']
-    groups = list(grouped(pool, lambda row: group_of(images[row], pattern) if pattern else row).values())
+    for drawn in ([-1], [-1, train]):                                  # those of no split, or where they are too few
+        pool = np.flatnonzero(np.isin(splits, drawn))
+        groups = list(grouped(pool, lambda row: group_of(images[row], pattern) if pattern else row).values())
+        if len(groups) > 1:
+            break
     if len(groups) < 2:
         raise DataError([f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val',
                          'val_fraction=0 validates on the training images'])
@@ -2180,6 +2221,10 @@ def coding_from_table(wish, values, ignore, lossy):
     elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     noise = {code: named[name] for code, name in near.items()}
+    far = near.keys() - nearest([*near], [*near.values()], 64).keys() if len(colours) > MOST_CLASSES else ()
+    if 3 * sum(values[code] for code in far) > sum(values.values()):
+        raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
+                        'these are pictures, not masks')
     if not wish.keys() & values.keys() and not noise:
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
     below = {code for code in values if code < 0}                      # GDAL's -9999
@@ -2283,12 +2328,15 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
     what, images = 'colours' if colours else 'values', lambda code: raw[code][1]
     lines = [list_values(values, images, plain, special)]
     if many:
-        lines.append('so many look like ids of objects (instance masks) or like noise, such as that of JPEG')
+        lines.append('so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like '
+                     'photographs')
     noisy = many or lossy and not colours
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
-        main = peaks(values, codes, 48 if colours else 16)
-        if 1 < len(main) <= MOST_CLASSES:
+        reach = 48 if colours else 16
+        main = peaks(values, codes, reach)
+        around = sum(values[code] for code in nearest(codes, main, reach))
+        if 1 < len(main) <= MOST_CLASSES and 3 * around > 2 * sum(values.values()):        # else they are pictures
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
@@ -2301,6 +2349,10 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
+    usual = max(plain, key=values.get)
+    if not many and len(plain) > 2 and usual not in (0, COLOUR) and 2 * values[usual] > sum(values.values()):
+        table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
+        lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255:
         lines.append('if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
@@ -2324,7 +2376,9 @@ def read_as_classes(values, plain, special, what):
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
         rare = sum(values[code] for code in special) < 0.1 * sum(values.values())      # a void label covers no more
-        lines.insert(0 if rare else 1, f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
+        is_scale = np.ptp(np.diff(sorted(values))) <= 2                # 0, 128, 255
+        lines.insert(0 if rare and not is_scale else 1,
+                     f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
     return [*lines, '(255 after a colon means ignored; reorder as you like)']
 
 
@@ -2465,7 +2519,9 @@ def scan(pairs, config, decode=False):
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
         scaled = sum(problem.endswith(OTHER_SCALE) for problem in problems)
-        advice = [f'if these {scaled} show the same as their masks type rescale_masks=True'] * bool(scaled)
+        advice = []
+        if scaled:
+            advice.append(f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
         advice += ['skip_broken=True leaves them out'] * is_any_sound
         raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')

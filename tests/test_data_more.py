@@ -330,6 +330,96 @@ def test_a_folder_of_masks_that_lacks_a_few_is_offered_beside_one_that_is_whole(
                                                   'images="images" masks="masks_b" skip_unpaired=True']
 
 
+def test_splits_that_are_named_otherwise_pair_each_by_a_rule_of_its_own(tmp_path):
+    """DRIVE: 21_training.tif and 01_test.tif, but 21_manual1.gif and 01_manual1.gif."""
+    made = [('training', range(21, 27)), ('test', range(1, 7))]
+    fill(tmp_path / 'set', [f'{split}/images/{n:02}_{split}.tif' for split, numbers in made for n in numbers],
+         [f'{split}/1st_manual/{n:02}_manual1.gif' for split, numbers in made for n in numbers])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {
+        f'{split}/images/{n:02}_{split}.tif': f'{split}/1st_manual/{n:02}_manual1.gif'
+        for split, numbers in made for n in numbers}
+
+
+def test_pictures_of_another_shape_are_not_offered_as_masks(tmp_path):
+    """Photographs of the front and of the side of cars, all without a mask."""
+    draw = np.random.default_rng(0)
+    for n in range(6):
+        for folder, shape in (('front', (40, 40, 3)), ('side', (40, 120, 3))):
+            save(tmp_path / f'set/{folder}/car_{n}.png', draw.integers(0, 256, shape))
+    assert typed_lines(ask(tmp_path / 'set')) == []
+
+
+def test_a_file_is_of_the_pattern_that_says_more_of_it(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}_RGB.png' for n in range(6)], [f'images/{n}.png' for n in range(6)])
+    line = 'image_pattern="{stem}_RGB.png" mask_pattern="{stem}.png"'
+    assert line in typed_lines(ask(tmp_path / 'set'))
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert partners(data, tmp_path / 'set') == {f'images/{n}_RGB.png': f'images/{n}.png' for n in range(6)}
+
+
+def test_advice_stays_with_the_folders_that_were_typed(tmp_path):
+    fill(tmp_path / 'set', [f'rgb/{n}.png' for n in range(10)] + [f'infrared/{n}.png' for n in range(12)],
+         [f'masks/{n}.png' for n in range(12)])
+    lines = typed_lines(ask(tmp_path / 'set', images='rgb', masks='masks'))
+    assert lines == ['skip_unpaired=True']
+
+
+def test_one_image_of_no_split_is_split_with_those_for_training(tmp_path):
+    fill(tmp_path / 'set', [f'train/images/{n}.png' for n in range(9)] + ['images/9.png'],
+         [f'train/masks/{n}.png' for n in range(9)] + ['masks/9.png'])
+    assert split_sizes(inspect(tmp_path / 'set')[1]) == [8, 2, 0]
+
+
+def test_predictions_are_not_offered_where_there_are_images(tmp_path):
+    fill(tmp_path / 'set', [f'xrays/{n}.png' for n in range(8)] + [f'predictions/{n}.png' for n in range(12)],
+         [f'masks/{n}.png' for n in range(12)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert any('images="xrays" masks="masks"' in line for line in lines) and 'predictions' not in ' '.join(lines)
+
+
+def test_photographs_are_offered_no_colours_as_classes(tmp_path):
+    """Nor are they taken with those that somebody typed."""
+    draw = np.random.default_rng(0)
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)))
+        picture = draw.integers(0, 256, (64, 64, 3))
+        picture[:20] = n * 60
+        save(tmp_path / f'masks/{n}.png', picture)
+    assert '{\'#' not in str(ask(tmp_path))
+    assert 'these are pictures, not masks' in str(ask(tmp_path, mask_values={'#000000': 0, '#3c3c3c': 1}))
+
+
+def test_all_but_the_commonest_value_is_offered_as_foreground(tmp_path):
+    """CrackForest: 1 is the road, and what lies around it."""
+    codes = np.ones((10, 10), int)
+    codes[:2], codes[2, :3] = 2, 3
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((10, 10, 3)))
+        save(tmp_path / f'masks/{n}.png', codes)
+    line = next(line for line in ask(tmp_path).problems if 'all but 1 is foreground' in line)
+    _, data = inspect(tmp_path, **typed(line.split(' type ')[1]))
+    assert data.classes[1][0] == 4 * 23
+
+
+def test_evenly_spaced_values_are_classes_first(tmp_path):
+    """Eyes: 128 is the disc, 255 the cup."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((10, 10, 3)))
+        save(tmp_path / f'masks/{n}.png', np.repeat([0] * 7 + [128] * 2 + [255], 10).reshape(10, 10))
+    assert offered(ask(tmp_path), 'mask_values=') == 'mask_values="{0: 0, 128: 1, 255: 2}"'
+
+
+def test_masks_that_differ_for_one_and_the_same_image_are_told(tmp_path):
+    """Two tasks on the same photographs, in folders of their own."""
+    for task, top in (('cup', 3), ('disc', 6)):
+        for n in range(10):
+            save(tmp_path / f'set/{task}/images/{n}.png', np.full((8, 8, 3), n))
+            save(tmp_path / f'set/{task}/masks/{n}.png', np.pad(np.ones((top, 8), int), ((0, 8 - top), (0, 0))))
+    _, data = inspect(tmp_path / 'set')
+    assert any('has mask files that differ' in note for note in data.notes)
+
+
 def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     """Each would take gigabytes, and the time in which the other lines are tried."""
     kinds = 'images', 'masks_a', 'masks_b'
@@ -1347,6 +1437,13 @@ def test_the_line_for_inverted_thresholds_turns_them(tmp_path, wish, line):
         save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
         save(tmp_path / 'set' / 'images' / f'{number}.png', np.random.default_rng(number).integers(0, 255, (10, 10, 3)))
     assert any(f'type mask_values={line}' in note for note in inspect(tmp_path / 'set', mask_values=wish)[1].notes)
+
+
+def test_a_list_may_have_semicolons(small_set):
+    """As Excel writes them where the comma is for decimals."""
+    rows = [f'images/{n:03d}.png;masks/{n:03d}.png' for n in range(12)]
+    (small_set / 'list.csv').write_text('\n'.join(['image;mask', *rows]))
+    assert len(inspect(small_set / 'list.csv')[1].pairs.images) == 12
 
 
 def test_a_list_may_have_spaces_and_capitals_in_its_header_and_folders_for_groups(tmp_path):
