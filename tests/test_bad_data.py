@@ -327,7 +327,6 @@ BAD = [
     ('empty list', listed(''), {}, 'needs a header line'),
     ('header only', listed(HEADER), {}, 'needs a header line'),
     ('no header', listed(GOOD), {}, 'needs a header line'),
-    ('semicolons', listed((HEADER + GOOD).replace(',', ';')), {}, 'list.csv: needs a header line'),
     ('unknown split', listed(HEADER + GOOD + 'images/b.png,masks/b.png,yes\n'), {},
      "line 4: split='yes'"),
     ('no mask in a line', listed(HEADER + GOOD + 'images/b.png,,\n'), {}, 'list.csv, line 4'),
