@@ -2541,6 +2541,8 @@ def inspect_data(config, decode=False):
     twins = palette_twins(records)
     for record in records if twins else ():
         record['codes'] = [twins.get(code, code) for code in record['codes']]
+    if twins and isinstance(wish := parse_mask_values(config['mask_values']), dict):
+        config = {**config, 'mask_values': {twins.get(code, code): class_id for code, class_id in wish.items()}}
     values, in_train = count_codes(pairs.splits, records)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixtures(records, config)
@@ -4646,8 +4648,10 @@ class Run:
 
     def other_holder(self):
         """Who says to hold the folder, if that is not this run."""
-        name = self.holder.read_text() if self.holder.exists() else ''
-        return name * (name != self.name)
+        with contextlib.suppress(OSError):                             # it is gone, or a network drive for a while
+            name = self.holder.read_text()
+            return name * (name != self.name)
+        return ''
 
     def write(self, name, content):
         """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
@@ -4970,7 +4974,6 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
-# Settings that may change on resume without changing the result; of the others, some cannot change at all.
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
                      'tensorboard encoder_weights max_image_pixels device'.split())

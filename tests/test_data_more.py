@@ -2609,6 +2609,9 @@ def test_colours_of_the_palettes_of_other_masks_are_the_same_classes(tmp_path):
     assert any('mean the same' in note for note in data.notes)
     masks = [data.coding.encode(train_unet.read_mask(tmp_path / f'masks/{n}.png', config)) for n in range(10)]
     assert all((mask == masks[1]).all() for mask in masks)
+    for wish in ({'#000000': 0, '#800000': 1, '#008000': 1}, {0: 0, 1: 1, 2: 1}):
+        _, data = inspect(tmp_path, mask_values=wish)
+        assert data.classes[1][1] == 10 and data.classes[1][0] == 10 * 42
 
 
 def test_white_of_16_bits_is_that_of_8_and_of_one(tmp_path):
