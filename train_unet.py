@@ -1658,9 +1658,14 @@ def folder_answers(files):
     shared = shared_folder(files)
     shapes, everywhere = folder_shapes(files, shared)
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
+    kind = {shape: {*folder_words(posixpath.basename(shape))[:-1]} - IMAGE_WORDS - MASK_WORDS for shape in shapes}
     for image, mask in itertools.permutations([*shapes][:24], 2):
         if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' or shapes[image] & shapes[mask]:
             continue
+        brothers = [other for other in shapes if posixpath.dirname(other) == posixpath.dirname(image)
+                    and role[other] != 'mask' and shapes[other].isdisjoint(shapes[mask])]
+        if kind[mask] and kind[image] != kind[mask] in [kind[other] for other in brothers]:
+            continue                                                   # normal_mask is of normal, not of abnormal
         first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
         parts = zip(image.split('/')[::-1], mask.split('/')[::-1])
         numbers = zip(re.findall(r'\d+', image), re.findall(r'\d+', mask))
@@ -1758,7 +1763,12 @@ def open_pillow(path, config):
     PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has one that can be set
     if not os.path.getsize(path):
         raise ValueError('is empty')
-    picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
+    try:
+        picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
+    except PIL.UnidentifiedImageError:
+        if Path(path).read_bytes()[:23] == b'version https://git-lfs':
+            raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull') from None
+        raise
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
         picture.filename = ''                                          # else Pillow maps a rotated one, side for side
@@ -2448,6 +2458,8 @@ def scan_pair(image, mask, config):
             hint = f'; if its bands come first type in_channels={height}'
         elif is_alike:
             hint = OTHER_SCALE
+        elif config['rescale_masks']:
+            hint = ', of another shape: rescaled it would be distorted'
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
@@ -2543,6 +2555,8 @@ def inspect_data(config, decode=False):
         record['codes'] = [twins.get(code, code) for code in record['codes']]
     if twins and isinstance(wish := parse_mask_values(config['mask_values']), dict):
         config = {**config, 'mask_values': {twins.get(code, code): class_id for code, class_id in wish.items()}}
+    if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
+        config = {**config, 'ignore_index': None}                      # it is white
     values, in_train = count_codes(pairs.splits, records)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     refuse_mixtures(records, config)
@@ -2645,6 +2659,11 @@ def falls(counts):
     return len(counts) > 4 and all(a >= b for a, b in itertools.pairwise(counts)) and counts[-1] < counts[0] / 2
 
 
+def is_plain(record):
+    """Whether a mask is a picture of black and white: of 1 bit, or with a palette of these."""
+    return record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
+
+
 def refuse_mixtures(records, config):
     """DataError for masks of 0 and 1 beside others of 0 and 255, and for numbers beside black and white (1 bit, or a
     palette of these): what 255 or white means there only the user knows."""
@@ -2661,7 +2680,6 @@ def refuse_mixtures(records, config):
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and {top}', *lines],
                         'the mask values are not clear')
-    is_plain = lambda record: record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
     kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
     counts = Counter()                                                 # of the other masks: {value: pixels}
     for record in records:
@@ -2672,7 +2690,9 @@ def refuse_mixtures(records, config):
     if kinds and has_numbers and not is_noisy(counts):
         lines = ['some masks are of black and white alone, others hold numbers: save all of them alike']
         if 255 not in counts and plain[-1] < COLOUR:
-            lines.append(f'if white is class 1 type mask_values={suggest({code: code for code in plain} | {255: 1})}')
+            table = suggest({code: code for code in plain} | {255: 1})
+            lines.append(f'if white is class 1 type mask_values={table}' if len(plain) <= MOST_CLASSES else
+                         'if all but 0 (black) is foreground type mask_values=nonzero')
         if 255 in counts and 127 < plain[-1] < COLOUR:
             lines.append('if bright is foreground type mask_values=">127"')
         raise DataError(lines, 'the mask values are not clear')

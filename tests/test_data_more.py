@@ -420,6 +420,45 @@ def test_masks_that_differ_for_one_and_the_same_image_are_told(tmp_path):
     assert any('has mask files that differ' in note for note in data.notes)
 
 
+def test_masks_of_the_same_kind_as_the_images_are_offered_first(tmp_path):
+    """Each number is in every folder: normal_mask is of normal, not of abnormal."""
+    kinds = [f'{split}set/{kind}' for split in ('train', 'test') for kind in ('normal', 'abnormal')]
+    fill(tmp_path / 'set', [f'{kind}/{n}.png' for kind in kinds for n in range(6)],
+         [f'{kind}_mask/{n}.png' for kind in kinds for n in range(6)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines
+    for line in lines:
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        assert all(os.path.dirname(mask) == f'{os.path.dirname(image)}_mask'
+                   for image, mask in partners(data, tmp_path / 'set').items())
+
+
+@pytest.mark.parametrize('kind', ['images', 'masks'])
+def test_pointers_of_git_lfs_are_called_so(small_set, kind):
+    (small_set / kind / '003.png').write_text('version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n')
+    assert f'{kind}/003.png: cannot be read: ValueError: is a pointer of Git LFS' in str(ask(small_set))
+
+
+def test_masks_of_another_shape_are_not_rescaled(small_set):
+    save(small_set / 'masks/003.png', np.zeros((40, 50)))
+    assert 'of another shape' in str(ask(small_set, rescale_masks=True))
+
+
+def test_white_of_palettes_is_foreground_beside_numbers_too(tmp_path):
+    """X-rays: most masks have a palette of black and white, a few one of many shades under as many numbers."""
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)))
+        codes = np.zeros((16, 16), np.uint8)
+        codes[4:12, 4:12] = np.arange(64).reshape(8, 8) + 1 if number == 0 else 1
+        picture = PIL.Image.fromarray(codes, 'P')
+        picture.putpalette([0, 0, 0] + [255, 255 - 6 * (number == 0), 255 - 6 * (number == 0)] * 64)
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        picture.save(tmp_path / f'masks/{number}.png')
+    assert offered(ask(tmp_path), 'mask_values=') == 'mask_values=nonzero'
+    _, data = inspect(tmp_path, mask_values='nonzero')
+    assert {class_id: images for class_id, (_, images) in data.classes.items()} == {0: 6, 1: 6}
+
+
 def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     """Each would take gigabytes, and the time in which the other lines are tried."""
     kinds = 'images', 'masks_a', 'masks_b'
