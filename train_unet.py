@@ -1766,8 +1766,9 @@ def open_pillow(path, config):
     try:
         picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     except PIL.UnidentifiedImageError:
-        if Path(path).read_bytes()[:23] == b'version https://git-lfs':
-            raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull') from None
+        with open(path, 'rb') as file:
+            if file.read(23) == b'version https://git-lfs':
+                raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull') from None
         raise
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
@@ -4973,9 +4974,12 @@ def find_resume(config):
     if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
     for folder in sorted(filter(is_begun, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
-        saved = load_last(folder)[0]                                   # where it is damaged that is told
-        if absolute(saved['config'].get('data')) == absolute(config['data']):
-            return None if is_over(saved, config) else folder
+        try:
+            data = load_preset(folder / 'config.py').get('data')       # a checkpoint may have gigabytes
+        except ConfigError:
+            data = load_last(folder)[0]['config'].get('data')
+        if absolute(data) == absolute(config['data']):
+            return None if is_over(load_last(folder)[0], config) else folder       # where it is damaged that is told
     return None
 
 
@@ -4994,6 +4998,11 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
+def as_asked(data):
+    """The data setting of a run, with its own word for the demo set, which is drawn anew where it is gone."""
+    return 'demo' if data == absolute(str(DEMO_FOLDER)) else data
+
+
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
                      'tensorboard encoder_weights max_image_pixels device'.split())
@@ -5007,6 +5016,7 @@ def resume_config(folder, preset, overrides):
     saved = load_last(folder)[0]                                       # an older version may have had other keys
     trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}       # precision: before any healing
+    trained['data'] = as_asked(trained['data'])
     config, sources, notes = resolve_config(preset, overrides, base=trained)
     if absolute(config['data']) == absolute(trained['data']):          # typed in another way
         config['data'] = trained['data']
@@ -5089,8 +5099,9 @@ def build_state(model, config, precision, device, sizes=()):
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()
-    if isinstance(model, SegmentationModel):                           # others may count on their layout
+    if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
         model = laid_out(model, config, device)
+    if isinstance(model, SegmentationModel):
         try_size(model, sizes)
     average = copy.deepcopy(model) if config['ema_decay'] else None
     engine = None
@@ -5537,7 +5548,7 @@ HEADING = '"""The settings of one run.'
 def config_text(config):
     """The resolved config in the form of a preset."""
     settings = {key: value for key, value in config.items() if key not in ('run_dir', 'resume')}
-    settings['data'] = 'demo' if settings['data'] == absolute(str(DEMO_FOLDER)) else settings['data']
+    settings['data'] = as_asked(settings['data'])
     return f'{HEADING} Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
            f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
@@ -5644,6 +5655,7 @@ def finish(state, val_data, config, run):
             log.warning('the pictures could not be written: %s', error)
     tell_end(state, model, run, is_saved)
     return Result(state.history, best, model, run.folder, run.asked, is_saved)
+
 
 # ===== pictures =======================================================================
 

@@ -1326,6 +1326,20 @@ def test_a_random_data_set_of_ones_own_resumes_to_the_bit(workers):
     assert_same(final('run')['model'], final('calm')['model'])
 
 
+def test_a_run_on_the_demo_set_goes_on_where_the_set_is_gone():
+    tu.write_demo(tu.DEMO_FOLDER, num_train=4, num_val=2)
+    settings = {**SMALL, 'data': 'demo', 'run_dir': 'auto', 'num_epochs': 1}
+    assert tu.train(**settings).run_dir == tu.Path('runs/demo-1')
+    found = tu.find_resume({**tu.CONFIG, 'data': 'demo', 'num_epochs': 2, 'resume': 'auto'})
+    assert found == tu.Path('runs/demo-1') and tu.resume_config(found, None, {})[0]['data'] == 'demo'
+
+
+def test_auto_reads_no_checkpoint_of_other_data(run_of_one, monkeypatch):
+    shutil.copytree('run', 'runs/set-1')
+    monkeypatch.setattr(tu, 'load_last', None)
+    assert tu.find_resume({**tu.CONFIG, 'data': 'other', 'resume': 'auto'}) is None
+
+
 def test_auto_does_not_go_on_with_an_older_run_where_the_newest_is_damaged(run_of_one):
     for name in ('runs/set-1', 'runs/set-2'):
         shutil.copytree('run', name)

@@ -459,6 +459,38 @@ def test_white_of_palettes_is_foreground_beside_numbers_too(tmp_path):
     assert {class_id: images for class_id, (_, images) in data.classes.items()} == {0: 6, 1: 6}
 
 
+def test_ones_of_8_bits_beside_white_of_16_are_asked_about(tmp_path):
+    for number in range(12):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.eye(8, dtype=int) * (65535, 1)[number % 2], ('I;16', 'L')[number % 2])
+    _, data = inspect(tmp_path, **typed(offered(ask(tmp_path), 'mask_values=')))
+    assert data.coding.num_classes == 2 and data.classes[1][1] == 12
+
+
+def test_six_classes_of_which_higher_numbers_are_rarer_are_no_ids(tmp_path):
+    """Cars: ids would begin with 1 in each mask, and leave none out."""
+    for number in range(12):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        parts = [1, 2, 3] if number < 6 else [1, 2, 4, 5] if number < 10 else [1, 2, 4, 6]
+        save(tmp_path / f'masks/{number}.png', np.pad(np.repeat(parts, 8).reshape(-1, 8), ((0, 8 - len(parts)), (0, 0))))
+    _, data = inspect(tmp_path)
+    assert data.coding.num_classes == 7 and not any('ids of objects' in note for note in data.notes)
+
+
+def test_an_orientation_of_0_turns_nothing(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.jpg' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    exif = PIL.Image.Exif()
+    exif[274] = 0
+    PIL.Image.new('RGB', (8, 8)).save(tmp_path / 'set/images/0.jpg', exif=exif)
+    assert not any('EXIF' in mode for mode in inspect(tmp_path / 'set')[1].modes)
+
+
+def test_folders_inside_the_typed_one_are_named_beside_it(tmp_path):
+    fill(tmp_path / 'set', [f'pictures/{kind}{n}.png' for kind in ('', 'imgs_of_etis/') for n in range(4)],
+         [f'masks/{n}.png' for n in range(4)])
+    assert 'the folder itself, imgs_of_etis' in str(ask(tmp_path / 'set', images='pictures', masks='masks'))
+
+
 def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     """Each would take gigabytes, and the time in which the other lines are tried."""
     kinds = 'images', 'masks_a', 'masks_b'

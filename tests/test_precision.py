@@ -538,6 +538,15 @@ def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set,
     assert settled['num_workers'] == workers
 
 
+def test_a_network_of_ones_own_gets_the_layout_that_apple_gpus_can_train(monkeypatch):
+    seen, model = [], torch.nn.Conv2d(3, 1, 3)
+    monkeypatch.setattr(model, 'to', lambda device: model)             # there is none here
+    monkeypatch.setattr(train_unet, 'laid_out', lambda model, config, device: seen.append(device.type) or model)
+    config = {**CONFIG, 'learning_rate': 1e-3, 'ema_decay': None}
+    train_unet.build_state(model, config, train_unet.Precision('float32', None, ''), torch.device('mps'))
+    assert seen == ['mps']
+
+
 @pytest.mark.parametrize('settings, searches', [({}, True), ({'deterministic': True}, False),
                                                 ({'size_policy': 'crop'}, False)])
 def test_cudnn_searches_for_its_fastest_kernels_where_all_images_have_one_size(monkeypatch, small_set, settings,

@@ -7,9 +7,10 @@ Equal for all: smp.Unet from scratch with one output, the same image files, imag
 AdamW, cross-entropy plus Dice, float32, no augmentation (peers.py has each contender). Two figures
 each: with loading the files and the IoU of the training batches, and without (tensors in memory, no
 metric). Peers run as their documentation tells, and tuned: channels_last, fused AdamW, persistent
-workers, on a GPU cuDNN's search for its fastest kernels, MONAI's cache. Ours runs three times: 'equal' without its moving average of the weights, its
-gradient clipping and its cache of images, 'default' with all three, and 'auto' also in the precision
-that it picks unasked on this machine, where the peers stay in float32.
+workers, on a GPU cuDNN's search for its fastest kernels, MONAI's cache. Ours runs three times:
+'equal' without its moving average of the weights, its gradient clipping and its cache of images,
+'default' with all three, and 'auto' also in the precision that it picks unasked on this machine,
+where the peers stay in float32.
 
 The clock hangs on torch's own hook after every optimizer step, so that no loop has to be touched.
 An epoch warms up; measured is the middle of the second: the steady rate, without starting workers,
