@@ -985,8 +985,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref depth dsm flows prediction predictions predicted pred preds results visualisation '
-                    'visualisations visualizations binarisation binarization'.split())
+                    'invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
+                    'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
@@ -1024,19 +1024,26 @@ def folder_words(name):
     return words
 
 
+def told_role(name):
+    """'mask', 'image' or '', by the words in the name of a folder."""
+    words = set(folder_words(name))
+    return 'mask' if MASK_WORDS & words else 'image' if IMAGE_WORDS & words else ''
+
+
 @functools.cache
 def read_place(folder, role=''):
     """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it says nothing.
     split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder names
     that gave the role; rest: what is left, a subfolder per city, per patient, per image."""
-    split, kind, rest = '', [], []
-    for part in Path(folder).parts:
+    split, kind, rest, parts = '', [], [], Path(folder).parts
+    roles = [*map(told_role, parts)]
+    role = role or ('mask' if 'mask' in roles else 'image' if 'image' in roles else '')      # Train Images/masks1
+    for part, said in zip(parts, roles):
         words = folder_words(part)
-        said = 'mask' if MASK_WORDS & set(words) else 'image' if IMAGE_WORDS & set(words) else ''
         is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)   # DIS-TE1, not TCGA-TS-A7P1
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
-        split, role = split or found, role or said
+        split = split or found
         if said and said == role:
             kind.append(part)
         elif not found or re.search(r'\d', part):                      # train_001/ is for one image, of training
@@ -1130,7 +1137,7 @@ def by_role(candidates, config, root, ignored):
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
             if not split_listed(name):                                 # split_by_names tells of these
-                ignored[f'*{suffix.lower()}' if suffix else name].append(name)
+                ignored[f'*{suffix.lower()}' if suffix else 'without an ending'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
         if role and (patterns_tell or is_for_one):
@@ -1164,6 +1171,7 @@ def collect(config, root, files):
     images, masks, loose = by_role(candidates, config, root, ignored).values()
     for file in loose if images else ():
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
+        folder = re.sub(r'\d+', '*', folder)                           # one line for a thousand of them
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
     if not masks:                                                      # all in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
@@ -1406,36 +1414,15 @@ def doubts(pairs, splits, config):
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
-    notes += find_leaks(pairs, splits)
-    if config['group_pattern']:
-        sides = {(group_of(image, config['group_pattern']), split) for image, split in zip(images, splits)}
-        count = Counter(group for group, _ in sides)
-        if torn := sum(number > 1 for number in count.values()):
-            notes.append(f'group_pattern: the folders have {torn} of {len(count)} groups on both sides')
+    pattern = config['group_pattern'] or '(.*)[.]rf[.]'                # else Roboflow's versions of a photograph
+    sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
+             if config['group_pattern'] or '.rf.' in image.stem}
+    count = Counter(group for group, _ in sides)
+    if torn := sum(number > 1 for number in count.values()):
+        advice = f'; type {as_typed("group_pattern", pattern)}' * (not config['group_pattern'] and 'val' not in named)
+        notes.append(f'{torn} of {len(count)} groups of images ({pattern}) are on several sides of the split: scores '
+                     f'flatter{advice}')
     return notes
-
-
-def find_leaks(pairs, splits):
-    """Notes on images of validation or test that are trained on too, links or copies under the same name, and on those
-    whose masks differ."""
-    is_same = functools.partial(filecmp.cmp, shallow=False)
-    with contextlib.suppress(OSError):                                 # told by who reads the files
-        marks = [(os.path.basename(image.path), os.path.getsize(image.path)) for image, _ in pairs]
-        trained = {mark: pair for mark, pair, split in zip(marks, pairs, splits) if split == 0}
-        twins = [(pair, trained[mark]) for mark, pair, split in zip(marks, pairs, splits) if split and mark in trained]
-        leaks = [(one, other) for one, other in twins[:100] if is_same(one[0].path, other[0].path)]
-        if not leaks:
-            return []
-        (one, other), count = leaks[0], f'{len(leaks)} or more' if len(twins) > 100 else len(leaks)
-        notes = [f'{count} images of validation or test, such as {one[0].path}, are trained on too, as '
-                 f'{other[0].path}: their scores flatter']
-        masks = [(one[1].path, other[1].path) for one, other in leaks]
-        differ = [files for files in masks if all(map(os.path.isfile, files)) and not is_same(*files)]
-        if differ:
-            notes.append('one and the same image has mask files that differ, {} and {}: if folders hold several tasks '
-                         'name those of one with images= and masks='.format(*differ[0]))
-        return notes
-    return []
 
 
 def split_listed(name):
@@ -1522,8 +1509,7 @@ def pair_files(config, root, files):
     if not images or not masks:
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
-                         *shorten(notes, 5), 'expected folders such as images/ and masks/; polygons, run lengths and '
-                         'volumes are to be drawn first, as a picture (or .npy, .mat) for each image'])
+                         *shorten(notes, 5)])
     for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
         kinds = sorted({(file.split, file.kind) for file in found})    # Test_v2_Masks are a test's only
         for several in grouped(kinds, lambda key: key[0]).values():
@@ -1558,6 +1544,9 @@ def lines_that_pair(config, root, files, seconds=10.0):
     lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *lines[:6]]
+    else:
+        lines = ['expected folders such as images/ and masks/; polygons, run lengths and volumes are to be drawn '
+                 'first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
 
@@ -1604,7 +1593,7 @@ def settings_that_pair(config, root, files, seconds):
         image, mask = (file.path for file in pairs[len(pairs) // 2])
         if Path(image).stem.isdigit() and re.match(r'skipped (\d+) images and \1 masks', skip):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
-        score = likelihood(image, mask, flat)
+        score = likelihood(image, mask, flat) - any(None not in sizes and len({*sizes}) > 1 for sizes in some)
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
         are_masks = has_photos and flat(image) == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
@@ -1625,6 +1614,8 @@ def likelihood(image, mask, flat):
     fits = ('manual' in of_mask) + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)    # manual: beside the field of view
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
+    (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
+    fits -= 2 * (len(others) > 1 and not {told_role(top), told_role(other_top)} & {'image', 'mask'})     # of two sets
     splits, others = ({SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in (of_image, of_mask))
     return fits - 6 if splits and others and splits != others else fits
 
@@ -1639,10 +1630,11 @@ def folder_shapes(files, shared):
     for folder, number in count.items():
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
-        above = ['*' if siblings['/'.join(names[:at])] > 2 else star for at, star in enumerate(stars)]
+        above = ['*' if siblings['/'.join(names[:at])] > 2 or star != name else name
+                 for at, (star, name) in enumerate(zip(stars, names))]
         for end in range(depth + 1, len(names) + 1):                   # of each folder on the way down
             shapes = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]       # one by its own name
-            shapes += [stars[:end], (*above[:end - 1], names[end - 1])]
+            shapes += [stars[:end], *((*above[:end - 1], last) for last in {names[end - 1], stars[end - 1]})]
             weight.update({'/'.join(shape): number for shape in shapes})
     usual = [shape for shape, _ in weight.most_common(60)]
     stars_last = lambda shape: (shape.count('/'), '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
@@ -1662,9 +1654,12 @@ def folder_answers(files):
     for image, mask in itertools.permutations([*shapes][:24], 2):
         if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' or shapes[image] & shapes[mask]:
             continue
-        brothers = [other for other in shapes if posixpath.dirname(other) == posixpath.dirname(image)
+        brothers = [kind[other] for other in shapes if posixpath.dirname(other) == posixpath.dirname(image)
                     and role[other] != 'mask' and shapes[other].isdisjoint(shapes[mask])]
-        if kind[mask] and kind[image] != kind[mask] in [kind[other] for other in brothers]:
+        sisters = [kind[other] for other in shapes if posixpath.dirname(other) == posixpath.dirname(mask)
+                   and role[other] == 'mask']
+        is_of_others = kind[mask] and kind[mask] in brothers or kind[image] and kind[image] in sisters
+        if kind[image] != kind[mask] and is_of_others:
             continue                                                   # normal_mask is of normal, not of abnormal
         first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
         parts = zip(image.split('/')[::-1], mask.split('/')[::-1])
@@ -1799,7 +1794,7 @@ def read_pillow(path, config, as_mask):
 def mask_pixels(picture):
     """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
-    if picture.mode.endswith('A') and len(picture.getchannel('A').getcolors()) > 1:
+    if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
         if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
             raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
     if picture.mode in ('LA', 'P'):
@@ -1812,7 +1807,8 @@ def mask_pixels(picture):
 def palette_meaning(picture):
     """How a palette mask is meant -> a mode to convert it to: 'P' where its numbers count, as in most. Colours count in
     a GIF of greys ('L'), in black and white with nothing near them in the palette ('L'), and where black is not number
-    0 and no number is left out ('RGB'). A palette of classes may end in black, for what is ignored."""
+    0, no number is left out and the palette ends with them ('RGB'): it was made for this file. A palette of classes may
+    end in black, for what is ignored."""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
     shown, last = set(used.values()), max(used, default=0)
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
@@ -1820,7 +1816,8 @@ def palette_meaning(picture):
         return 'L'
     if shown <= {'#000000', '#ffffff'} and (last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
         return 'L'
-    return 'RGB' if '#000000' in shown and palette[:3] != [0, 0, 0] and last < len(used) else 'P'
+    is_own = last < len(used) and len({tuple(palette[at:at + 3]) for at in range(3 * last + 3, len(palette), 3)}) < 2
+    return 'RGB' if is_own and '#000000' in shown and palette[:3] != [0, 0, 0] else 'P'
 
 
 def palette_colours(picture):
@@ -2364,7 +2361,8 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
     if not many and len(plain) > 2 and usual not in (0, COLOUR) and 2 * values[usual] > sum(values.values()):
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
-    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255:
+    middle = sum(values[code] for code in values if 112 <= code < 144) / sum(values.values())
+    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and (noisy or middle < 0.001):
         lines.append('if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
@@ -2384,13 +2382,19 @@ def list_values(values, images, plain, special):
 def read_as_classes(values, plain, special, what):
     """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
+    specks = [code for code in plain if 2000 * values[code] < sum(values.values())]
+    rest = values.keys() - specks
+    if specks and len(rest) > 1:
+        few, table = ', '.join(map(name_code, specks[:6])), numbered(rest) | dict.fromkeys(specks, IGNORE)
+        lines.insert(len(specks) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be ignored, type '
+                                              f'mask_values={suggest(table)}')
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
         rare = sum(values[code] for code in special) < 0.1 * sum(values.values())      # a void label covers no more
         is_scale = np.ptp(np.diff(sorted(values))) <= 2                # 0, 128, 255
         lines.insert(0 if rare and not is_scale else 1,
                      f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
-    return [*lines, '(255 after a colon means ignored; reorder as you like)']
+    return [*lines, f'({"255 after a colon means ignored; " * (len(lines) > 1)}reorder as you like)']
 
 
 # ===== data: looking at all of it once ================================================
@@ -2438,6 +2442,8 @@ def scan_pair(image, mask, config):
     """Header of the image, every pixel of the mask -> a record for JSON. DataError if one is unusable."""
     try:
         height, width, mode = read_header(image, config)
+        if os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):
+            raise DataError(f'{mask}: is a copy of its image, no mask')
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
             codes = read_mask(mask, config)
     except UNREADABLE as error:
@@ -2463,8 +2469,16 @@ def scan_pair(image, mask, config):
             hint = ', of another shape: rescaled it would be distorted'
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
-    return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours,
+    return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours, 'mark': mark_of(image),
             'codes': found.tolist(), 'pixels': counts.tolist()}
+
+
+def mark_of(path):
+    """The size of a file and a checksum of the middle of it: those of a copy are the same."""
+    size = os.path.getsize(path)
+    with open(path, 'rb') as file:
+        file.seek(max(0, size // 2 - 2048))
+        return [size, zlib.crc32(file.read(4096))]
 
 
 def same_shape(first, second):
@@ -2494,7 +2508,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 12])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 13])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2580,10 +2594,12 @@ def inspect_data(config, decode=False):
     if twins:
         data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records, config) + doubts_of_images(pairs, records, config)
+    data.notes += find_leaks(pairs, records, config)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
-    if coding.num_classes == 2 and shares[1] > 0.9 and len(classes) > 1:
-        line = line_that_inverts(coding, meaning, kinds)
-        data.notes.append(f'foreground covers {shares[1]:.1%} of the pixels: are the masks inverted? If so {line}')
+    if coding.num_classes == 2 and shares[1] > 0.85 and len(classes) > 1:
+        line = line_that_inverts(coding, meaning, kinds, parse_mask_values(config['mask_values']))
+        data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels: are the masks inverted? '
+                          f'If so {line}')
     return data
 
 
@@ -2596,6 +2612,38 @@ def count_codes(splits, records):
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
     return dict(values), in_train
+
+
+def find_leaks(pairs, records, config):
+    """Notes on images of validation or test that are trained on too, and on those whose masks differ. Copies and links
+    are found under any name; pictures that were only coded anew by the same name and mask."""
+    images, masks = ([*map(os.fsdecode, paths)] for paths in (pairs.images, pairs.masks))
+    is_copy = lambda paths, rows: all(os.path.isfile(paths[row]) for row in rows) and \
+        filecmp.cmp(*(paths[row] for row in rows), shallow=False)
+
+    def looks_alike(paths, rows):
+        one, other = (resize(read_image(paths[row], config).astype(np.float32), 16, 16) for row in rows)
+        return np.abs(one - other).mean() <= 0.1 * one.std()
+
+    by_file = [tuple(record['mark']) for record in records]
+    by_mask = [(os.path.basename(image), *record['codes'], *record['pixels'])
+               for image, record in zip(images, records)]
+    for keys, is_same, like in ((by_file, is_copy, ''), (by_mask, looks_alike, ', coded anew')):
+        trained = {key: row for row, key in enumerate(keys) if pairs.splits[row] == 0}
+        twins = [(row, trained[key]) for row, key in enumerate(keys) if pairs.splits[row] and key in trained]
+        with contextlib.suppress(DataError, OSError):                  # told by who reads the files
+            if leaks := [rows for rows in twins[:100] if is_same(images, rows)]:
+                break
+    else:
+        return []
+    (one, other), count = leaks[0], f'{len(leaks)} or more' if len(twins) > 100 else len(leaks)
+    notes = [f'{count} images of validation or test, such as {images[one]}, are trained on too, as '
+             f'{images[other]}{like}: their scores flatter']
+    differ = [rows for rows in leaks if all(os.path.isfile(masks[row]) for row in rows) and not is_copy(masks, rows)]
+    if differ and not like:
+        notes.append('one and the same image has mask files that differ, {} and {}: if folders hold several tasks '
+                     'name those of one with images= and masks='.format(*(masks[row] for row in differ[0])))
+    return notes
 
 
 def doubts_of_images(pairs, records, config):
@@ -2646,12 +2694,14 @@ def count_up(masks):
     return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 
-def line_that_inverts(coding, meaning, kinds):
-    """What to type where foreground and background are swapped. meaning: {code: class id}; kinds: of masks."""
+def line_that_inverts(coding, meaning, kinds, wish):
+    """What to type where foreground and background are swapped. meaning: {code: class id}; kinds: of masks; wish: the
+    user's mask_values, parsed."""
     if kinds == {'folder'}:
         return 'invert the files: what is bright in any of an image is united'
     if coding.table is None:
         return f'type mask_values="{">" if coding.below else "<"}{coding.threshold + (not coding.below)}"'
+    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else meaning       # without noise
     return f'type mask_values={suggest({code: {0: 1, 1: 0}.get(i, IGNORE) for code, i in meaning.items()})}'
 
 
@@ -5069,7 +5119,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
                          *data.notes, f'{data.coding.words}; the values of all masks are '
                          f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean, '
-                         'or choose another split if validation alone holds the others'])
+                         'or draw another split, with another seed or val_fraction, if validation alone holds the '
+                         'others'])
     if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
         config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, is_demo)

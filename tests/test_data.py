@@ -66,9 +66,12 @@ def save(path, array, kind=None):
 
 
 def fill(folder, images, masks):
-    """Images of one shade each and masks of 0 and 1 under these relative names."""
+    """Images of one shade each, but for a pixel, and masks of 0 and 1 under these relative names."""
     for name in images:
-        save(folder / name, np.zeros((8, 8, 3)) + zlib.crc32(name.encode()) % 200)
+        number = zlib.crc32(name.encode())
+        picture = np.zeros((8, 8, 3)) + number % 200
+        picture[0, 0] = number & 255, number >> 8 & 255, number >> 16 & 255
+        save(folder / name, picture)
     for name in masks:
         save(folder / name, np.eye(8, dtype=int))
 

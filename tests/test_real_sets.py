@@ -1,0 +1,226 @@
+"""What real data sets look like that misled this program once; each test is named after what they do.
+
+Run: python -m pytest tests/test_real_sets.py
+"""
+import itertools
+
+import numpy as np
+import PIL.Image
+import pytest
+from test_data import ask, fill, inspect, names_of, offered, save, typed
+
+# --- pairs and splits ----------------------------------------------------------------
+
+
+def scene(number, size=24):
+    """A picture (size, size, 3) that no other number has."""
+    coarse = np.random.default_rng(number).integers(0, 256, (size // 4, size // 4, 3))
+    return coarse.repeat(4, 0).repeat(4, 1)
+
+
+def leaks(data):
+    return [note for note in data.notes if 'are trained on too' in note]
+
+
+def test_copies_under_other_names_are_told(tmp_path):
+    """A copy of DRIVE: images/DRIVE_01.tif is test/images/01_test.tif."""
+    for split, prefix, numbers in (('train', 'x', range(6)), ('test', 'y', range(4, 8))):
+        for n in numbers:
+            save(tmp_path / f'{split}/images/{prefix}{n}.png', scene(n))
+            save(tmp_path / f'{split}/masks/{prefix}{n}.png', np.eye(24))
+    data = inspect(tmp_path, val_fraction=0)[1]
+    assert [note.split(',')[0] for note in leaks(data)] == ['2 images of validation or test']
+
+
+@pytest.mark.parametrize('same', [True, False])
+def test_photographs_coded_anew_are_told_pictures_of_one_name_are_not(tmp_path, same):
+    """NEU-Seg in two folders, the JPEGs written anew; frames of two films have the same names too."""
+    for part, (folder, quality) in enumerate((('train', 95), ('val', 80))):
+        for n in range(4):
+            picture = PIL.Image.fromarray(scene(n if same else 10 * part + n, 64).astype(np.uint8))
+            (tmp_path / f'{folder}/images').mkdir(parents=True, exist_ok=True)
+            picture.save(tmp_path / f'{folder}/images/{n}.jpg', quality=quality)
+            save(tmp_path / f'{folder}/masks/{n}.png', np.eye(64) * (np.arange(64) > n))
+    told = leaks(inspect(tmp_path)[1])
+    assert [note.split(' images')[0] for note in told] == ['4'] * same
+    assert all(', coded anew: ' in note for note in told)
+
+
+@pytest.mark.parametrize('named', [True, False])
+def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
+    names = [f'{n}_jpg.rf.{version:04x}' for n in range(10) for version in range(2)]
+    split_of = lambda at: ('train/' if at % 2 else 'valid/') if named else ''
+    fill(tmp_path, *([f'{split_of(at)}{kind}/{name}.png' for at, name in enumerate(names)]
+                     for kind in ('images', 'masks')))
+    note, = [note for note in inspect(tmp_path)[1].notes if '[.]rf' in note]
+    if named:                                                          # the folders stay as they are
+        assert note == '10 of 10 groups of images ((.*)[.]rf[.]) are on several sides of the split: scores flatter'
+        return
+    data = inspect(tmp_path, **typed(note.split(' type ')[1]))[1]
+    sides = [{name.split('.rf.')[0] for name in names_of(data, split)} for split in ('train', 'val')]
+    assert not sides[0] & sides[1] and not [note for note in data.notes if '[.]rf' in note]
+
+
+def test_masks_that_are_copies_of_their_images_are_refused_by_name(tmp_path):
+    """A sky set whose masks were never drawn."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', scene(n))
+    text = str(ask(tmp_path))
+    assert text.count(': is a copy of its image, no mask') == 4 and f'{tmp_path}/masks/3.png' in text
+
+
+def test_folders_of_masks_in_folders_named_after_images(tmp_path):
+    """Train Images/{images1,masks1}, Test Image/{images2,masks2}: the mask says more than the image."""
+    for folder, number, count in (('Train Images', 1, 8), ('Test Image', 2, 3)):
+        fill(tmp_path, *([f'{folder}/{kind}{number}/{n}.png' for n in range(count)] for kind in ('images', 'masks')))
+    data = inspect(tmp_path)[1]
+    assert [len(names_of(data, split)) for split in ('train', 'val', 'test')] == [6, 2, 3]
+
+
+def test_the_line_for_splits_of_other_names_takes_all_of_them(tmp_path):
+    """The same with a second kind of masks, in folders whose names tell nothing."""
+    for folder, number, count in (('Train Images', 1, 8), ('Test Image', 2, 3)):
+        for n, kind in itertools.product(range(count), ('images', 'masks', 'annotated')):
+            save(tmp_path / f'{folder}/{kind}{number}/{n}.png', np.eye(24) if kind == 'masks' else scene(n))
+    assert 'images="*/images*" masks="*/masks*"   (11 pairs)' in str(ask(tmp_path))
+
+
+def test_predictions_of_another_size_stand_below_the_photographs(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'predict_test/left/{n}.png', scene(n, 24))
+        save(tmp_path / f'data_left/{n}.png', scene(n, 48))
+        for task in ('hand', 'arm'):
+            save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
+    assert 'predict_test' not in str(ask(tmp_path)).split('type one of these')[1]
+
+
+@pytest.mark.parametrize('word', ['predict', 'walk'])
+def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path, word):
+    """Copies of half the size, in a folder that any word names."""
+    for n in range(6):
+        save(tmp_path / f'{word}/left/{n}.png', scene(n, 24))
+        save(tmp_path / f'data_left/{n}.png', scene(n, 48))
+        for task in ('hand', 'arm'):
+            save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
+    assert f'images="{word}' not in str(ask(tmp_path))
+
+
+def test_images_of_a_kind_that_has_masks_of_its_own_get_no_others(tmp_path):
+    """Augment_images/0.png is another picture than images/0.png."""
+    for kind, count in (('', 5), ('Augment_', 4)):
+        fill(tmp_path, *([f'{kind}{word}/{n}.png' for n in range(count)] for word in ('images', 'masks')))
+    text = str(ask(tmp_path))
+    assert 'images="Augment_images" masks="Augment_masks"' in text and 'images="images" masks="masks"' in text
+    assert 'images="Augment_images" masks="masks"' not in text
+
+
+def test_images_of_one_set_get_no_masks_of_another(tmp_path):
+    """Test/{images,masks} beside TNBC/{Slide,Masks}: the numbers in their names are the same."""
+    fill(tmp_path, *([f'Tissue/{kind}/{n}.png' for n in range(5)] for kind in ('images', 'masks')))
+    fill(tmp_path, [f'Clinic/Slide/{n}.png' for n in range(8)], [f'Clinic/Masks/{n}.png' for n in range(8)])
+    lines = str(ask(tmp_path)).split('type one of these')[1].splitlines()[1:]
+    assert lines and all('Tissue' not in line or 'Clinic' not in line for line in lines)
+
+
+def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
+    """A folder for each of a thousand lesions, and files without an ending."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)], [f'masks/{n}.png' for n in range(6)])
+    for n in range(6):
+        save(tmp_path / f'IMD{n:03d}_lesion/{n}.png', np.eye(8))
+        (tmp_path / f'scan-{n}').write_bytes(b'no suffix')
+    notes = inspect(tmp_path)[1].notes
+    assert sum('whose name is neither of images nor of masks' in note for note in notes) == 1
+    assert 'ignored 6 files, without an ending: scan-0, ...' in notes
+
+
+# --- what the masks mean -------------------------------------------------------------
+
+
+def with_masks(folder, masks, suffix='.png'):
+    """A set with these masks, PIL images or arrays."""
+    for n, mask in enumerate(masks):
+        mask = mask if isinstance(mask, PIL.Image.Image) else PIL.Image.fromarray(np.asarray(mask, np.uint8))
+        save(folder / f'images/{n}.png', scene(n, 64))
+        (folder / 'masks').mkdir(exist_ok=True)
+        mask.save(folder / f'masks/{n}{suffix}')
+    return folder
+
+
+def test_a_black_object_in_a_palette_of_many_colours_is_an_object(tmp_path):
+    """Ids of chloroplasts in a palette that gives one of them black and the ground a colour."""
+    colours = np.random.default_rng(0).integers(1, 256, (256, 3)).astype(np.uint8)
+    colours[5] = 0
+    masks = []
+    for n in range(4):
+        ids = np.zeros((64, 64), np.uint8)
+        for number in range(1, 20 + n):
+            ids[number * 2, :30] = number
+        masks.append(PIL.Image.fromarray(ids))
+        masks[-1].putpalette(colours.tobytes())
+    data = inspect(with_masks(tmp_path, masks, '.tif'), mask_values='nonzero')[1]
+    assert data.shares[1] < 0.2
+
+
+def test_a_palette_made_for_one_picture_means_its_colours(tmp_path):
+    """What quantizing a picture of colours gives: its numbers follow no order."""
+    masks = []
+    for n in range(4):
+        picture = np.zeros((64, 64, 3), np.uint8)
+        picture[:20], picture[40:] = (0, 255, 0), (255, 0, 0)
+        picture = np.roll(picture, 9 * n, 0)
+        masks.append(PIL.Image.fromarray(picture).quantize(3))
+    assert "'#000000'" in str(ask(with_masks(tmp_path, masks)))
+
+
+@pytest.mark.parametrize('share, asked', [(0.87, True), (0.8, False)])
+def test_masks_of_paper_are_suspected_to_be_inverted(tmp_path, share, asked):
+    mask = np.full(64 * 64, 255)
+    mask[int(share * mask.size):] = 0
+    notes = inspect(with_masks(tmp_path, [mask.reshape(64, 64)] * 4))[1].notes
+    line = [note for note in notes if 'inverted' in note]
+    assert len(line) == asked and all('mask_values="{0: 1, 255: 0}"' in note for note in line)
+
+
+def test_the_line_that_inverts_typed_colours_is_short(tmp_path):
+    """Black text with grey noise: its hundred values are not listed."""
+    draw, masks = np.random.default_rng(0), []
+    for _ in range(4):
+        picture = np.full((64, 64, 3), 255, np.uint8)
+        picture[:3] = 0
+        picture[5] = draw.integers(0, 256, (64, 3))
+        masks.append(PIL.Image.fromarray(picture))
+    folder = with_masks(tmp_path, masks)
+    first = offered(ask(folder), 'mask_values="{')
+    note, = [note for note in inspect(folder, **typed(first))[1].notes if 'inverted' in note]
+    assert note.endswith("type mask_values=\"{'#000000': 1, '#ffffff': 0}\"")
+
+
+def test_masks_whose_alpha_is_nearly_opaque_are_read(tmp_path):
+    draw, masks = np.random.default_rng(0), []
+    for _ in range(4):
+        picture = np.zeros((64, 64, 4), np.uint8)
+        picture[:20, :, :3] = draw.integers(200, 256, (20, 64, 3))
+        picture[..., 3] = draw.integers(217, 256, (64, 64))
+        masks.append(PIL.Image.fromarray(picture))
+    data = inspect(with_masks(tmp_path, masks), mask_values='>127')[1]
+    assert data.shares.tolist() == pytest.approx([44 / 64, 20 / 64])
+
+
+def test_specks_get_a_line_that_ignores_them(tmp_path):
+    """White blood cells: 0, 128 and 255, and a few stray pixels of eleven other values."""
+    masks = [np.repeat([0, 128, 255], [30, 20, 14]).repeat(64).reshape(64, 64) for _ in range(6)]
+    for value in range(11):
+        masks[0][value, value] = 3 + 20 * value
+    line = offered(ask(with_masks(tmp_path, masks)), 'mask_values="{')
+    data = inspect(tmp_path, **typed(line))[1]
+    assert data.coding.num_classes == 3
+    assert {name: data.coding.table[name] for name in (0, 128, 255, 3, 203)} == {0: 0, 128: 1, 255: 2, 3: 255, 203: 255}
+
+
+def test_no_threshold_is_offered_that_cuts_a_class_in_two(tmp_path):
+    """Myelin is 127 in most masks, 128 in some."""
+    masks = [np.repeat([0, 127 + n // 4, 255], [30, 20, 14]).repeat(64).reshape(64, 64) for n in range(5)]
+    assert '">127"' not in str(ask(with_masks(tmp_path, masks)))
+    soft = [np.repeat([0, 60, 200, 255], [30, 2, 2, 30]).repeat(64).reshape(64, 64) for _ in range(5)]
+    assert '">127"' in str(ask(with_masks(tmp_path / 'soft', soft)))
