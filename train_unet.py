@@ -1414,6 +1414,10 @@ def doubts(pairs, splits, config):
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
+    folders = Counter(image.rest for image in images if image.rest)
+    if 'val' not in named and not config['group_pattern'] and 1 < len(folders) <= len(images) / 3:
+        notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, film '
+                     f'or scan type {as_typed("group_pattern", "(.*)/")}')
     pattern = config['group_pattern'] or '(.*)[.]rf[.]'                # else Roboflow's versions of a photograph
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
              if config['group_pattern'] or '.rf.' in image.stem}

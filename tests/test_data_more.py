@@ -2344,7 +2344,7 @@ def test_letters_of_a_site_or_patient_are_no_split(tmp_path):
     assert split_sizes(inspect(tmp_path / 'sites')[1]) == [10, 2, 0]
     places = ('AB', 'CD', 'TS')
     fill(tmp_path / 'people', *([f'{p}/{p}_{n}{end}.png' for p in places for n in range(4)] for end in ('', '_mask')))
-    note, = inspect(tmp_path / 'people')[1].notes
+    note, *_ = inspect(tmp_path / 'people')[1].notes
     assert note.startswith('8 images, such as ') and note.endswith('AB_0.png, are in no split by name: they are split '
                                                                    'by chance')
 

@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_real_sets.py
 """
 import itertools
+import os
 
 import numpy as np
 import PIL.Image
@@ -59,6 +60,17 @@ def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
     data = inspect(tmp_path, **typed(note.split(' type ')[1]))[1]
     sides = [{name.split('.rf.')[0] for name in names_of(data, split)} for split in ('train', 'val')]
     assert not sides[0] & sides[1] and not [note for note in data.notes if '[.]rf' in note]
+
+
+def test_frames_of_a_few_films_are_asked_about(tmp_path):
+    """Vocal folds of patient1/seq1 to patient2/seq8."""
+    films = [f'patient{n}/seq{m}' for n in (1, 2) for m in (1, 2, 3)]
+    fill(tmp_path, *([f'{kind}/{film}/{n}.png' for film in films for n in range(4)] for kind in ('img', 'annot')))
+    note, = [note for note in inspect(tmp_path)[1].notes if 'group_pattern' in note]
+    config, data = inspect(tmp_path, **typed(note.split(' type ')[1]))
+    sides = [{os.path.dirname(os.fsdecode(data.pairs.images[row])) for row in data.pairs.rows(split)}
+             for split in ('train', 'val')]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 6 and 'group_pattern' not in str(data.notes)
 
 
 def test_masks_that_are_copies_of_their_images_are_refused_by_name(tmp_path):
