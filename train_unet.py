@@ -2386,7 +2386,8 @@ def list_values(values, images, plain, special):
 def read_as_classes(values, plain, special, what):
     """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
-    specks = [code for code in plain if 2000 * values[code] < sum(values.values())]
+    is_scale = np.ptp(np.diff(sorted(values))) <= 2                    # 0, 128, 255
+    specks = [code for code in plain if 2000 * values[code] < sum(values.values()) and not is_scale]
     rest = values.keys() - specks
     if specks and len(rest) > 1:
         few, table = ', '.join(map(name_code, specks[:6])), numbered(rest) | dict.fromkeys(specks, IGNORE)
@@ -2395,7 +2396,6 @@ def read_as_classes(values, plain, special, what):
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
         rare = sum(values[code] for code in special) < 0.1 * sum(values.values())      # a void label covers no more
-        is_scale = np.ptp(np.diff(sorted(values))) <= 2                # 0, 128, 255
         lines.insert(0 if rare and not is_scale else 1,
                      f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
     return [*lines, f'({"255 after a colon means ignored; " * (len(lines) > 1)}reorder as you like)']
