@@ -1383,7 +1383,7 @@ def shorten(lines, most=10):
 
 def find_pairs(config):
     """All pairs of a data set and their splits. DataError names each file without a partner, and lines that pair."""
-    root = Path(os.path.expanduser(config['data']))                    # Path's own raises for ~nobody
+    root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes = read_list(root), []
     else:
@@ -4270,9 +4270,11 @@ def commit(state, result, before, config):
     elif not result.bad.item():                                        # other optimizers cost this one sync
         state.optimizer.step()
     before.write([torch.where(result.bad, kept, value) for kept, value in zip(before.kept, now)])
+    counted = result.bad
     if state.scaler.is_enabled():
         one = torch.ones((), device=state.device)
         scale = state.scaler.scale(one)
+        counted = bad_loss | result.bad & (scale < 1)                  # above, it is the scaler's normal search
         state.scaler.update()                                          # a lost loss is no fault of the scale
         state.scaler.update(torch.where(bad_loss, scale, state.scaler.scale(one)))
     if state.average is not None:
@@ -4280,10 +4282,9 @@ def commit(state, result, before, config):
     for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
-    for kind, bad in (('', result.bad), ('loss_', bad_loss)):
-        for key in (f'{kind}total', f'{kind}untold', f'{kind}run'):
-            state.bad[key] = state.bad.get(key, 0) + bad.long()
-        state.bad[f'{kind}run'] *= bad
+    for key, bad in (('total', result.bad), ('untold', counted), ('run', counted)):
+        state.bad[key] = state.bad.get(key, 0) + bad.long()
+    state.bad['run'] *= counted
 
 
 def is_out_of_memory(error):
@@ -4312,7 +4313,7 @@ def guarded_step(state, window, loss_fn, config):
             is_starved = True
             if state.batch_size == config['batch_size']:
                 raise
-        except RuntimeError as error:
+        except compiler_faults() as error:
             is_starved = is_out_of_memory(error)
             if not is_starved and not gives_up_compiling(state.model, error):
                 raise
@@ -4337,16 +4338,31 @@ def guarded_step(state, window, loss_fn, config):
     raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
 
 
-def gives_up_compiling(model, error, is_sure=False):
-    """Whether it was the compiler that failed, perhaps in mid-run on a size new to it. Then the model goes on eager,
-    and the reason is told."""
-    is_compiled = model._compiled_call_impl is not None
-    if not is_sure and not (is_compiled and isinstance(error, torch._dynamo.exc.TorchDynamoException)):
+def try_to_compile(model):
+    """In place, so that state_dict keys stay; whether it works shows in the first step."""
+    try:
+        model.compile()
+    except RuntimeError as error:                                      # this Python is too new for this torch
+        log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
+
+
+def gives_up_compiling(model, error):
+    """Whether the model was compiled, so that the fault may be the compiler's, perhaps in mid-run on a size new to it.
+    Then it goes on eager; if the fault was another it comes again."""
+    if model._compiled_call_impl is None:
         return False
     log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
     model._compiled_call_impl = None
-    torch._dynamo.reset()
     return True
+
+
+def compiler_faults():
+    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
+    faults = RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError
+    with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
+        from triton.errors import TritonError
+        faults += (TritonError,)
+    return faults
 
 
 class OneTooLarge(UserError):
@@ -4388,17 +4404,18 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
     `in_vain`: this was the last step of the run, and none of its last epoch was sound: that is enough too.
     """
-    searching = state.dtype == 'float16' and state.scaler.get_scale() >= 1
-    in_a_row = int(state.bad.get('loss_run' if searching else 'run', 0))
-    tell_skipped(state)
+    in_a_row = int(state.bad['run'])
+    if untold := int(state.bad['untold']):
+        state.bad['untold'] = 0 * state.bad['untold']
+        steps = 'a step' if untold == 1 else f'{untold} steps'
+        record(state, f'skipped {steps}: loss, statistics or gradient not finite')
     if in_a_row < config['max_bad_steps'] and not in_vain:
         return
-    in_a_row = max(in_a_row, int(state.bad['run']))
     refuse_nonfinite_sample(state, window, loss_fn, names)
     lower = safer_dtype(state.dtype, state.device)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
-        raise Rewind(f'{in_a_row} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
+        raise Rewind(f'{in_a_row or "nothing but"} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
                      f'precision {state.dtype} -> {lower}', dtype=lower)
     files = [names(number, i) for number, batch in enumerate(window) for i in range(batch_length(batch))]
     advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help']
@@ -4409,18 +4426,6 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), *advice], 'training diverged')
-
-
-def tell_skipped(state):
-    """Record the unsound steps since the last look; under float16 those alone that are not the scaler's search."""
-    lost = int(state.bad['loss_untold'])
-    fresh = lost if state.dtype == 'float16' else int(state.bad['untold'])
-    if not fresh:
-        return
-    state.bad |= {key: 0 * state.bad[key] for key in ('untold', 'loss_untold')}
-    steps = 'a step' if fresh == 1 else f'{fresh} steps'
-    what = 'loss or statistics' if lost == fresh else 'loss, statistics or gradient' if lost else 'gradient'
-    record(state, f'skipped {steps}: {what} not finite')
 
 
 def refuse_nonfinite_sample(state, window, loss_fn, names):
@@ -4574,7 +4579,7 @@ def in_halves(function, batch, model=None):
     most = batch_length(batch)
     try:
         return [function(batch)]
-    except RuntimeError as error:
+    except compiler_faults() as error:
         if is_out_of_memory(error):
             most //= 2
         elif model is None or not gives_up_compiling(model, error):
@@ -5052,11 +5057,6 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
-def as_asked(data):
-    """The data setting of a run, with its own word for the demo set, which is drawn anew where it is gone."""
-    return 'demo' if data == absolute(str(DEMO_FOLDER)) else data
-
-
 # Settings that may change on resume without changing the result; of the others, some cannot change at all.
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
                      'tensorboard encoder_weights max_image_pixels device'.split())
@@ -5070,7 +5070,6 @@ def resume_config(folder, preset, overrides):
     saved = load_last(folder)[0]                                       # an older version may have had other keys
     trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}       # precision: before any healing
-    trained['data'] = as_asked(trained['data'])
     config, sources, notes = resolve_config(preset, overrides, base=trained)
     if absolute(config['data']) == absolute(trained['data']):          # typed in another way
         config['data'] = trained['data']
@@ -5114,10 +5113,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     precision = resolve_precision(config, hardware, chosen)
     if own_data:
         return settle_own(config), hardware, precision, None, {}
-    is_demo = config['data'] == 'demo'
-    if is_demo:
-        warn(['data=demo is the built-in set; data=demo/ is the folder'] * os.path.isdir('demo'))
-        config = {**config, 'data': str(from_first(lambda: write_demo(DEMO_FOLDER)))}
+    if config['data'] == 'demo' and os.path.isdir('demo'):
+        warn(['data=demo is the built-in set; data=demo/ is the folder'])
     data = from_first(lambda: inspect_data(config, decode))
     if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
@@ -5127,7 +5124,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
                          'others'])
     if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
         config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
-    config, why = settle(config, hardware, data, is_demo)
+    config, why = settle(config, hardware, data, config['data'] == 'demo')
     torch.backends.cudnn.benchmark = config['size_policy'] == 'resize' and not config['deterministic']     # one size
     return config, hardware, precision, data, why
 
@@ -5215,14 +5212,13 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     windows = [load_window(loader.dataset, sampler, window, config, state.device) for window in probed]
     rows = range(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
-    compiling, begun = config['compile_model'], time.monotonic()
-    if compiling:
+    begun = time.monotonic()
+    if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
+        torch._dynamo.reset()                                          # after eight networks it would give up, unsaid
+        try_to_compile(state.model)
     while True:
         try:
-            if compiling:
-                torch._dynamo.reset()                                  # after eight networks it would give up, unsaid
-                state.model.compile()
             for window in windows:
                 guarded_step(state, window, loss_fn, config)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
@@ -5230,24 +5226,9 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
-        except compiler_faults() as error:
-            if not compiling or is_out_of_memory(error):
-                raise
-            compiling = False
-            gives_up_compiling(state.model, error, is_sure=True)
-            go_back(state, config, run)
-    if compiling and state.model._compiled_call_impl is not None:
+    if state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
-
-
-def compiler_faults():
-    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
-    faults = RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError
-    with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
-        from triton.errors import TritonError
-        faults += (TritonError,)
-    return faults
 
 
 def check_own(model, loss_fn, train_data, val_data):
@@ -5603,7 +5584,6 @@ HEADING = '"""The settings of one run.'
 def config_text(config):
     """The resolved config in the form of a preset."""
     settings = {key: value for key, value in config.items() if key not in ('run_dir', 'resume')}
-    settings['data'] = as_asked(settings['data'])
     return f'{HEADING} Repeat it with: python train_unet.py --preset PATH_OF_THIS_FILE"""\n' \
            f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
@@ -5801,7 +5781,8 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     if captions is None:
         chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
         captions = dict.fromkeys(chosen.tolist(), '')
-    count, rows, root = model.config['num_classes'], [], os.path.abspath(dataset.config['data'])
+    count, rows, root = model.config['num_classes'], [], dataset.config['data']
+    root = os.path.abspath(DEMO_FOLDER if root == 'demo' else root)
     root = os.path.dirname(root) if os.path.isfile(root) else root
     for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype):
         rows.append((os.path.abspath(dataset.name(index)).removeprefix(root + os.sep) + captions[index],
@@ -6166,8 +6147,6 @@ def images_to_score(folder, model, overrides):
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
         model.config |= {'val_fraction': 0} | overrides                # all of other data is scored
-    if model.config['data'] == 'demo':
-        model.config['data'] = str(write_demo(DEMO_FOLDER))
     data = inspect_other(model) if other else inspect_data(model.config)
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
@@ -6253,7 +6232,7 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     names = class_names(model.config, model.config['num_classes'])
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
-    content = {'data': os.path.abspath(model.config['data']), 'split': split, 'settings': changed,
+    content = {'data': absolute(model.config['data']), 'split': split, 'settings': changed,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
                'confusion_at_threshold': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE,
                'images': images}
@@ -6298,7 +6277,7 @@ def print_classes(metrics, names):
 
 def evaluation_folder(run, data):
     """Where the scores of other data go: a folder with its name, and a number where that is another data's."""
-    name, data = f'evaluation_{Path(data).resolve().name}', os.path.abspath(data)
+    name, data = f'evaluation_{Path(data).resolve().name}', absolute(data)
     for number in itertools.count(1):
         folder = run / (f'{name}-{number}' if number > 1 else name)
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
@@ -6825,30 +6804,17 @@ COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compil
 def compile_all(candidates, config, device, window, loss_fn):
     """Every candidate once more, compiled, while time lasts -> those of them with which torch.compile works."""
     compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
-    seconds, begun = COMPILE_SECONDS.get(device.type, 120), time.monotonic()
-    with contextlib.suppress(AttributeError, ValueError):              # Windows has no timers, other threads no signals
-        signal.signal(signal.SIGALRM, signal.default_int_handler)      # as Ctrl-C, which compilers do not catch; that
-        signal.setitimer(signal.ITIMER_REAL, seconds)                  # itself does nothing in the background
-    try:
-        while waiting:
-            plain, model = waiting[0], waiting[0].state.model
-            print(f'compiling {plain.name} ...', flush=True)
-            try:
-                model.compile()
-                one = dataclasses.replace(plain, compiled=model._compiled_call_impl, seconds=[])
-                one.compile_seconds = timed_step(one, window, loss_fn, config)
-                if model._compiled_call_impl is not None:              # else it ran without, and said so
-                    compiled.append(one)
-            except compiler_faults() as error:
-                print(f'torch.compile does not work here: {in_words(error)}')
-            del waiting[0]
-    except KeyboardInterrupt:
-        if time.monotonic() - begun < seconds:                         # that of the user
-            raise
+    ends = time.monotonic() + COMPILE_SECONDS.get(device.type, 120)
+    while waiting and time.monotonic() < ends:
+        plain = waiting.pop(0)
+        print(f'compiling {plain.name} ...', flush=True)
+        try_to_compile(plain.state.model)
+        one = dataclasses.replace(plain, compiled=plain.state.model._compiled_call_impl, seconds=[])
+        one.compile_seconds = timed_step(one, window, loss_fn, config)
+        if plain.state.model._compiled_call_impl is not None:          # else it ran without, and said so
+            compiled.append(one)
+    if waiting:
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
-    finally:
-        with contextlib.suppress(AttributeError):
-            signal.setitimer(signal.ITIMER_REAL, 0)
     return compiled
 
 

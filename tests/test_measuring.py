@@ -179,23 +179,13 @@ def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, 
     assert 'one image at a time does not fit into memory either' in capsys.readouterr().err
 
 
-@pytest.fixture
-def in_the_background():
-    """Where a shell has started it with &, a process does not hear of Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_tune_does_not_wait_for_a_compiler_for_ever(small_set, capsys, monkeypatch, in_the_background):
+def test_tune_begins_no_compiling_when_its_time_is_over(small_set, capsys, monkeypatch):
     monkeypatch.setattr(train_unet, 'cpu_units', frozenset)
     monkeypatch.setattr(train_unet, 'COMPILE_SECONDS', {'cpu': 0.5})
-    monkeypatch.setattr(nn.Module, 'compile', lambda self: [time.sleep(0.1) for _ in range(600)])
-    begun = time.monotonic()
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: time.sleep(1))
     assert train_unet.tune(None, {**TINY, 'data': str(small_set)}, 0.1) == 0
-    assert time.monotonic() - begun < 50
     printed = capsys.readouterr().out
-    assert 'not compiled, for want of time: float32' in printed and 'refuted here: preset fast' in printed
+    assert printed.count('compiling float32') == 1 and 'not compiled, for want of time: float32' in printed
     assert train_unet.load_preset('runs/tuned.py')['compile_model'] is False
 
 
