@@ -1416,8 +1416,8 @@ def doubts(pairs, splits, config):
                      f'{"trained on" if "val" in named else "split by chance"}')
     folders = Counter(image.rest for image in images if image.rest)
     if 'val' not in named and not config['group_pattern'] and 1 < len(folders) <= len(images) / 3:
-        notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, film '
-                     f'or scan type {as_typed("group_pattern", "(.*)/")}')
+        notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, '
+                     f'film or scan type {as_typed("group_pattern", "(.*)/")}')
     pattern = config['group_pattern'] or '(.*)[.]rf[.]'                # else Roboflow's versions of a photograph
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
              if config['group_pattern'] or '.rf.' in image.stem}
@@ -4415,8 +4415,8 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     lower = safer_dtype(state.dtype, state.device)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
-        raise Rewind(f'{in_a_row or "nothing but"} unsound steps in a row in {state.dtype} ({layer}): back to the last checkpoint, '
-                     f'precision {state.dtype} -> {lower}', dtype=lower)
+        raise Rewind(f'{in_a_row or "nothing but"} unsound steps in a row in {state.dtype} ({layer}): back to the last '
+                     f'checkpoint, precision {state.dtype} -> {lower}', dtype=lower)
     files = [names(number, i) for number, batch in enumerate(window) for i in range(batch_length(batch))]
     advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help']
     with contextlib.suppress(OSError):
