@@ -8,7 +8,7 @@ import os
 import numpy as np
 import PIL.Image
 import pytest
-from test_data import ask, fill, inspect, names_of, offered, save, typed
+from test_data import ask, fill, inspect, names_of, offered, partners, save, typed
 
 # --- pairs and splits ----------------------------------------------------------------
 
@@ -96,6 +96,14 @@ def test_the_line_for_splits_of_other_names_takes_all_of_them(tmp_path):
         for n, kind in itertools.product(range(count), ('images', 'masks', 'annotated')):
             save(tmp_path / f'{folder}/{kind}{number}/{n}.png', np.eye(24) if kind == 'masks' else scene(n))
     assert 'images="*/images*" masks="*/masks*"   (11 pairs)' in str(ask(tmp_path))
+
+
+def test_patterns_tell_what_is_what_in_a_folder_for_one_image_beside_others(tmp_path):
+    """labelme's img_0_json/{img,label}.png beside JPEGImages and SegmentationClass, which were made of them."""
+    fill(tmp_path, *([f'img_{n}_json/{own}.png' for n in range(4)] + [f'{folder}/{n}.png' for n in range(4)]
+                     for own, folder in (('img', 'JPEGImages'), ('label', 'SegmentationClass'))))
+    data = inspect(tmp_path, image_pattern='{stem}img.png', mask_pattern='{stem}label.png')[1]
+    assert partners(data, tmp_path) == {f'img_{n}_json/img.png': f'img_{n}_json/label.png' for n in range(4)}
 
 
 def test_predictions_of_another_size_stand_below_the_photographs(tmp_path):
