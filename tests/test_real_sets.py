@@ -106,24 +106,24 @@ def test_patterns_tell_what_is_what_in_a_folder_for_one_image_beside_others(tmp_
     assert partners(data, tmp_path) == {f'img_{n}_json/img.png': f'img_{n}_json/label.png' for n in range(4)}
 
 
-def test_predictions_of_another_size_stand_below_the_photographs(tmp_path):
+def test_predictions_are_not_offered_as_images(tmp_path):
     for n in range(6):
-        save(tmp_path / f'predict_test/left/{n}.png', scene(n, 24))
-        save(tmp_path / f'data_left/{n}.png', scene(n, 48))
+        save(tmp_path / f'predict_test/left/{n}.png', scene(n, 48))
+        save(tmp_path / f'data_left/{n}.png', scene(n + 10, 48))
         for task in ('hand', 'arm'):
             save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
     assert 'predict_test' not in str(ask(tmp_path)).split('type one of these')[1]
 
 
-@pytest.mark.parametrize('word', ['predict', 'walk'])
-def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path, word):
-    """Copies of half the size, in a folder that any word names."""
+def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path):
+    """Copies of half the size, in a folder whose name tells nothing."""
     for n in range(6):
-        save(tmp_path / f'{word}/left/{n}.png', scene(n, 24))
+        save(tmp_path / f'walk/left/{n}.png', scene(n, 24))
         save(tmp_path / f'data_left/{n}.png', scene(n, 48))
         for task in ('hand', 'arm'):
             save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
-    assert f'images="{word}' not in str(ask(tmp_path))
+    text = str(ask(tmp_path))
+    assert 'images="data_left"' in text and 'images="walk' not in text and 'polygons' not in text
 
 
 def test_images_of_a_kind_that_has_masks_of_its_own_get_no_others(tmp_path):
@@ -236,6 +236,14 @@ def test_specks_get_a_line_that_ignores_them(tmp_path):
     data = inspect(tmp_path, **typed(line))[1]
     assert data.coding.num_classes == 3
     assert {name: data.coding.table[name] for name in (0, 128, 255, 3, 203)} == {0: 0, 128: 1, 255: 2, 3: 255, 203: 255}
+
+
+def test_evenly_spaced_values_are_no_specks(tmp_path):
+    """Teeth: 85 and 170 are rare, and classes."""
+    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(4)]
+    masks[0][0, 0], masks[1][0, 0] = 85, 170
+    text = str(ask(with_masks(tmp_path, masks)))
+    assert 'specks' not in text and '"{0: 0, 85: 1, 170: 2, 255: 3}"' in text
 
 
 def test_no_threshold_is_offered_that_cuts_a_class_in_two(tmp_path):
