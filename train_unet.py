@@ -990,6 +990,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
 SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
+CLASS_LIST = re.compile(r'.*(class|label|colou?r|codes).*\.(txt|csv)', re.IGNORECASE)
 
 
 def may_be_read(name):
@@ -1006,6 +1007,7 @@ class Pairs:
     rule: str                      # how they were paired, in words
     notes: list                    # what was ignored
     is_drawn: bool = True          # whether chance chose the validation images, not names
+    class_lists: list = ()         # text files that may list the classes
 
     def rows(self, split):
         """Indices of one split, in the order of the names; without validation images the training images."""
@@ -1345,7 +1347,8 @@ def read_list(path):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
-        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image')
+        there = f'; its first line is {",".join(reader.fieldnames)[:100]}' if reader.fieldnames else ''
+        raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image{there}')
     pairs, problems = [], []
     for number, row in enumerate(table, 2):
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
@@ -1385,7 +1388,7 @@ def find_pairs(config):
     """All pairs of a data set and their splits. DataError names each file without a partner, and lines that pair."""
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
-        (pairs, rule), notes = read_list(root), []
+        (pairs, rule), notes, files = read_list(root), [], []
     else:
         files = list_files(existing_folder(root))
         try:
@@ -1398,7 +1401,8 @@ def find_pairs(config):
         raise DataError(f'{selves[0]}: would be an image and its mask at once')
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
-    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn)
+    lists = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
+    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn, lists)
 
 
 def doubts(pairs, splits, config):
@@ -2401,6 +2405,52 @@ def read_as_classes(values, plain, special, what):
     return [*lines, f'({"255 after a colon means ignored; " * (len(lines) > 1)}reorder as you like)']
 
 
+def read_class_list(path):
+    """A text file with a line for each class -> what it may mean, [{code: name}, ...]: by red, green and blue (CVAT's
+    labelmap.txt, class_dict.csv), by a number (Roboflow's _classes.csv), by place. [] for other files."""
+    rows = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in Path(path).read_text('utf-8-sig')[:2**14].splitlines():
+            fields = re.split('[,;:\t]', line)
+            fields = fields if len(fields) > 1 else re.split(r'\s+(?=\d)|(?<=\d)\s+', line)
+            fields = [field.strip(' "\'') for field in fields]
+            names = [field for field in fields if re.search(r'[^\W\d]', field)]
+            if names and not re.match('#|__ignore__', line):
+                rows.append((names[0], [int(field) for field in fields if field.isdecimal()][-3:]))
+    most = max((len(numbers) for _, numbers in rows), default=0)
+    rows = [(name, numbers) for name, numbers in rows if len(numbers) == most]         # without a header
+    names = [name for name, _ in rows]
+    if len({*names}) < len(names) or not all(re.fullmatch(r'[\w +/&()-]{1,60}', name) for name in names):
+        return []
+    ways = [{numbers[0] if most == 1 else place: name for place, (name, numbers) in enumerate(rows)}]
+    if most == 3 and all(max(numbers) < 256 for _, numbers in rows):
+        ways.append({COLOUR + int.from_bytes(numbers, 'big'): name for name, numbers in rows})
+    return ways
+
+
+def offer_names(paths, values, coding=None):
+    """[what to type] if one of these text files lists all that the masks hold; `coding`: what they are taken for."""
+    seen, grey_only = {code for code in values if code >= 0} - {IGNORE}, max(values) < COLOUR
+    for path, listed in ((path, listed) for path in paths for listed in read_class_list(path)):
+        listed = {as_grey(code) if grey_only else code: name for code, name in listed.items()}
+        black = 0 if grey_only else COLOUR
+        if seen - listed.keys() == {black}:
+            listed = {black: 'background'} | listed
+        if not seen or not seen <= listed.keys() or grey_only and 2 * max(seen, default=0) + 2 < len(listed):
+            continue                                                   # of other masks, or of boxes
+        is_rare = lambda code: 10 * values.get(code, (0, 0))[0] < sum(pixels for pixels, _ in values.values())
+        kept = [code for code, name in listed.items()
+                if not (re.search('(?i)void|ignore|unlabel', name) and is_rare(code))]
+        table = dict.fromkeys(listed, IGNORE) | {code: number for number, code in enumerate(kept)}
+        line = f'class_names="[{",".join(listed[code] for code in kept)}]"'
+        if not coding or coding.table is None or any(coding.table.get(code) != table[code] for code in seen):
+            line = f'mask_values={suggest(table)} {line}'
+        elif coding.num_classes != len(kept):
+            line = f'num_classes={len(kept)} {line}'
+        return [f'{path} lists the classes: type {line}']
+    return []
+
+
 # ===== data: looking at all of it once ================================================
 
 TURNED = ' (turned upright, EXIF {})'
@@ -2581,7 +2631,11 @@ def inspect_data(config, decode=False):
     refuse_mixtures(records, config)
     counts_up = count_up(masks) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
-    coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
+    try:
+        coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
+    except DataError as error:
+        error.problems[1:1] = offer_names(pairs.class_lists, values)
+        raise
     if twins and coding.table:
         coding.table |= {colour: coding.table[index] for colour, index in twins.items() if index in coding.table}
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
@@ -2600,6 +2654,8 @@ def inspect_data(config, decode=False):
     data.notes += differing_palettes(records, config) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, config)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
+    if config['class_names'] is None and config['mask_values'] is None:
+        data.notes += offer_names(pairs.class_lists, values, coding)
     if coding.num_classes == 2 and shares[1] > 0.85 and len(classes) > 1:
         line = line_that_inverts(coding, meaning, kinds, parse_mask_values(config['mask_values']))
         data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels: are the masks inverted? '

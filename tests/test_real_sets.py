@@ -8,6 +8,7 @@ import os
 import numpy as np
 import PIL.Image
 import pytest
+import train_unet
 from test_data import ask, fill, inspect, names_of, offered, partners, save, typed
 
 # --- pairs and splits ----------------------------------------------------------------
@@ -252,3 +253,96 @@ def test_no_threshold_is_offered_that_cuts_a_class_in_two(tmp_path):
     assert '">127"' not in str(ask(with_masks(tmp_path, masks)))
     soft = [np.repeat([0, 60, 200, 255], [30, 2, 2, 30]).repeat(64).reshape(64, 64) for _ in range(5)]
     assert '">127"' in str(ask(with_masks(tmp_path / 'soft', soft)))
+
+
+# --- files that list the classes -----------------------------------------------------
+
+COLOURED = {'#000000': 'void', '#800000': 'road', '#008000': 'tall grass', '#000080': 'sky'}
+LISTS = {
+    'CVAT, labelmap.txt': ['# label:color_rgb:parts:actions', *(
+        f'{name}:{int(c[1:3], 16)},{int(c[3:5], 16)},{int(c[5:], 16)}::' for c, name in COLOURED.items())],
+    'class_dict.csv': ['name,r,g,b', *(
+        f'{name},{int(c[1:3], 16)},{int(c[3:5], 16)},{int(c[5:], 16)}' for c, name in COLOURED.items())],
+    'numbered colours.txt': ['Class\tR\tG\tB', *(
+        f'{n}\t{int(c[1:3], 16)} \t{int(c[3:5], 16)}\t {int(c[5:], 16)}\t{name}'
+        for n, (c, name) in enumerate(COLOURED.items(), 1))],
+    'Labels and Colors.csv': ['Label,color_rgb', *(
+        f'{name},"{int(c[1:3], 16)},{int(c[3:5], 16)},{int(c[5:], 16)}"' for c, name in COLOURED.items())],
+}
+
+
+def coloured(folder, shares=(2, 20, 20, 22)):
+    """Four masks of the colours of COLOURED, each in so many of 64 columns."""
+    codes = [int(colour[1:], 16) for colour in COLOURED]
+    mask = np.repeat(codes, shares).repeat(64).reshape(64, 64)
+    return with_masks(folder, [PIL.Image.fromarray(np.stack([mask >> 16, mask >> 8 & 255, mask & 255], -1)
+                                                   .astype(np.uint8))] * 4)
+
+
+def line_of_list(told):
+    """The settings that a class list gives, of an error or of notes."""
+    lines = getattr(told, 'problems', told)
+    return [typed(line.split(': type ')[1]) for line in lines if 'lists the classes: type ' in line]
+
+
+@pytest.mark.parametrize('name', LISTS)
+def test_colours_get_the_names_and_the_order_of_a_file(tmp_path, name):
+    folder = coloured(tmp_path)
+    (folder / name).write_text('\n'.join(LISTS[name]) + '\n')
+    settings, = line_of_list(ask(folder))
+    assert settings == {'class_names': ['road', 'tall grass', 'sky'],
+                        'mask_values': {'#000000': 255, '#800000': 0, '#008000': 1, '#000080': 2}}
+    config, data = inspect(folder, **settings)
+    assert list(data.classes) == [0, 1, 2, 255] and 'tall grass' in '\n'.join(
+        train_unet.describe_data(data, config))
+
+
+def test_a_common_void_is_a_class_an_unlisted_black_the_background(tmp_path):
+    folder = coloured(tmp_path, (30, 14, 10, 10))
+    (folder / 'class_dict.csv').write_text('\n'.join(LISTS['class_dict.csv']))
+    settings, = line_of_list(ask(folder))
+    assert settings['class_names'] == ['void', 'road', 'tall grass', 'sky']
+    (folder / 'class_dict.csv').write_text('\n'.join(LISTS['class_dict.csv'][:1] + LISTS['class_dict.csv'][2:]))
+    settings, = line_of_list(ask(folder))
+    assert settings['class_names'] == ['background', 'road', 'tall grass', 'sky']
+    assert settings['mask_values']['#000000'] == 0
+
+
+@pytest.mark.parametrize('name, text, settings', [
+    ('train/_classes.csv', 'Pixel Value, Class\n0, background\n1, wall\n2, tall door\n',
+     {'class_names': ['background', 'wall', 'tall door']}),
+    ('codes.txt', 'Background\nWall\nDoor\nStair\n',
+     {'class_names': ['Background', 'Wall', 'Door', 'Stair'], 'num_classes': 4}),
+    ('labels.txt', '__ignore__\n_background_\nwall\ndoor\n', {'class_names': ['_background_', 'wall', 'door']}),
+    ('labels.txt', '0 void\n1 wall\n2 door\n', {'class_names': ['wall', 'door'], 'mask_values': {0: 255, 1: 0, 2: 1}}),
+])
+def test_numbers_get_the_names_of_a_file(tmp_path, name, text, settings):
+    masks = [np.repeat([0, 1, 2], [2, 40, 22]).repeat(64).reshape(64, 64)] * 4
+    folder = with_masks(tmp_path, masks)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    assert line_of_list(inspect(folder)[1].notes) == [settings]
+    assert not line_of_list(inspect(folder, **settings)[1].notes)
+
+
+@pytest.mark.parametrize('name, text', [
+    ('labels.txt', 'cat\ndog\ncow\nhen\nelk\nape\nbat\n'),              # of boxes
+    ('labels.txt', 'cat\n'), ('labels.txt', 'cat\ncat\ncat\n'), ('labels.txt', ''),
+    ('labels.csv', 'image,label\na.png,cat\nb.png,dog\nc.png,cow\n'),
+    ('classes.csv', 'value,name\n0,cat\n1,dog\n'),                      # lacks what the masks hold
+    ('classes.csv', 'value,name\n0,a$(rm -rf x)\n1,b\n2,c\n'),
+    ('readme.txt', 'cat\ndog\ncow\n'),
+])
+def test_other_files_name_no_classes(tmp_path, name, text):
+    masks = [np.repeat([0, 1, 2], [2, 40, 22]).repeat(64).reshape(64, 64)] * 4
+    folder = with_masks(tmp_path, masks)
+    (folder / name).write_text(text)
+    assert not line_of_list(inspect(folder)[1].notes)
+    (folder / name).write_bytes(b'\xff\xfe\x00')
+    assert not line_of_list(inspect(folder)[1].notes)
+
+
+def test_masks_that_hold_nothing_get_no_names(tmp_path):
+    folder = with_masks(tmp_path, [np.full((64, 64), 255)] * 4)
+    (folder / 'labels.txt').write_text('cat\ndog\n')
+    assert not line_of_list(inspect(folder)[1].notes)
