@@ -4344,10 +4344,13 @@ def commit(state, result, before, config):
 
 
 def is_out_of_memory(error):
-    """CUDA says so by its type, the CPU by a plain RuntimeError."""
+    """CUDA says so by its type, the CPU by a plain RuntimeError. That of the compiler of torch.compile is another."""
+    if type(error).__module__.startswith(('torch._dynamo', 'torch._inductor')):
+        return False
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED', 'STATUS_NOT_INITIALIZED',     # cuBLAS and cuDNN
+                                          'bad_alloc',                 # of C++
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'could not create a primitive',      # oneDNN
                                           'Invalid buffer size',       # an Apple GPU's for a single tensor
@@ -4369,10 +4372,10 @@ def guarded_step(state, window, loss_fn, config):
             is_starved = True
             if state.batch_size == config['batch_size']:
                 raise
-        except compiler_faults() as error:
+        except Exception as error:
             is_starved = is_out_of_memory(error)
-            if not is_starved and not gives_up_compiling(state.model, error):
-                raise
+            if not is_starved and (world().size > 1 or not gives_up_compiling(state.model, error)):
+                raise                                                  # of several processes the others wait for it
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
@@ -4398,27 +4401,34 @@ def try_to_compile(model):
     """In place, so that state_dict keys stay; whether it works shows in the first step."""
     try:
         model.compile()
-    except RuntimeError as error:                                      # this Python is too new for this torch
+    except Exception as error:                                         # this Python is too new for this torch
         log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
 
 
 def gives_up_compiling(model, error):
-    """Whether the model was compiled, so that the fault may be the compiler's, perhaps in mid-run on a size new to it.
-    Then it goes on eager; if the fault was another it comes again."""
-    if model._compiled_call_impl is None:
+    """Whether the model was compiled and the error came out of it, forward or backward, perhaps in mid-run on a size
+    new to the compiler. Then it goes on eager; if the fault was another it comes again."""
+    calls = [(frame.f_code.co_name, frame.f_locals.get('self')) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_its_own = any(name == '_engine_run_backward' or name == '_wrapped_call_impl' and owner is model
+                     for name, owner in calls)                         # torch's names; a loss raises elsewhere
+    if model._compiled_call_impl is None or not is_its_own:
         return False
     log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
     model._compiled_call_impl = None
     return True
 
 
-def compiler_faults():
-    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
-    faults = RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError
-    with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
-        from triton.errors import TritonError
-        faults += (TritonError,)
-    return faults
+def agree_on_compiling(state, batch, loss_fn):
+    """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can."""
+    try:
+        losses, _ = run_loss(loss_fn, UnderAutocast(state.model, state.dtype), to_device(batch, state.device))
+        losses.sum().backward()
+    except Exception as error:
+        if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
+            raise
+    state.optimizer.zero_grad(set_to_none=True)
+    if any(from_all(state.model._compiled_call_impl is None)):
+        state.model._compiled_call_impl = None
 
 
 class OneTooLarge(UserError):
@@ -4632,16 +4642,17 @@ def validate(state, loader, loss_fn, config, run):
 def in_halves(function, batch, model=None):
     """function(batch), for as many parts of the batch as memory demands -> the list of what it gives. `model`: one that
     goes on eager where its compiler fails."""
-    most = batch_length(batch)
+    most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]
-    except compiler_faults() as error:
+    except Exception as error:
         if is_out_of_memory(error):
             most //= 2
         elif model is None or not gives_up_compiling(model, error):
             raise
     if not most:
         raise OneTooLarge(TOO_LARGE, 'out of memory')
+    set_random_states(before)
     return [answer for part in split_batch(batch, most) for answer in in_halves(function, part, model)]
 
 
@@ -5271,8 +5282,11 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     begun = time.monotonic()
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-        torch._dynamo.reset()                                          # after eight networks it would give up, unsaid
+        with contextlib.suppress(Exception):                           # what is broken there is told below
+            torch._dynamo.reset()                                      # after eight networks it would give up, unsaid
         try_to_compile(state.model)
+        if world().size > 1:
+            agree_on_compiling(state, windows[0][0], loss_fn)
     while True:
         try:
             for window in windows:

@@ -24,7 +24,6 @@ import sys
 import termios
 import time
 import traceback
-import types
 import weakref
 from collections import UserDict
 from pathlib import Path
@@ -723,6 +722,10 @@ class Wrapped(nn.Module):
         return self.layers(images)
 
 
+def refuse_as_a_broken_library_does(model):
+    raise ImportError('libtriton.so: cannot open shared object file (a test)')
+
+
 def compile_what_triton_refuses(model):
     class TritonError(Exception):
         """Stands for Triton's own, which is no RuntimeError."""
@@ -730,9 +733,15 @@ def compile_what_triton_refuses(model):
     def compiled(*inputs):
         raise TritonError('out of resource: shared memory (a test)')
 
-    module = types.ModuleType('triton.errors')
-    module.TritonError = TritonError
-    sys.modules['triton.errors'] = module
+    model._compiled_call_impl = compiled
+
+
+def compile_with_too_little_memory(model):
+    """That of the compiler's own process: a smaller batch would not help."""
+    def compiled(*inputs):
+        raise torch._inductor.exc.CppCompileError(['g++', 'x.cpp'], 'cc1plus: out of memory (a test)')
+
+    import torch._inductor.exc
     model._compiled_call_impl = compiled
 
 
@@ -746,16 +755,55 @@ def compile_what_fails_in_validation(model):
 
 
 @pytest.mark.parametrize('broken_compile', [
-    refuse_to_compile, compile_in_vain, compile_what_fails_backward,
-    compile_what_fails_in_validation, compile_what_triton_refuses])
+    refuse_to_compile, compile_in_vain, compile_what_fails_backward, refuse_as_a_broken_library_does,
+    compile_what_fails_in_validation, compile_what_triton_refuses, compile_with_too_little_memory])
 def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'triton.errors', None)            # put back at the end
     plain = train(Wrapped(), run_dir='plain')
     monkeypatch.setattr(nn.Module, 'compile', broken_compile)
     result = train(Wrapped(), compile_model=True)
     log = (result.run_dir / 'log.txt').read_text()
     assert 'torch.compile does not work here' in log and '(a test)' in log
     assert_same(result.model.state_dict(), plain.model.state_dict())
+    assert not events(result.history)
+
+
+@pytest.mark.parametrize('error', [ValueError, OSError, RuntimeError, KeyError])
+def test_an_error_of_the_users_loss_is_none_of_the_compiler(error, monkeypatch, caplog):
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        losses = squares(model, batch)
+        if len(calls) == 8:                                            # once: the replay would pass
+            raise error('label out of range (a test)')
+        return losses
+
+    monkeypatch.setattr(nn.Module, 'compile', lambda model: setattr(model, '_compiled_call_impl', model._call_impl))
+    with pytest.raises(error, match='a test'):
+        train(Wrapped(), loss_fn=loss, compile_model=True)
+    assert len(calls) == 8 and 'torch.compile does not work' not in log_text()
+
+
+def test_a_compiler_that_fails_in_validation_changes_no_random_number(monkeypatch):
+    def noisy(model, batch):
+        noise = torch.rand(len(batch['image']))
+        return squares(model, batch) + noise
+
+    calls = []
+
+    def fail_once(model):
+        def compiled(images):
+            calls.append(model.training)
+            if calls.count(False) == 4:
+                raise RuntimeError('no code for it (a test)')
+            return model._call_impl(images)
+        model._compiled_call_impl = compiled
+
+    plain = train(Wrapped(), loss_fn=noisy, run_dir='plain')
+    monkeypatch.setattr(nn.Module, 'compile', fail_once)
+    result = train(Wrapped(), loss_fn=noisy, compile_model=True)
+    assert 'torch.compile does not work here' in log_text()
+    assert [row['val_loss'] for row in result.history] == [row['val_loss'] for row in plain.history]
 
 
 @pytest.mark.parametrize('is_training', [True, False], ids=['training', 'validation'])

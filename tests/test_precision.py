@@ -525,6 +525,7 @@ def test_memory_of_apple_gpus_ends_before_they_swap(monkeypatch):
     train_unet.set_up_device(torch.device('mps'))
     assert limits == [1.0]
     assert train_unet.is_out_of_memory(RuntimeError('Invalid buffer size: 9.75 GB'))
+    assert train_unet.is_out_of_memory(RuntimeError('std::bad_alloc'))
 
 
 @pytest.mark.parametrize('kind, free, workers', [('mps', 2**33, 0), ('mps', 2**10, 3), ('cuda', 2**33, 3)])

@@ -260,3 +260,48 @@ def test_a_signal_in_a_blocked_collective_leaves_the_last_checkpoint():
     launcher.wait(timeout=60)                                          # torchrun allows its processes 30 s
     wait_for(lambda: not processes(script), 10)
     assert train_unet.load_last('run2')[0]['epoch'] >= 1
+
+
+FAULT = """
+import os
+from torch import nn
+calls = []
+
+def compile_what_fails(model):
+    def compiled(images):
+        calls.append(1)
+        if os.environ['RANK'] == '1' and len(calls) == {at}:
+            raise {error}('out of order (a test)')
+        return model._call_impl(images)
+    model._compiled_call_impl = compiled
+
+nn.Module.compile = compile_what_fails
+"""
+
+
+def compiled_in_two(at, error='RuntimeError'):
+    """Two processes of which the second one's compiled network fails in its call number `at` -> what each printed."""
+    script = write_script(2)
+    with open(script) as file:
+        text = file.read()
+    text = text.replace('use_amp=False,', 'use_amp=False, compile_model=True,').replace('train_unet.UserError', 'Exception')
+    with open(script, 'w') as file:
+        file.write(FAULT.format(at=at, error=error) + text)
+    run_forked(2, script, codes=(0, 2))
+    printed = []
+    for rank in (0, 1):
+        with open(f'printed{rank}.txt') as file:
+            printed.append(file.read())
+    return printed
+
+
+def test_processes_agree_at_the_start_to_go_without_a_compiler(forks):
+    first, second = compiled_in_two(at=1)
+    assert 'best epoch 1' in first and 'best epoch 1' in second and 'Compiled in' not in first
+
+
+def test_a_fault_of_one_process_in_mid_run_is_shown_and_not_replayed(forks):
+    """A step that one of them repeats alone would meet the others' exchange of gradients."""
+    first, second = compiled_in_two(at=8, error='ValueError')
+    assert 'Compiled in' in first and 'out of order (a test)' in second
+    assert 'does not work here' not in first + second and 'best epoch' not in first + second
