@@ -1033,12 +1033,16 @@ def told_role(name):
 
 
 @functools.cache
-def read_place(folder, role=''):
+def read_place(folder, role='', which=None):
     """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it says nothing.
     split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder names
-    that gave the role; rest: what is left, a subfolder per city, per patient, per image."""
+    that gave the role; rest: what is left, a subfolder per city, per patient, per image. `which`: of the folders named
+    after images or masks the one that counts, 0 the first, -1 the last; None: all, and masks before images."""
     split, kind, rest, parts = '', [], [], Path(folder).parts
     roles = [*map(told_role, parts)]
+    if which is not None:
+        told = [at for at, said in enumerate(roles) if said and not role]      # none below a folder that has its role
+        roles = [said * (at in told[which:][:1]) for at, said in enumerate(roles)]
     role = role or ('mask' if 'mask' in roles else 'image' if 'image' in roles else '')      # Train Images/masks1
     for part, said in zip(parts, roles):
         words = folder_words(part)
@@ -1157,7 +1161,7 @@ def by_role(candidates, config, root, ignored):
     return found
 
 
-def collect(config, root, files):
+def collect(config, root, files, which):
     """All candidate files of a folder -> (images, masks, notes). DataError where roles are not plain."""
     sources = {'image': config['images'], 'mask': config['masks']}
     if not any(sources.values()):
@@ -1165,7 +1169,7 @@ def collect(config, root, files):
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     told = len(shared_folder(files)) if '' in sources else 0           # from here on folders tell something
-    candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role))
+    candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role, which))
                   for role, base in sources.items() for path, folder, name in files_of(base, root, files)]
     ignored, seen = defaultdict(list), {path for path, *_ in candidates}       # ignored: {why: names of files}
     ignored['outside of images= and masks='] = [name for folder, name in files
@@ -1419,10 +1423,11 @@ def doubts(pairs, splits, config):
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
     folders = Counter(image.rest for image in images if image.rest)
-    if 'val' not in named and not config['group_pattern'] and 1 < len(folders) <= len(images) / 3:
+    if 'val' not in named and not config['group_pattern'] and 1 < len(folders) <= len(images) / 3 \
+            and folders.total() == len(images):
         notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, '
                      f'film or scan type {as_typed("group_pattern", "(.*)/")}')
-    pattern = config['group_pattern'] or '(.*)[.]rf[.]'                # else Roboflow's versions of a photograph
+    pattern = config['group_pattern'] or '^[^.]*'                      # photograph.rf.123, as Roboflow's versions of it
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
              if config['group_pattern'] or '.rf.' in image.stem}
     count = Counter(group for group, _ in sides)
@@ -1512,8 +1517,20 @@ def problems_of_pairs(config, root, files):
 
 
 def pair_files(config, root, files):
-    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner."""
-    images, masks, notes = collect(config, root, files)
+    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. A room
+    may be named lab, a film seg_01: where all words for masks are heeded in vain, the first or the last of them is."""
+    try:
+        return pair_roles(config, root, files)
+    except DataError as error:
+        for which in (0, -1):
+            with contextlib.suppress(DataError):
+                return pair_roles(config, root, files, which)
+        raise error
+
+
+def pair_roles(config, root, files, which=None):
+    """The same, by what read_place tells."""
+    images, masks, notes = collect(config, root, files, which)
     if not images or not masks:
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
@@ -1591,7 +1608,7 @@ def settings_that_pair(config, root, files, seconds):
         if time.monotonic() > deadline:
             break
         try:
-            pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
+            pairs, _, notes = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
         some = [(size(image.path), size(mask.path)) for image, mask in pairs[::len(pairs) // 3 + 1]]
@@ -2392,14 +2409,15 @@ def read_as_classes(values, plain, special, what):
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
     is_scale = np.ptp(np.diff(sorted(values))) <= 2                    # 0, 128, 255
     specks = [code for code in plain if 2000 * values[code] < sum(values.values()) and not is_scale]
-    rest = values.keys() - specks
+    rare = 10 * sum(values[code] for code in special) < sum(values.values())   # a void label covers no more
+    rest = values.keys() - specks - (special if rare else set())
     if specks and len(rest) > 1:
-        few, table = ', '.join(map(name_code, specks[:6])), numbered(rest) | dict.fromkeys(specks, IGNORE)
+        few = ', '.join(map(name_code, specks[:6]))
+        table = numbered(rest) | dict.fromkeys(sorted(values.keys() - rest), IGNORE)
         lines.insert(len(specks) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be ignored, type '
                                               f'mask_values={suggest(table)}')
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
-        rare = sum(values[code] for code in special) < 0.1 * sum(values.values())      # a void label covers no more
         lines.insert(0 if rare and not is_scale else 1,
                      f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
     return [*lines, f'({"255 after a colon means ignored; " * (len(lines) > 1)}reorder as you like)']
@@ -2496,8 +2514,6 @@ def scan_pair(image, mask, config):
     """Header of the image, every pixel of the mask -> a record for JSON. DataError if one is unusable."""
     try:
         height, width, mode = read_header(image, config)
-        if os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):
-            raise DataError(f'{mask}: is a copy of its image, no mask')
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
             codes = read_mask(mask, config)
     except UNREADABLE as error:
@@ -2508,6 +2524,8 @@ def scan_pair(image, mask, config):
         counts = counts[found]
     else:
         found, counts = np.unique(codes, return_counts=True)
+    if len(found) > 2 and os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):    # both may be black
+        raise DataError(f'{mask}: is a copy of its image, no mask')
     mask_mode, colours, turned = mask_header(mask, found.tolist())
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
@@ -2528,11 +2546,13 @@ def scan_pair(image, mask, config):
 
 
 def mark_of(path):
-    """The size of a file and a checksum of the middle of it: those of a copy are the same."""
-    size = os.path.getsize(path)
+    """The size of a file and a checksum of three places in it: those of a copy are the same."""
+    size, checksum = os.path.getsize(path), 0
     with open(path, 'rb') as file:
-        file.seek(max(0, size // 2 - 2048))
-        return [size, zlib.crc32(file.read(4096))]
+        for place in (size // 4, size // 2, 3 * size // 4):
+            file.seek(place)
+            checksum = zlib.crc32(file.read(4096), checksum)
+    return [size, checksum]
 
 
 def same_shape(first, second):
@@ -2562,7 +2582,7 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 13])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 14])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2675,35 +2695,37 @@ def count_codes(splits, records):
 
 
 def find_leaks(pairs, records, config):
-    """Notes on images of validation or test that are trained on too, and on those whose masks differ. Copies and links
-    are found under any name; pictures that were only coded anew by the same name and mask."""
-    images, masks = ([*map(os.fsdecode, paths)] for paths in (pairs.images, pairs.masks))
-    is_copy = lambda paths, rows: all(os.path.isfile(paths[row]) for row in rows) and \
-        filecmp.cmp(*(paths[row] for row in rows), shallow=False)
+    """Notes on images of validation or test that are trained on too: copies under any name, whose masks may differ, and
+    what looks like one of the same stem and mask. A picture of one colour tells nothing."""
+    paths, in_train = [*map(os.fsdecode, pairs.images)], np.flatnonzero(pairs.splits == 0)
+    masks = [(*record['codes'], *record['pixels']) for record in records]
+    is_huge = [math.prod(record['size']) > 2**24 for record in records]        # not to be decoded for a guess
+    small = functools.cache(lambda row: resize(read_image(paths[row], config), 64, 64).mean(2, dtype=np.float32))
 
-    def looks_alike(paths, rows):
-        one, other = (resize(read_image(paths[row], config).astype(np.float32), 16, 16) for row in rows)
-        return np.abs(one - other).mean() <= 0.1 * one.std()
-
-    by_file = [tuple(record['mark']) for record in records]
-    by_mask = [(os.path.basename(image), *record['codes'], *record['pixels'])
-               for image, record in zip(images, records)]
-    for keys, is_same, like in ((by_file, is_copy, ''), (by_mask, looks_alike, ', coded anew')):
-        trained = {key: row for row, key in enumerate(keys) if pairs.splits[row] == 0}
-        twins = [(row, trained[key]) for row, key in enumerate(keys) if pairs.splits[row] and key in trained]
+    def find(keys, is_same, most):
+        """(whether there may be more, [(row, row of training), ...])"""
+        trained, found = grouped(in_train, keys.__getitem__), []
+        twins = [row for row in np.flatnonzero(pairs.splits) if keys[row] and keys[row] in trained]
         with contextlib.suppress(DataError, OSError):                  # told by who reads the files
-            if leaks := [rows for rows in twins[:100] if is_same(images, rows)]:
-                break
-    else:
-        return []
-    (one, other), count = leaks[0], f'{len(leaks)} or more' if len(twins) > 100 else len(leaks)
-    notes = [f'{count} images of validation or test, such as {images[one]}, are trained on too, as '
-             f'{images[other]}{like}: their scores flatter']
-    differ = [rows for rows in leaks if all(os.path.isfile(masks[row]) for row in rows) and not is_copy(masks, rows)]
-    if differ and not like:
-        notes.append('one and the same image has mask files that differ, {} and {}: if folders hold several tasks '
-                     'name those of one with images= and masks='.format(*(masks[row] for row in differ[0])))
-    return notes
+            for row in twins[:most]:
+                found += [(row, other) for other in trained[keys[row]][:8] if is_same(row, other)][:1]
+        return f'{len(found)}{" or more" * (len(twins) > most)} images of validation or test', found
+
+    is_copy = lambda row, other: filecmp.cmp(paths[row], paths[other], shallow=False) \
+        and (is_huge[row] or np.ptp(small(row)) > 0)
+    count, copies = find([tuple(record['mark']) for record in records], is_copy, 20)
+    notes = [f'{count}, such as {paths[row]}, are trained on too, as {paths[other]}: their scores flatter'
+             for row, other in copies[:1]]
+    differ = [rows for rows in copies if len({masks[row] for row in rows}) > 1]
+    notes += ['one and the same image has mask files that differ, {} and {}: if folders hold several tasks name those '
+              'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*rows]])) for rows in differ[:1]]
+    others = {row for row, _ in copies} | {*np.flatnonzero(is_huge)}
+    looks_alike = lambda row, other: np.abs(small(row) - small(other)).mean() < 0.025 * small(row).std()       # JPEG of
+                                                                       # 75 % is; frames of a film are at 0.1
+    keys = [row not in others and (Path(paths[row]).stem, *masks[row]) for row in range(len(paths))]
+    count, alike = find(keys, looks_alike, 8)
+    return notes + [f'{count}, such as {paths[row]}, look like {paths[other]} and others that are trained on, and have '
+                    'their masks: if they are these, coded anew, their scores flatter' for row, other in alike[:1]]
 
 
 def doubts_of_images(pairs, records, config):

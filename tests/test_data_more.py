@@ -414,7 +414,7 @@ def test_masks_that_differ_for_one_and_the_same_image_are_told(tmp_path):
     """Two tasks on the same photographs, in folders of their own."""
     for task, top in (('cup', 3), ('disc', 6)):
         for n in range(10):
-            save(tmp_path / f'set/{task}/images/{n}.png', np.full((8, 8, 3), n))
+            save(tmp_path / f'set/{task}/images/{n}.png', np.eye(8, dtype=int)[..., None].repeat(3, 2) * n)
             save(tmp_path / f'set/{task}/masks/{n}.png', np.pad(np.ones((top, 8), int), ((0, 8 - top), (0, 0))))
     _, data = inspect(tmp_path / 'set')
     assert any('has mask files that differ' in note for note in data.notes)

@@ -21,7 +21,7 @@ def scene(number, size=24):
 
 
 def leaks(data):
-    return [note for note in data.notes if 'are trained on too' in note]
+    return [note for note in data.notes if 'scores flatter' in note]
 
 
 def test_copies_under_other_names_are_told(tmp_path):
@@ -39,13 +39,48 @@ def test_photographs_coded_anew_are_told_pictures_of_one_name_are_not(tmp_path, 
     """NEU-Seg in two folders, the JPEGs written anew; frames of two films have the same names too."""
     for part, (folder, quality) in enumerate((('train', 95), ('val', 80))):
         for n in range(4):
-            picture = PIL.Image.fromarray(scene(n if same else 10 * part + n, 64).astype(np.uint8))
+            coarse = scene(n if same else 10 * part + n)[..., 0].repeat(4, 0).repeat(4, 1)
+            picture = PIL.Image.fromarray(coarse.astype(np.uint8))
             (tmp_path / f'{folder}/images').mkdir(parents=True, exist_ok=True)
             picture.save(tmp_path / f'{folder}/images/{n}.jpg', quality=quality)
-            save(tmp_path / f'{folder}/masks/{n}.png', np.eye(64) * (np.arange(64) > n))
+            save(tmp_path / f'{folder}/masks/{n}.png', np.eye(96) * (np.arange(96) > n))
     told = leaks(inspect(tmp_path)[1])
     assert [note.split(' images')[0] for note in told] == ['4'] * same
-    assert all(', coded anew: ' in note for note in told)
+    assert all(f', look like {tmp_path}/train/images/0.jpg and others' in note for note in told)
+
+
+def test_a_copy_hides_none_that_are_coded_anew_nor_do_others_of_its_mark_or_name(tmp_path):
+    """Two patients whose slices have equal names and empty masks; uncompressed pictures, black but for their rims."""
+    def slice_of(patient, n):
+        picture = np.zeros((128, 128))
+        picture[:16] = picture[-16:] = scene(10 * patient + n, 128)[:16, :, 0]
+        return picture
+
+    for split, patient, kind in (('train', 1, 'bmp'), ('train', 2, 'bmp'), ('val', 1, 'png'), ('val', 3, 'bmp')):
+        for n in range(4):
+            same = patient == 1 and n == 3                             # also in validation, byte for byte
+            suffix = 'bmp' if same else kind
+            save(tmp_path / f'{split}/images/p{patient}/{n}.{suffix}', slice_of(patient, n))
+            save(tmp_path / f'{split}/masks/p{patient}/{n}.png', np.eye(128) * (patient == 3))
+    copies, alike = leaks(inspect(tmp_path, num_classes=2)[1])
+    assert copies == (f'1 images of validation or test, such as {tmp_path}/val/images/p1/3.bmp, are trained on too, as '
+                      f'{tmp_path}/train/images/p1/3.bmp: their scores flatter')
+    assert alike.startswith(f'3 images of validation or test, such as {tmp_path}/val/images/p1/0.png, look like '
+                            f'{tmp_path}/train/images/p1/0.bmp and others')
+
+
+def test_black_slices_and_different_scenes_in_one_field_of_view_are_no_leaks(tmp_path):
+    y, x = np.mgrid[:64, :64]
+    field = 150 * ((y - 32) ** 2 + (x - 32) ** 2 < 28 ** 2)
+    for n, (split, name) in enumerate(itertools.product(('train', 'val'), range(4))):
+        texture = np.random.default_rng(n).normal(0, 8, (64, 64)) * (field > 0)
+        save(tmp_path / f'{split}/images/{name}.png', field + texture)
+        save(tmp_path / f'{split}/images/black{name}.png', np.zeros((64, 64)))
+        for kind in ('', 'black'):
+            save(tmp_path / f'{split}/masks/{kind}{name}.png', np.zeros((64, 64)))
+    save(tmp_path / 'train/images/x.png', scene(1, 64))
+    save(tmp_path / 'train/masks/x.png', np.eye(64))
+    assert not leaks(inspect(tmp_path)[1])
 
 
 @pytest.mark.parametrize('named', [True, False])
@@ -54,13 +89,19 @@ def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
     split_of = lambda at: ('train/' if at % 2 else 'valid/') if named else ''
     fill(tmp_path, *([f'{split_of(at)}{kind}/{name}.png' for at, name in enumerate(names)]
                      for kind in ('images', 'masks')))
-    note, = [note for note in inspect(tmp_path)[1].notes if '[.]rf' in note]
+    note, = [note for note in inspect(tmp_path)[1].notes if '^[^.]*' in note]
+    if not named:                                                       # among others
+        fill(tmp_path, *([f'{kind}/plain{n}.png' for n in range(4)] for kind in ('images', 'masks')))
+        line, = [note for note in inspect(tmp_path)[1].notes if '^[^.]*' in note]
+        assert not [note for note in inspect(tmp_path, **typed(line.split(' type ')[1]))[1].notes if 'flatter' in note]
+        for n, kind in itertools.product(range(4), ('images', 'masks')):
+            (tmp_path / f'{kind}/plain{n}.png').unlink()
     if named:                                                          # the folders stay as they are
-        assert note == '10 of 10 groups of images ((.*)[.]rf[.]) are on several sides of the split: scores flatter'
+        assert note == '10 of 10 groups of images (^[^.]*) are on several sides of the split: scores flatter'
         return
     data = inspect(tmp_path, **typed(note.split(' type ')[1]))[1]
     sides = [{name.split('.rf.')[0] for name in names_of(data, split)} for split in ('train', 'val')]
-    assert not sides[0] & sides[1] and not [note for note in data.notes if '[.]rf' in note]
+    assert not sides[0] & sides[1] and not [note for note in data.notes if '^[^.]*' in note]
 
 
 def test_frames_of_a_few_films_are_asked_about(tmp_path):
@@ -346,3 +387,44 @@ def test_masks_that_hold_nothing_get_no_names(tmp_path):
     folder = with_masks(tmp_path, [np.full((64, 64), 255)] * 4)
     (folder / 'labels.txt').write_text('cat\ndog\n')
     assert not line_of_list(inspect(folder)[1].notes)
+
+
+@pytest.mark.parametrize('pixels, is_copy', [(np.zeros((24, 24)), False), (255 * np.eye(24), False),
+                                             (scene(3), True)], ids=['black', 'a binary picture', 'a photograph'])
+def test_a_black_slice_and_its_empty_mask_may_be_one_and_the_same_file(tmp_path, pixels, is_copy):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(24))
+    for kind in ('images', 'masks'):
+        save(tmp_path / f'{kind}/same.png', pixels)
+    if is_copy:
+        assert 'same.png: is a copy of its image' in str(ask(tmp_path))
+    else:
+        assert len(inspect(tmp_path)[1].pairs.images) == 5
+
+
+def test_a_line_that_ignores_specks_ignores_255_too(tmp_path):
+    masks = [np.repeat([0, 1, 2, 255], [30, 20, 10, 4]).repeat(64).reshape(64, 64) for _ in range(6)]
+    masks[0][0, 0] = 7
+    line = next(line for line in ask(with_masks(tmp_path, masks)).problems if 'specks' in line)
+    assert typed(line.split(' type ')[1]) == {'mask_values': {0: 0, 1: 1, 2: 2, 7: 255, 255: 255}}
+
+
+def test_two_folders_of_few_images_beside_many_in_none_are_no_groups(tmp_path):
+    names = [f'{folder}{n}.png' for folder, n in itertools.product(('', 'a/', 'b/'), range(12))]
+    fill(tmp_path, *([f'{kind}/{name}' for name in names if name[0] in 'ab' or kind] for kind in ('images', 'masks')))
+    assert not [note for note in inspect(tmp_path)[1].notes if 'the images lie in' in note]
+
+
+@pytest.mark.parametrize('image', ['images/seg_{n}/x.png', 'images/{s}/manual/{n}.png', 'seg_{n}/images/x.png',
+                                   'images/{room}/{n}.png', '{room}/images/{n}.png', 'raw/images/{n}.png'])
+@pytest.mark.parametrize('by_hand', [False, True])
+def test_a_word_for_masks_that_stands_beside_images_and_masks_tells_nothing(tmp_path, image, by_hand):
+    """A room is named lab, a film seg_01."""
+    names = [image.format(n=n, s=('train', 'val')[n % 2], room=('lab', 'office')[n % 2]) for n in range(6)]
+    fill(tmp_path, names, [name.replace('images', 'masks') for name in names])
+    above = image.partition('images')[0]
+    folders = {kind: ('*/' if '{' in above else above) + kind for kind in ('images', 'masks')} if by_hand else {}
+    pairs = inspect(tmp_path, **folders)[1].pairs
+    assert len(pairs.images) == 6 and pairs.is_drawn == ('{s}' not in image)
+    assert all(image.replace(b'/images/', b'/masks/') == mask for image, mask in zip(pairs.images, pairs.masks))
