@@ -1406,6 +1406,7 @@ def find_pairs(config):
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
     lists = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
+    lists = [*filter(os.path.isfile, lists)]
     return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn, lists)
 
 
@@ -2427,8 +2428,8 @@ def read_class_list(path):
     """A text file with a line for each class -> what it may mean, [{code: name}, ...]: by red, green and blue (CVAT's
     labelmap.txt, class_dict.csv), by a number (Roboflow's _classes.csv), by place. [] for other files."""
     rows = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in Path(path).read_text('utf-8-sig')[:2**14].splitlines():
+    with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
+        for line in file.read(2**14).splitlines():
             fields = re.split('[,;:\t]', line)
             fields = fields if len(fields) > 1 else re.split(r'\s+(?=\d)|(?<=\d)\s+', line)
             fields = [field.strip(' "\'') for field in fields]
@@ -2703,7 +2704,7 @@ def find_leaks(pairs, records, config):
     small = functools.cache(lambda row: resize(read_image(paths[row], config), 64, 64).mean(2, dtype=np.float32))
 
     def find(keys, is_same, most):
-        """(whether there may be more, [(row, row of training), ...])"""
+        """Pairs of rows, held out and trained on, of one key that are the same -> (how many, in words, those pairs)."""
         trained, found = grouped(in_train, keys.__getitem__), []
         twins = [row for row in np.flatnonzero(pairs.splits) if keys[row] and keys[row] in trained]
         with contextlib.suppress(DataError, OSError):                  # told by who reads the files
@@ -4449,7 +4450,8 @@ def agree_on_compiling(state, batch, loss_fn):
         if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
             raise
     state.optimizer.zero_grad(set_to_none=True)
-    if any(from_all(state.model._compiled_call_impl is None)):
+    if not all(from_all(state.model._compiled_call_impl is not None)):
+        log.warning('torch.compile does not work in all processes; going on without it')
         state.model._compiled_call_impl = None
 
 

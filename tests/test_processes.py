@@ -298,6 +298,7 @@ def compiled_in_two(at, error='RuntimeError'):
 def test_processes_agree_at_the_start_to_go_without_a_compiler(forks):
     first, second = compiled_in_two(at=1)
     assert 'best epoch 1' in first and 'best epoch 1' in second and 'Compiled in' not in first
+    assert 'torch.compile does not work in all processes' in first
 
 
 def test_a_fault_of_one_process_in_mid_run_is_shown_and_not_replayed(forks):

@@ -379,7 +379,11 @@ def test_other_files_name_no_classes(tmp_path, name, text):
     folder = with_masks(tmp_path, masks)
     (folder / name).write_text(text)
     assert not line_of_list(inspect(folder)[1].notes)
-    (folder / name).write_bytes(b'\xff\xfe\x00')
+    for content in (b'\xff\xfe\x00', b'cat, ' + 5000 * b'9', b'cat ' * 2**20):
+        (folder / name).write_bytes(content)
+        assert not line_of_list(inspect(folder)[1].notes)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)                                           # who opens it waits for ever
     assert not line_of_list(inspect(folder)[1].notes)
 
 
