@@ -1033,17 +1033,16 @@ def told_role(name):
 
 
 @functools.cache
-def read_place(folder, role='', which=None):
+def read_place(folder, role='', which=-1):
     """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it says nothing.
-    split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder names
-    that gave the role; rest: what is left, a subfolder per city, per patient, per image. `which`: of the folders named
-    after images or masks the one that counts, 0 the first, -1 the last; None: all, and masks before images."""
-    split, kind, rest, parts = '', [], [], Path(folder).parts
+    split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder name that gave
+    the role; rest: what is left, a subfolder per city, per patient, per image. `which` name counts, of those for images
+    or masks: -1 the last, 0 the first."""
+    split, kind, rest, parts = '', '', [], Path(folder).parts
     roles = [*map(told_role, parts)]
-    if which is not None:
-        told = [at for at, said in enumerate(roles) if said and not role]      # none below a folder that has its role
-        roles = [said * (at in told[which:][:1]) for at, said in enumerate(roles)]
-    role = role or ('mask' if 'mask' in roles else 'image' if 'image' in roles else '')      # Train Images/masks1
+    told = [at for at, said in enumerate(roles) if said and (which or not role)]       # 0: none below what was named
+    roles = [said * (at in told[which:][:1]) for at, said in enumerate(roles)]         # masks in Train Images/masks1
+    role = role or ''.join(roles)
     for part, said in zip(parts, roles):
         words = folder_words(part)
         is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)   # DIS-TE1, not TCGA-TS-A7P1
@@ -1051,10 +1050,10 @@ def read_place(folder, role='', which=None):
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         split = split or found
         if said and said == role:
-            kind.append(part)
+            kind = part
         elif not found or re.search(r'\d', part):                      # train_001/ is for one image, of training
             rest.append(part)
-    return split, role, '/'.join(kind), '/'.join(rest)
+    return split, role, kind, '/'.join(rest)
 
 
 def stem_in(pattern, between=''):
@@ -1518,18 +1517,17 @@ def problems_of_pairs(config, root, files):
 
 
 def pair_files(config, root, files):
-    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. A room
-    may be named lab, a film seg_01: where all words for masks are heeded in vain, the first or the last of them is."""
+    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. Folders
+    in those for images and masks may have such names too, a film seg_01, a room lab: then the first name counts."""
     try:
         return pair_roles(config, root, files)
     except DataError as error:
-        for which in (0, -1):
-            with contextlib.suppress(DataError):
-                return pair_roles(config, root, files, which)
+        with contextlib.suppress(DataError):
+            return pair_roles(config, root, files, which=0)
         raise error
 
 
-def pair_roles(config, root, files, which=None):
+def pair_roles(config, root, files, which=-1):
     """The same, by what read_place tells."""
     images, masks, notes = collect(config, root, files, which)
     if not images or not masks:
@@ -4420,11 +4418,14 @@ def guarded_step(state, window, loss_fn, config):
     raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
 
 
+NO_COMPILER = ImportError, OSError, RuntimeError, AttributeError
+
+
 def try_to_compile(model):
     """In place, so that state_dict keys stay; whether it works shows in the first step."""
     try:
         model.compile()
-    except Exception as error:                                         # this Python is too new for this torch
+    except NO_COMPILER as error:                                       # this Python is too new for this torch
         log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
 
 
@@ -5306,7 +5307,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     begun = time.monotonic()
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-        with contextlib.suppress(Exception):                           # what is broken there is told below
+        with contextlib.suppress(*NO_COMPILER):                        # told below
             torch._dynamo.reset()                                      # after eight networks it would give up, unsaid
         try_to_compile(state.model)
         if world().size > 1:
