@@ -1427,7 +1427,8 @@ def doubts(pairs, splits, config):
             and folders.total() == len(images):
         notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, '
                      f'film or scan type {as_typed("group_pattern", "(.*)/")}')
-    pattern = config['group_pattern'] or '^[^.]*'                      # photograph.rf.123, as Roboflow's versions of it
+    roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
+    pattern = config['group_pattern'] or roboflow                      # its versions of a photograph
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
              if config['group_pattern'] or '.rf.' in image.stem}
     count = Counter(group for group, _ in sides)
@@ -1534,6 +1535,9 @@ def pair_roles(config, root, files, which=-1):
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
                          *shorten(notes, 5)])
+    above = {file.rest for file in images}                             # photos/images beside manual/images
+    if {'image', 'mask'} <= {told_role(part) for rest in above for part in rest.split('/')}:
+        raise DataError(f'several folders could hold the images: {", ".join(sorted(above)[:12])}')
     for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
         kinds = sorted({(file.split, file.kind) for file in found})    # Test_v2_Masks are a test's only
         for several in grouped(kinds, lambda key: key[0]).values():
@@ -2423,44 +2427,50 @@ def read_as_classes(values, plain, special, what):
 
 
 def read_class_list(path):
-    """A text file with a line for each class -> what it may mean, [{code: name}, ...]: by red, green and blue (CVAT's
-    labelmap.txt, class_dict.csv), by a number (Roboflow's _classes.csv), by place. [] for other files."""
+    """A text file with a line for each class -> {code: name}: by red, green and blue (CVAT's labelmap.txt,
+    class_dict.csv), by a number (Roboflow's _classes.csv), by place (class_names.txt). {} for other files."""
     rows = []
     with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
         for line in file.read(2**14).splitlines():
             fields = re.split('[,;:\t]', line)
             fields = fields if len(fields) > 1 else re.split(r'\s+(?=\d)|(?<=\d)\s+', line)
-            fields = [field.strip(' "\'') for field in fields]
-            names = [field for field in fields if re.search(r'[^\W\d]', field)]
+            names = [name for field in fields if re.search(r'[^\W\d]', name := field.strip(' "\''))]
             if names and not re.match('#|__ignore__', line):
-                rows.append((names[0], [int(field) for field in fields if field.isdecimal()][-3:]))
+                numbers = ' '.join(field for field in fields if not re.search(r'[^\W\d]', field))
+                rows.append((names[0], [*map(int, re.findall(r'\b\d+\b', numbers))][-3:]))
     most = max((len(numbers) for _, numbers in rows), default=0)
-    rows = [(name, numbers) for name, numbers in rows if len(numbers) == most]         # without a header
-    names = [name for name, _ in rows]
-    if len({*names}) < len(names) or not all(re.fullmatch(r'[\w +/&()-]{1,60}', name) for name in names):
-        return []
-    ways = [{numbers[0] if most == 1 else place: name for place, (name, numbers) in enumerate(rows)}]
-    if most == 3 and all(max(numbers) < 256 for _, numbers in rows):
-        ways.append({COLOUR + int.from_bytes(numbers, 'big'): name for name, numbers in rows})
-    return ways
+    is_header = re.compile('(class|label)?[ _]?(name|class|label)s?', re.IGNORECASE).fullmatch
+    rows = [(name, numbers) for name, numbers in rows if len(numbers) == most and not is_header(name)]
+    code_of = {0: lambda place, _: place, 1: lambda _, numbers: numbers[0],
+               3: lambda _, numbers: COLOUR + int.from_bytes(numbers, 'big')}
+    if most not in code_of or not all(re.fullmatch(r'\w[\w +/&()-]{,60}', name) for name, _ in rows) \
+            or most == 3 and any(max(numbers) > 255 for _, numbers in rows):
+        return {}
+    listed = {code_of[most](place, numbers): name for place, (name, numbers) in enumerate(rows)}
+    return listed if len({*listed.values()}) == len(listed) == len(rows) else {}       # each is there once
 
 
 def offer_names(paths, values, coding=None):
     """[what to type] if one of these text files lists all that the masks hold; `coding`: what they are taken for."""
-    seen, grey_only = {code for code in values if code >= 0} - {IGNORE}, max(values) < COLOUR
-    for path, listed in ((path, listed) for path in paths for listed in read_class_list(path)):
-        listed = {as_grey(code) if grey_only else code: name for code, name in listed.items()}
+    known = coding.table if coding else dict.fromkeys({code for code in values if code < 0} | {IGNORE}, IGNORE)
+    seen = {code for code in values if known.get(code) != IGNORE} if known else set()  # a threshold has no table
+    grey_only = max(values) < COLOUR
+    for path in paths:
+        listed = {as_grey(code) if grey_only else code: name for code, name in read_class_list(path).items()}
         black = 0 if grey_only else COLOUR
         if seen - listed.keys() == {black}:
             listed = {black: 'background'} | listed
-        if not seen or not seen <= listed.keys() or grey_only and 2 * max(seen, default=0) + 2 < len(listed):
+        if not seen or not seen <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
             continue                                                   # of other masks, or of boxes
         is_rare = lambda code: 10 * values.get(code, (0, 0))[0] < sum(pixels for pixels, _ in values.values())
-        kept = [code for code, name in listed.items()
-                if not (re.search('(?i)void|ignore|unlabel', name) and is_rare(code))]
+        ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
+                   or is_rare(code) and re.search('(?i)void|ignore|unlabel', name)}
+        kept = [code for code in listed if code not in ignored]
+        if not 1 < len(kept) < IGNORE:
+            continue
         table = dict.fromkeys(listed, IGNORE) | {code: number for number, code in enumerate(kept)}
         line = f'class_names="[{",".join(listed[code] for code in kept)}]"'
-        if not coding or coding.table is None or any(coding.table.get(code) != table[code] for code in seen):
+        if not coding or any(known.get(code) != table[code] for code in seen):
             line = f'mask_values={suggest(table)} {line}'
         elif coding.num_classes != len(kept):
             line = f'num_classes={len(kept)} {line}'
@@ -2705,6 +2715,7 @@ def find_leaks(pairs, records, config):
         """Pairs of rows, held out and trained on, of one key that are the same -> (how many, in words, those pairs)."""
         trained, found = grouped(in_train, keys.__getitem__), []
         twins = [row for row in np.flatnonzero(pairs.splits) if keys[row] and keys[row] in trained]
+        twins.sort(key=lambda row: len(trained[keys[row]]))            # many of one key are alike in little else
         with contextlib.suppress(DataError, OSError):                  # told by who reads the files
             for row in twins[:most]:
                 found += [(row, other) for other in trained[keys[row]][:8] if is_same(row, other)][:1]
@@ -4378,11 +4389,12 @@ def is_out_of_memory(error):
                                           'less than INT_MAX elements', 'canUse32BitIndexMath'))   # 32 bits to count
 
 
-def guarded_step(state, window, loss_fn, config):
+def guarded_step(state, window, loss_fn, config, is_trial=False):
     """One optimizer step that survives running out of memory -> StepResult.
 
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
     random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
+    `is_trial`: where a compiled model fails it does so in all processes, and all of them repeat the step without.
     """
     before = Snapshot(state.parts)
     while True:
@@ -4395,7 +4407,7 @@ def guarded_step(state, window, loss_fn, config):
                 raise
         except Exception as error:
             is_starved = is_out_of_memory(error)
-            if not is_starved and (world().size > 1 or not gives_up_compiling(state.model, error)):
+            if not is_starved and (world().size > 1 and not is_trial or not gives_up_compiling(state.model, error)):
                 raise                                                  # of several processes the others wait for it
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
@@ -4445,6 +4457,7 @@ def gives_up_compiling(model, error):
 def agree_on_compiling(state, batch, loss_fn):
     """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can."""
     try:
+        state.model.train()
         losses, _ = run_loss(loss_fn, UnderAutocast(state.model, state.dtype), to_device(batch, state.device))
         losses.sum().backward()
     except Exception as error:
@@ -5315,7 +5328,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     while True:
         try:
             for window in windows:
-                guarded_step(state, window, loss_fn, config)
+                guarded_step(state, window, loss_fn, config, is_trial=True)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:

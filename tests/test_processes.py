@@ -301,6 +301,27 @@ def test_processes_agree_at_the_start_to_go_without_a_compiler(forks):
     assert 'torch.compile does not work in all processes' in first
 
 
+@pytest.mark.parametrize('fault', [
+    "os.environ['RANK'] == '1' and model.training",
+    'any(frame.function == "_run_ddp_forward" for frame in inspect.stack())'], ids=['one in training mode', 'all within DDP'])
+def test_networks_of_smp_and_faults_of_all_processes_agree_too(forks, small_set, fault):
+    """A network of smp comes in eval mode to this place; torch compiles otherwise within DDP."""
+    settings = dict(data=str(small_set), num_epochs=1, image_size=64, batch_size=4, encoder='resnet18', device='cpu',
+                    decoder_channels=[8, 8, 8, 8, 8], use_amp=False, compile_model=True, num_workers=0, run_dir='run2')
+    condition = FAULT.format(at=0, error='RuntimeError').replace("os.environ['RANK'] == '1' and len(calls) == 0", fault)
+    with open('script2.py', 'w') as file:
+        file.write('import inspect, sys, torch\n' + condition + f"""
+sys.path.insert(0, {str(ROOT)!r})
+import train_unet
+torch.set_num_threads(1)
+print('best epoch', train_unet.train(**{settings!r}).best['epoch'])
+""")
+    run_forked(2, 'script2.py')
+    with open('printed0.txt') as file:
+        printed = file.read()
+    assert 'best epoch 1' in printed and 'torch.compile does not work' in printed and 'Compiled in' not in printed
+
+
 def test_a_fault_of_one_process_in_mid_run_is_shown_and_not_replayed(forks):
     """A step that one of them repeats alone would meet the others' exchange of gradients."""
     first, second = compiled_in_two(at=8, error='ValueError')

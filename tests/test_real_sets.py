@@ -89,19 +89,16 @@ def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
     split_of = lambda at: ('train/' if at % 2 else 'valid/') if named else ''
     fill(tmp_path, *([f'{split_of(at)}{kind}/{name}.png' for at, name in enumerate(names)]
                      for kind in ('images', 'masks')))
-    note, = [note for note in inspect(tmp_path)[1].notes if '^[^.]*' in note]
-    if not named:                                                       # among others
-        fill(tmp_path, *([f'{kind}/plain{n}.png' for n in range(4)] for kind in ('images', 'masks')))
-        line, = [note for note in inspect(tmp_path)[1].notes if '^[^.]*' in note]
-        assert not [note for note in inspect(tmp_path, **typed(line.split(' type ')[1]))[1].notes if 'flatter' in note]
-        for n, kind in itertools.product(range(4), ('images', 'masks')):
-            (tmp_path / f'{kind}/plain{n}.png').unlink()
+    note, = [note for note in inspect(tmp_path)[1].notes if '[.]rf' in note]
     if named:                                                          # the folders stay as they are
-        assert note == '10 of 10 groups of images (^[^.]*) are on several sides of the split: scores flatter'
+        assert note == '10 of 10 groups of images ((.*)[.]rf[.]) are on several sides of the split: scores flatter'
         return
     data = inspect(tmp_path, **typed(note.split(' type ')[1]))[1]
     sides = [{name.split('.rf.')[0] for name in names_of(data, split)} for split in ('train', 'val')]
-    assert not sides[0] & sides[1] and not [note for note in data.notes if '^[^.]*' in note]
+    assert not sides[0] & sides[1] and not [note for note in data.notes if 'flatter' in note]
+    fill(tmp_path, *([f'{kind}/plain{n}.png' for n in range(4)] for kind in ('images', 'masks')))       # among others
+    note, = [note for note in inspect(tmp_path)[1].notes if 'flatter' in note]
+    assert not [note for note in inspect(tmp_path, **typed(note.split(' type ')[1]))[1].notes if 'flatter' in note]
 
 
 def test_frames_of_a_few_films_are_asked_about(tmp_path):
@@ -307,6 +304,8 @@ LISTS = {
     'numbered colours.txt': ['Class\tR\tG\tB', *(
         f'{n}\t{int(c[1:3], 16)} \t{int(c[3:5], 16)}\t {int(c[5:], 16)}\t{name}'
         for n, (c, name) in enumerate(COLOURED.items(), 1))],
+    'label_colors.txt': [f'{int(c[1:3], 16)} {int(c[3:5], 16)} {int(c[5:], 16)}\t\t{name}'
+                         for c, name in COLOURED.items()],
     'Labels and Colors.csv': ['Label,color_rgb', *(
         f'{name},"{int(c[1:3], 16)},{int(c[3:5], 16)},{int(c[5:], 16)}"' for c, name in COLOURED.items())],
 }
@@ -355,6 +354,7 @@ def test_a_common_void_is_a_class_an_unlisted_black_the_background(tmp_path):
     ('codes.txt', 'Background\nWall\nDoor\nStair\n',
      {'class_names': ['Background', 'Wall', 'Door', 'Stair'], 'num_classes': 4}),
     ('labels.txt', '__ignore__\n_background_\nwall\ndoor\n', {'class_names': ['_background_', 'wall', 'door']}),
+    ('names_of_classes.csv', 'name\nbackground\nwall\ndoor\n', {'class_names': ['background', 'wall', 'door']}),
     ('labels.txt', '0 void\n1 wall\n2 door\n', {'class_names': ['wall', 'door'], 'mask_values': {0: 255, 1: 0, 2: 1}}),
 ])
 def test_numbers_get_the_names_of_a_file(tmp_path, name, text, settings):
@@ -372,6 +372,8 @@ def test_numbers_get_the_names_of_a_file(tmp_path, name, text, settings):
     ('labels.csv', 'image,label\na.png,cat\nb.png,dog\nc.png,cow\n'),
     ('classes.csv', 'value,name\n0,cat\n1,dog\n'),                      # lacks what the masks hold
     ('classes.csv', 'value,name\n0,a$(rm -rf x)\n1,b\n2,c\n'),
+    ('labels.csv', 'id,diagnosis\nscan0,0\nscan1,1\nscan2,2\nscan3,1\n'),        # of whole images
+    ('classes.csv', 'id,name,count\n2,cat,300\n0,background,900\n1,dog,200\n'),
     ('readme.txt', 'cat\ndog\ncow\n'),
 ])
 def test_other_files_name_no_classes(tmp_path, name, text):
@@ -387,10 +389,27 @@ def test_other_files_name_no_classes(tmp_path, name, text):
     assert not line_of_list(inspect(folder)[1].notes)
 
 
-def test_masks_that_hold_nothing_get_no_names(tmp_path):
-    folder = with_masks(tmp_path, [np.full((64, 64), 255)] * 4)
-    (folder / 'labels.txt').write_text('cat\ndog\n')
+@pytest.mark.parametrize('values, shares, text', [
+    ([255], [64], 'cat\ndog\n'), ([0, 255], [40, 24], 'nucleus\n'), ([0, 255], [40, 24], 'cat\ndog\n'),
+    ([0, 1], [2, 62], '0 unlabeled\n1 object\n')], ids=['nothing', 'one name', 'two of boxes', 'one that counts'])
+def test_masks_of_one_class_get_no_names(tmp_path, values, shares, text):
+    folder = with_masks(tmp_path, [np.repeat(values, shares).repeat(64).reshape(64, 64)] * 4)
+    (folder / 'labels.txt').write_text(text)
     assert not line_of_list(inspect(folder)[1].notes)
+
+
+def test_an_ignored_value_stays_so_however_common_and_named(tmp_path):
+    folder = with_masks(tmp_path, [np.repeat([0, 1, 2, 255], [20, 14, 10, 20]).repeat(64).reshape(64, 64)] * 4)
+    (folder / '_classes.csv').write_text('Pixel Value, Class\n0, background\n1, cat\n2, dog\n255, void\n')
+    assert line_of_list(inspect(folder)[1].notes) == [{'class_names': ['background', 'cat', 'dog']}]
+
+
+@pytest.mark.parametrize('image', ['{top}/images/{n}.png', 'images/{top}/{n}.png'])
+def test_photographs_beside_annotations_that_are_folders_of_both_are_asked_about(tmp_path, image):
+    names = [image.format(top=top, n=n) for top in ('photo_studio', 'lab') for n in range(6)]
+    for kind in ('images', 'masks', 'instance_masks'):
+        fill(tmp_path, [name.replace('images', kind) for name in names], [])
+    assert 'could hold the' in str(ask(tmp_path))
 
 
 @pytest.mark.parametrize('pixels, is_copy', [(np.zeros((24, 24)), False), (255 * np.eye(24), False),
