@@ -2441,12 +2441,15 @@ def read_class_list(path):
     most = max((len(numbers) for _, numbers in rows), default=0)
     is_header = re.compile('(class|label)?[ _]?(name|class|label)s?', re.IGNORECASE).fullmatch
     rows = [(name, numbers) for name, numbers in rows if len(numbers) == most and not is_header(name)]
-    code_of = {0: lambda place, _: place, 1: lambda _, numbers: numbers[0],
-               3: lambda _, numbers: COLOUR + int.from_bytes(numbers, 'big')}
-    if most not in code_of or not all(re.fullmatch(r'\w[\w +/&()-]{,60}', name) for name, _ in rows) \
-            or most == 3 and any(max(numbers) > 255 for _, numbers in rows):
+    are_names = all(re.fullmatch(r'\w[\w +/&()-]{,60}', name) for name, _ in rows)
+    if not are_names or most == 2 or most == 3 and any(max(numbers) > 255 for _, numbers in rows):
         return {}
-    listed = {code_of[most](place, numbers): name for place, (name, numbers) in enumerate(rows)}
+    if most == 3:
+        listed = {COLOUR + int.from_bytes(numbers, 'big'): name for name, numbers in rows}
+    elif most == 1:
+        listed = dict(sorted((numbers[0], name) for name, numbers in rows))
+    else:
+        listed = dict(enumerate(name for name, _ in rows))
     return listed if len({*listed.values()}) == len(listed) == len(rows) else {}       # each is there once
 
 

@@ -351,6 +351,7 @@ def test_a_common_void_is_a_class_an_unlisted_black_the_background(tmp_path):
 @pytest.mark.parametrize('name, text, settings', [
     ('train/_classes.csv', 'Pixel Value, Class\n0, background\n1, wall\n2, tall door\n',
      {'class_names': ['background', 'wall', 'tall door']}),
+    ('labels.csv', 'wall,1\nbackground,0\ndoor,2\n', {'class_names': ['background', 'wall', 'door']}),
     ('codes.txt', 'Background\nWall\nDoor\nStair\n',
      {'class_names': ['Background', 'Wall', 'Door', 'Stair'], 'num_classes': 4}),
     ('labels.txt', '__ignore__\n_background_\nwall\ndoor\n', {'class_names': ['_background_', 'wall', 'door']}),
