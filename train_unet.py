@@ -76,6 +76,7 @@ import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -1007,7 +1008,7 @@ class Pairs:
     rule: str                      # how they were paired, in words
     notes: list                    # what was ignored
     is_drawn: bool = True          # whether chance chose the validation images, not names
-    class_lists: list = ()         # text files that may list the classes
+    class_lists: tuple = ()        # text files that may list the classes
 
     def rows(self, split):
         """Indices of one split, in the order of the names; without validation images the training images."""
@@ -1404,8 +1405,8 @@ def find_pairs(config):
         raise DataError(f'{selves[0]}: would be an image and its mask at once')
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
-    lists = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
-    lists = [*filter(os.path.isfile, lists)]
+    named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
+    lists = tuple(filter(os.path.isfile, named))                       # a pipe would be waited for
     return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn, lists)
 
 
@@ -2457,7 +2458,8 @@ def offer_names(paths, values, coding=None):
     """[what to type] if one of these text files lists all that the masks hold; `coding`: what they are taken for."""
     known = coding.table if coding else dict.fromkeys({code for code in values if code < 0} | {IGNORE}, IGNORE)
     seen = {code for code in values if known.get(code) != IGNORE} if known else set()  # a threshold has no table
-    grey_only = max(values) < COLOUR
+    grey_only, total = max(values) < COLOUR, sum(pixels for pixels, _ in values.values())
+    is_rare = lambda code: 10 * values.get(code, (0, 0))[0] < total    # a void label covers no more
     for path in paths:
         listed = {as_grey(code) if grey_only else code: name for code, name in read_class_list(path).items()}
         black = 0 if grey_only else COLOUR
@@ -2465,7 +2467,6 @@ def offer_names(paths, values, coding=None):
             listed = {black: 'background'} | listed
         if not seen or not seen <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
             continue                                                   # of other masks, or of boxes
-        is_rare = lambda code: 10 * values.get(code, (0, 0))[0] < sum(pixels for pixels, _ in values.values())
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
                    or is_rare(code) and re.search('(?i)void|ignore|unlabel', name)}
         kept = [code for code in listed if code not in ignored]
@@ -2732,10 +2733,10 @@ def find_leaks(pairs, records, config):
     differ = [rows for rows in copies if len({masks[row] for row in rows}) > 1]
     notes += ['one and the same image has mask files that differ, {} and {}: if folders hold several tasks name those '
               'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*rows]])) for rows in differ[:1]]
-    others = {row for row, _ in copies} | {*np.flatnonzero(is_huge)}
-    looks_alike = lambda row, other: np.abs(small(row) - small(other)).mean() < 0.025 * small(row).std()       # JPEG of
-                                                                       # 75 % is; frames of a film are at 0.1
-    keys = [row not in others and (Path(paths[row]).stem, *masks[row]) for row in range(len(paths))]
+    told = {row for row, _ in copies}
+    # of five real sets the median image saved as JPEG of 75 % is below this, successive frames of a film at 0.12
+    looks_alike = lambda row, other: np.abs(small(row) - small(other)).mean() < 0.025 * small(row).std()
+    keys = [row not in told and not is_huge[row] and (Path(path).stem, *masks[row]) for row, path in enumerate(paths)]
     count, alike = find(keys, looks_alike, 8)
     return notes + [f'{count}, such as {paths[row]}, look like {paths[other]} and others that are trained on, and have '
                     'their masks: if they are these, coded anew, their scores flatter' for row, other in alike[:1]]
@@ -4408,7 +4409,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
             is_starved = True
             if state.batch_size == config['batch_size']:
                 raise
-        except Exception as error:
+        except compiler_faults() as error:
             is_starved = is_out_of_memory(error)
             if not is_starved and (world().size > 1 and not is_trial or not gives_up_compiling(state.model, error)):
                 raise                                                  # of several processes the others wait for it
@@ -4433,14 +4434,21 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
 
 
-NO_COMPILER = ImportError, OSError, RuntimeError, AttributeError
+def compiler_faults():
+    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
+    faults = (RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError,
+              subprocess.SubprocessError)
+    with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
+        from triton.errors import TritonError
+        faults += (TritonError,)
+    return faults
 
 
 def try_to_compile(model):
     """In place, so that state_dict keys stay; whether it works shows in the first step."""
     try:
         model.compile()
-    except NO_COMPILER as error:                                       # this Python is too new for this torch
+    except compiler_faults() as error:                                       # this Python is too new for this torch
         log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
 
 
@@ -4463,7 +4471,7 @@ def agree_on_compiling(state, batch, loss_fn):
         state.model.train()
         losses, _ = run_loss(loss_fn, UnderAutocast(state.model, state.dtype), to_device(batch, state.device))
         losses.sum().backward()
-    except Exception as error:
+    except compiler_faults() as error:
         if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
             raise
     state.optimizer.zero_grad(set_to_none=True)
@@ -4686,7 +4694,7 @@ def in_halves(function, batch, model=None):
     most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]
-    except Exception as error:
+    except compiler_faults() as error:
         if is_out_of_memory(error):
             most //= 2
         elif model is None or not gives_up_compiling(model, error):
@@ -5323,7 +5331,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     begun = time.monotonic()
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-        with contextlib.suppress(*NO_COMPILER):                        # told below
+        with contextlib.suppress(*compiler_faults()):                  # told below
             torch._dynamo.reset()                                      # after eight networks it would give up, unsaid
         try_to_compile(state.model)
         if world().size > 1:

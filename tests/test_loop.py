@@ -24,6 +24,7 @@ import sys
 import termios
 import time
 import traceback
+import types
 import weakref
 from collections import UserDict
 from pathlib import Path
@@ -733,6 +734,16 @@ def compile_what_triton_refuses(model):
     def compiled(*inputs):
         raise TritonError('out of resource: shared memory (a test)')
 
+    module = types.ModuleType('triton.errors')
+    module.TritonError = TritonError
+    sys.modules['triton.errors'] = module
+    model._compiled_call_impl = compiled
+
+
+def compile_what_a_broken_program_compiles(model):
+    def compiled(*inputs):
+        raise subprocess.CalledProcessError(1, 'ptxas (a test)')
+
     model._compiled_call_impl = compiled
 
 
@@ -756,8 +767,10 @@ def compile_what_fails_in_validation(model):
 
 @pytest.mark.parametrize('broken_compile', [
     refuse_to_compile, compile_in_vain, compile_what_fails_backward, refuse_as_a_broken_library_does,
-    compile_what_fails_in_validation, compile_what_triton_refuses, compile_with_too_little_memory])
+    compile_what_fails_in_validation, compile_what_triton_refuses, compile_with_too_little_memory,
+    compile_what_a_broken_program_compiles])
 def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'triton.errors', None)            # put back at the end
     plain = train(Wrapped(), run_dir='plain')
     monkeypatch.setattr(nn.Module, 'compile', broken_compile)
     result = train(Wrapped(), compile_model=True)
@@ -768,7 +781,7 @@ def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypa
 
 
 @pytest.mark.parametrize('error', [ValueError, OSError, RuntimeError, KeyError])
-def test_an_error_of_the_users_loss_is_none_of_the_compiler(error, monkeypatch, caplog):
+def test_an_error_of_the_users_loss_is_none_of_the_compiler(error, monkeypatch):
     calls = []
 
     def loss(model, batch):

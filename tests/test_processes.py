@@ -303,7 +303,8 @@ def test_processes_agree_at_the_start_to_go_without_a_compiler(forks):
 
 @pytest.mark.parametrize('fault', [
     "os.environ['RANK'] == '1' and model.training",
-    'any(frame.function == "_run_ddp_forward" for frame in inspect.stack())'], ids=['one in training mode', 'all within DDP'])
+    'any(frame.function == "_run_ddp_forward" for frame in inspect.stack())'],
+    ids=['one in training mode', 'all within DDP'])
 def test_networks_of_smp_and_faults_of_all_processes_agree_too(forks, small_set, fault):
     """A network of smp comes in eval mode to this place; torch compiles otherwise within DDP."""
     settings = dict(data=str(small_set), num_epochs=1, image_size=64, batch_size=4, encoder='resnet18', device='cpu',
