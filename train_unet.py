@@ -252,6 +252,9 @@ class UserError(Exception):
         return '\n'.join([f'{self.title}:', *('  ' + clean(line) for line in self.problems)])
 
 
+UNITED = '\0'                      # between the paths of masks that are one together: no path can hold it
+
+
 class ConfigError(UserError):
     """Settings that cannot be used: every problem at once."""
     title = 'the config cannot be used'
@@ -264,7 +267,7 @@ class DataError(UserError):
 
 def clean(text):
     """Text that is safe on one line: control characters (terminal escapes, new lines) become visible."""
-    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text).replace(UNITED, ' + '))
 
 
 def did_you_mean(word, candidates):
@@ -986,7 +989,7 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
+                    'invgray ref tra depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
@@ -1003,7 +1006,7 @@ def may_be_read(name):
 class Pairs:
     """Images and masks that belong together. Paths are NumPy bytes: no Python object per file in a worker."""
     images: np.ndarray             # (N,) bytes
-    masks: np.ndarray              # (N,) bytes; a folder means the union of its files
+    masks: np.ndarray              # (N,) bytes; a folder means the union of its files, UNITED that of several paths
     splits: np.ndarray             # (N,) index into SPLITS
     rule: str                      # how they were paired, in words
     notes: list                    # what was ignored
@@ -1169,8 +1172,12 @@ def collect(config, root, files, which):
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     told = len(shared_folder(files)) if '' in sources else 0           # from here on folders tell something
+    found = {role: files_of(base, root, files) for role, base in sources.items()}
+    if '' not in sources:                                              # images="*" stands for Cod, and for Cod GT too
+        of_masks = {path for path, *_ in found['mask']}
+        found['image'] = [file for file in found['image'] if file[0] not in of_masks] or found['image']
     candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role, which))
-                  for role, base in sources.items() for path, folder, name in files_of(base, root, files)]
+                  for role, files_there in found.items() for path, folder, name in files_there]
     ignored, seen = defaultdict(list), {path for path, *_ in candidates}       # ignored: {why: names of files}
     ignored['outside of images= and masks='] = [name for folder, name in files
                                                 if may_be_read(name) and os.path.join(folder, name) not in seen]
@@ -1337,6 +1344,19 @@ def unite_folders(images, masks):
         united = {place: dataclasses.replace(mask, path=os.path.dirname(mask.path)) for place, mask in united.items()}
     return ([(places[place], mask) for place, mask in united.items()], rule,
             [image for place, image in places.items() if place not in groups], [], [])
+
+
+def unite_files(masks, config):
+    """Several mask files of an image as one: x_mask and x_mask_1; files of one stem in the folders masks="Mask/*"."""
+    def key(mask):
+        bare = re.sub(r'[-_ ]\d+$', '', mask.stem) if told_role(mask.stem) == 'mask' else mask.stem       # 7_1 is not 7
+        return mask.split, '*' in (config['masks'] or '') or os.path.dirname(mask.path), bare
+    united = []
+    for group in grouped(masks, key).values():
+        names = {(os.path.dirname(mask.path), mask.stem) for mask in group}
+        several = len(names) == len(group) > 1                         # x.png and x.bmp are one mask, saved twice
+        united += [dataclasses.replace(group[0], path=UNITED.join(m.path for m in group))] if several else group
+    return united
 
 
 def read_list(path):
@@ -1545,7 +1565,14 @@ def pair_roles(config, root, files, which=-1):
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
-    pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
+    found = unite_folders(images, masks) or match_pairs(images, masks)
+    united = unite_files(masks, config) if any(found[3:]) else masks
+    if len(united) < len(masks):
+        pairs, rule, *others = match_pairs(images, united)
+        if len(others[0]) <= len(found[2]) and not any(others[1:]):
+            several = max((mask.path for _, mask in pairs), key=lambda path: path.count(UNITED))
+            found = pairs, f'{rule}, several masks of an image united, such as {several}', *others
+    pairs, rule, images, masks, clashes = found
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
@@ -1623,6 +1650,9 @@ def settings_that_pair(config, root, files, seconds):
         if Path(image).stem.isdigit() and re.match(r'skipped (\d+) images and \1 masks', skip):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         score = likelihood(image, mask, flat) - any(None not in sizes and len({*sizes}) > 1 for sizes in some)
+        parts = [read_mask(path, config) for path in mask.split(UNITED)] if '*' in settings.get('masks', '') else ()
+        if len(parts) > 1 and (np.shape(parts)[1:] != parts[0].shape or (np.count_nonzero(parts, axis=0) > 1).any()):
+            continue                                                   # masks of one thing by several people
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
         are_masks = has_photos and flat(image) == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
@@ -1659,6 +1689,7 @@ def folder_shapes(files, shared):
     for folder, number in count.items():
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
+        stars[1:] = [star.replace(above, '*') for above, star in zip(names, stars[1:])]        # Cod GT in Cod
         above = ['*' if siblings['/'.join(names[:at])] > 2 or star != name else name
                  for at, (star, name) in enumerate(zip(stars, names))]
         for end in range(depth + 1, len(names) + 1):                   # of each folder on the way down
@@ -1666,7 +1697,8 @@ def folder_shapes(files, shared):
             shapes += [stars[:end], *((*above[:end - 1], last) for last in {names[end - 1], stars[end - 1]})]
             weight.update({'/'.join(shape): number for shape in shapes})
     usual = [shape for shape, _ in weight.most_common(60)]
-    stars_last = lambda shape: (shape.count('/'), '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
+    stars_last = lambda shape: (not told_role(posixpath.basename(shape)), shape.count('/'),
+                                '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
     plainest = {}                                                      # {folders: the plainest shape for them}
     for shape in sorted(usual, key=stars_last):
         plainest.setdefault(frozenset(filter(matcher(shape), count)), shape)
@@ -1681,7 +1713,10 @@ def folder_answers(files):
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     kind = {shape: {*folder_words(posixpath.basename(shape))[:-1]} - IMAGE_WORDS - MASK_WORDS for shape in shapes}
     for image, mask in itertools.permutations([*shapes][:24], 2):
-        if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' or shapes[image] & shapes[mask]:
+        overlap = shapes[image] & shapes[mask]
+        if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' \
+                or overlap and (overlap != shapes[mask] or len(shapes[image]) < len(overlap) + 2
+                                or '*' not in image or mask.startswith(image + '/')):
             continue
         brothers = [kind[other] for other in shapes if posixpath.dirname(other) == posixpath.dirname(image)
                     and role[other] != 'mask' and shapes[other].isdisjoint(shapes[mask])]
@@ -1698,6 +1733,12 @@ def folder_answers(files):
         if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
             continue                                                   # masks/frog are not of images/worm
         yield {'images': image, 'masks': mask}
+    of_masks = grouped([shape for shape in shapes if role[shape] == 'mask'], posixpath.dirname)
+    for above, image in itertools.product([above for above, masks in of_masks.items() if len(masks) > 1], shapes):
+        if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
+            end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
+            word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
+            yield {'images': image, 'masks': f'{above}/*{end[len(end) - len(word):]}'}     # leftMask and rightMask
 
 
 def pattern_answers(files):
@@ -2138,7 +2179,13 @@ def open_image(path, config):
 
 
 def read_mask(path, config):
-    """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1."""
+    """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1; of UNITED
+    files the higher code counts, which is no background."""
+    if UNITED in str(path):
+        parts = [read_mask(part, config) for part in path.split(UNITED)]
+        if len({part.shape for part in parts}) != 1:
+            raise DataError(f'{path}: these masks of one image have different sizes')
+        return np.max(parts, axis=0)
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
         names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
@@ -2539,7 +2586,7 @@ def scan_pair(image, mask, config):
         found, counts = np.unique(codes, return_counts=True)
     if len(found) > 2 and os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):    # both may be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
-    mask_mode, colours, turned = mask_header(mask, found.tolist())
+    mask_mode, colours, turned = mask_header(mask.split(UNITED)[0], found.tolist())
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
@@ -2583,8 +2630,8 @@ def mask_header(path, codes):
 
 
 def fingerprint(path):
-    """Size and time of a file, or of those in a folder: what tells that a cached record is still true."""
-    states = [os.stat(path)]
+    """Size and time of a file, of UNITED ones, or of those in a folder: what tells that a cached record is true."""
+    states = [*map(os.stat, path.split(UNITED))]
     if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
         states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
     times = [max(state.st_mtime_ns, state.st_ctime_ns) for state in states]    # rsync -t brings back the first
@@ -5234,7 +5281,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     data = from_first(lambda: inspect_data(config, decode))
     if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
-                         *data.notes, f'{data.coding.words}; the values of all masks are '
+                         *data.notes, f'pairs: {data.pairs.rule}; {data.coding.words}; the values of all masks are '
                          f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean, '
                          'or draw another split, with another seed or val_fraction, if validation alone holds the '
                          'others'])
