@@ -1588,7 +1588,7 @@ def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
     most = max((len(found) for _, found in works.values()), default=0)
-    plainest = lambda line: (-len(works[line][1]), 'skip_' in line, 'masks=' not in line, len(line))
+    plainest = lambda line: (-len(works[line][1]), 'skip_' in line, 'masks=' not in line, line.count('*'), len(line))
     share = lambda line: 0.5 if 'masks=' in line else 0.75
     enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
     best, lines = max((works[line][0] for line in enough), default=None), []
@@ -1617,7 +1617,7 @@ def flatness(path, config):
     except DataError:                                                  # fractions, many bands
         return 0
     some = codes[::len(codes) // 2**18 + 1]
-    return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
+    return float(np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some))       # np.bool adds as "or"
 
 
 def size_in_header(path, config):

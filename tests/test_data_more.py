@@ -323,6 +323,16 @@ def test_lines_that_pair_are_offered(tmp_path, names, lines):
         assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
 
 
+def test_vessels_are_offered_and_not_the_fields_of_view_in_a_folder_named_mask(tmp_path):
+    """HRF, with photographs, on which it depends that NumPy's bool adds as "or"."""
+    folder = tmp_path / 'set'
+    for n in range(12):
+        save(folder / f'images/{n:02}_dr.jpg', np.random.default_rng(n).integers(0, 256, (64, 64, 3)))
+        save(folder / f'manual1/{n:02}_dr.tif', np.eye(64) * 255)
+        save(folder / f'mask/{n:02}_dr_mask.tif', np.eye(64) * 255)
+    assert typed_lines(ask(folder)) == ['images="images" masks="manual1"']
+
+
 def test_a_folder_of_masks_that_lacks_a_few_is_offered_beside_one_that_is_whole(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(12)],
          [f'{kind}/{n}.png' for kind, count in (('masks_a', 12), ('masks_b', 10)) for n in range(count)])
