@@ -989,7 +989,7 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref tra depth dsm flows prediction predictions predicted predict pred preds results '
+                    'invgray ref tra human depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
@@ -1225,7 +1225,8 @@ def tell_apart(files):
                      for file in files]
     roles = {False: [], True: []}
     for file, is_mask in zip(files, are_masks):                        # a folder of both tells nothing: img_0_json/
-        roles[is_mask].append(dataclasses.replace(file, kind='', rest=posixpath.join(file.kind, file.rest)))
+        parts = (file.kind, file.rest) if f'{file.kind}/{file.rest}' in file.path else (file.rest, file.kind)
+        roles[is_mask].append(dataclasses.replace(file, kind='', rest='/'.join(filter(None, parts))))
     return roles[False], roles[True]
 
 
@@ -1367,6 +1368,8 @@ def read_list(path):
             file.seek(0)
             reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel's
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
+            if not {'image', 'mask'} <= set(reader.fieldnames):        # image_path, label
+                reader.fieldnames = [not may_be_read(name) and told_role(name) or name for name in reader.fieldnames]
             table = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
@@ -1426,7 +1429,7 @@ def find_pairs(config):
     splits = choose_splits([image for image, _ in pairs], config)
     is_drawn = not any(image.split == 'val' for image, _ in pairs)
     named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
-    lists = tuple(filter(os.path.isfile, named))                       # a pipe would be waited for
+    lists = tuple(path for path in named if os.path.isfile(path) and os.access(path, os.R_OK))     # a pipe would wait
     return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn, lists)
 
 
@@ -1448,6 +1451,11 @@ def doubts(pairs, splits, config):
             and folders.total() == len(images):
         notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, '
                      f'film or scan type {as_typed("group_pattern", "(.*)/")}')
+    elif 'val' not in named and not config['group_pattern']:
+        begins = Counter(match[1] for image in images if (match := re.match(r'(.*)[-_ ]', image.stem)))
+        if 1 < len(begins) <= len(images) / 3 and begins.total() == len(images):
+            notes.append(f'the names of the images begin in {len(begins)} ways, such as {min(begins)}: if each is of '
+                         f'one patient, film or scan type {as_typed("group_pattern", "(.*)[-_ ]")}')
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
     pattern = config['group_pattern'] or roboflow                      # its versions of a photograph
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
@@ -1513,6 +1521,9 @@ def ways_to_split(stems, lists, root, parts):
 def splits_told(stems, listed):
     """The split of each stem by {name: split}; None where it tells none. A name may lack what all stems begin or end
     with: 00000 stands for 00000_img. If no name is for training, and all of them are stems, the others are."""
+    films = [posixpath.dirname(stem) for stem in stems]                # a list of films stands for all their frames
+    if {*films} <= listed.keys() - {''}:
+        return [listed[film] for film in films]
     told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
     lists_no_training = listed.keys() <= {*stems, ''} and not {'train', None} & {*listed.values()}
@@ -1588,7 +1599,9 @@ def lines_that_pair(config, root, files, seconds=10.0):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
     most = max((len(found) for _, found in works.values()), default=0)
-    plainest = lambda line: (-len(works[line][1]), 'skip_' in line, 'masks=' not in line, line.count('*'), len(line))
+    of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
+    plainest = lambda line: (of_test(line), -len(works[line][1]), 'skip_' in line, 'masks=' not in line,
+                             line.partition(' masks=')[0].count('*'), len(line))
     share = lambda line: 0.5 if 'masks=' in line else 0.75
     enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
     best, lines = max((works[line][0] for line in enough), default=None), []
@@ -1597,7 +1610,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
         is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
         if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    lines = [f'    {line}   ({len(works[line][1])} pairs)' for line in lines]
+    is_united = lambda line: any(UNITED in mask for _, mask in works[line][1])
+    lines = [f'    {line}   ({len(works[line][1])} pairs{", masks united" * is_united(line)})' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *lines[:6]]
     else:
@@ -1617,7 +1631,7 @@ def flatness(path, config):
     except DataError:                                                  # fractions, many bands
         return 0
     some = codes[::len(codes) // 2**18 + 1]
-    return float(np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some))       # np.bool adds as "or"
+    return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 
 
 def size_in_header(path, config):
@@ -1642,19 +1656,21 @@ def settings_that_pair(config, root, files, seconds):
             pairs, _, notes = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
-        some = [(size(image.path), size(mask.path)) for image, mask in pairs[::len(pairs) // 3 + 1]]
-        if not any(None in sizes or same_shape(*sizes) for sizes in some):
+        some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
+        sizes = [(size(image), size(mask)) for image, mask in some]
+        if any(image == mask for image, mask in some) or not any(None in two or same_shape(*two) for two in sizes):
             continue                                                   # two kinds of pictures
         skip = ''.join(note for note in notes if note.startswith('skipped '))
         image, mask = (file.path for file in pairs[len(pairs) // 2])
         if Path(image).stem.isdigit() and re.match(r'skipped (\d+) images and \1 masks', skip):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
-        score = likelihood(image, mask, flat) - any(None not in sizes and len({*sizes}) > 1 for sizes in some)
+        of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
+        score = likelihood(image, mask, of_images, of_masks) - any(None not in two and len({*two}) > 1 for two in sizes)
         parts = [read_mask(path, config) for path in mask.split(UNITED)] if '*' in settings.get('masks', '') else ()
         if len(parts) > 1 and (np.shape(parts)[1:] != parts[0].shape or (np.count_nonzero(parts, axis=0) > 1).any()):
             continue                                                   # masks of one thing by several people
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
-        are_masks = has_photos and flat(image) == 1
+        are_masks = has_photos and of_images == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
@@ -1662,15 +1678,16 @@ def settings_that_pair(config, root, files, seconds):
     return works
 
 
-def likelihood(image, mask, flat):
-    """How much two paths sound, by the words that only one of them has, and their files look like image and mask."""
+def likelihood(image, mask, of_images, of_masks):
+    """How much two paths sound like image and mask, by the words that only one of them has, and the flatness of each
+    looks so."""
     shared = len(os.path.commonpath([image, mask]))
     of_image, of_mask = ({word for part in Path(path[shared:]).parts for word in folder_words(part)}
                          for path in (image, mask))
     if of_mask & MASK_WORDS:                                           # gt_images are masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
-    fits = ('manual' in of_mask) + (flat(image) < 0.9) - 6 * (flat(mask) < 0.7)    # manual: beside the field of view
+    fits = bool({'manual', 'watershed'} & of_mask) + (of_images < 0.9) - 6 * (of_masks < 0.7)        # of several kinds
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
     (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
@@ -1685,7 +1702,7 @@ def folder_shapes(files, shared):
     count, weight, depth = Counter(folder for folder, _ in files), Counter(), len(Path(shared).parts)
     everywhere = {path for folder in count for path in itertools.accumulate(Path(folder).parts, posixpath.join)}
     siblings = Counter(map(posixpath.dirname, everywhere))
-    words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(?![A-Za-z]))+', re.IGNORECASE)
+    words = re.compile(rf'(\d+|(?<![A-Za-z])({"|".join(SPLIT_WORDS)})(set)?(?![A-Za-z]))+', re.IGNORECASE)
     for folder, number in count.items():
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
@@ -1857,18 +1874,23 @@ def read_pillow(path, config, as_mask):
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
             colours = colours[..., [2, 1, 0, 3][:colours.shape[2]]]
             return colours[..., :4 if config['in_channels'] == 4 else 3]
-        return mask_pixels(picture) if as_mask else pillow_pixels(
+        return mask_pixels(picture, names_colours(config)) if as_mask else pillow_pixels(
             PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
 
-def mask_pixels(picture):
+def names_colours(config):
+    """Whether the user's mask_values names nothing but colours: then those of palettes count, not their numbers."""
+    return isinstance(config['mask_values'], dict) and all(isinstance(code, str) for code in config['mask_values'])
+
+
+def mask_pixels(picture, as_colours):
     """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
     if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
         if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
             raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
     if picture.mode in ('LA', 'P'):
-        picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
+        picture = picture.convert('L' if picture.mode == 'LA' else 'RGB' if as_colours else palette_meaning(picture))
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
         picture = picture.convert('RGB')
     return np.array(picture)
@@ -2305,7 +2327,7 @@ def coding_from_table(wish, values, ignore, lossy):
     elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     noise = {code: named[name] for code, name in near.items()}
-    far = near.keys() - nearest([*near], [*near.values()], 64).keys() if len(colours) > MOST_CLASSES else ()
+    far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if 3 * sum(values[code] for code in far) > sum(values.values()):
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
                         'these are pictures, not masks')
@@ -2438,8 +2460,10 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
     middle = sum(values[code] for code in values if 112 <= code < 144) / sum(values.values())
-    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and (noisy or middle < 0.001):
-        lines.append('if bright is foreground type mask_values=">127"')
+    ends = (values.get(0, 0) + values.get(255, 0)) / sum(values.values())
+    is_clear = noisy or middle < (0.05 if ends > 0.75 else 0.001)      # else a class may be 127 here, 128 there
+    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
+        lines.insert(1 if ends > 0.999 else len(lines), 'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
@@ -2506,13 +2530,20 @@ def offer_names(paths, values, coding=None):
     known = coding.table if coding else dict.fromkeys({code for code in values if code < 0} | {IGNORE}, IGNORE)
     seen = {code for code in values if known.get(code) != IGNORE} if known else set()  # a threshold has no table
     grey_only, total = max(values) < COLOUR, sum(pixels for pixels, _ in values.values())
-    is_rare = lambda code: 10 * values.get(code, (0, 0))[0] < total    # a void label covers no more
+    is_rare = lambda code, times=10: times * values.get(code, (0, 0))[0] < total       # a void label covers no more
+    for alike in grouped(paths, os.path.basename).values():            # labelme's label_names.txt
+        contents = {Path(path).read_bytes()[:2**14]: path for path in alike} if len(alike) > 2 else ()
+        if len(contents) > 1 and re.search('(?i)name|class', os.path.basename(alike[0])):
+            first, second, *_ = contents.values()
+            return [f'{first} lists other classes than {second}: if each image numbers its own, no number means the '
+                    'same in all masks; they are to be drawn anew, numbered alike']
     for path in paths:
         listed = {as_grey(code) if grey_only else code: name for code, name in read_class_list(path).items()}
         black = 0 if grey_only else COLOUR
         if seen - listed.keys() == {black}:
             listed = {black: 'background'} | listed
-        if not seen or not seen <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
+        stray = {code for code in seen - listed.keys() if not grey_only and is_rare(code, 1000)}
+        if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
             continue                                                   # of other masks, or of boxes
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
                    or is_rare(code) and re.search('(?i)void|ignore|unlabel', name)}
@@ -2521,7 +2552,8 @@ def offer_names(paths, values, coding=None):
             continue
         table = dict.fromkeys(listed, IGNORE) | {code: number for number, code in enumerate(kept)}
         line = f'class_names="[{",".join(listed[code] for code in kept)}]"'
-        if not coding or any(known.get(code) != table[code] for code in seen):
+        table |= dict.fromkeys(sorted(stray), IGNORE) if len(values) <= MOST_CLASSES else {}      # else it is noise
+        if not coding or any(known.get(code) != table.get(code) for code in seen):
             line = f'mask_values={suggest(table)} {line}'
         elif coding.num_classes != len(kept):
             line = f'num_classes={len(kept)} {line}'
@@ -2584,6 +2616,8 @@ def scan_pair(image, mask, config):
         counts = counts[found]
     else:
         found, counts = np.unique(codes, return_counts=True)
+    edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
+    at_edge = np.bincount(np.searchsorted(found, edge), minlength=len(found))
     if len(found) > 2 and os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):    # both may be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
     mask_mode, colours, turned = mask_header(mask.split(UNITED)[0], found.tolist())
@@ -2602,7 +2636,7 @@ def scan_pair(image, mask, config):
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours, 'mark': mark_of(image),
-            'codes': found.tolist(), 'pixels': counts.tolist()}
+            'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist()}
 
 
 def mark_of(path):
@@ -2642,7 +2676,8 @@ def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'], 14])
+                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'],
+                      names_colours(config), 15])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2696,6 +2731,8 @@ def scan(pairs, config, decode=False):
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = scan(find_pairs(config), config, decode)
+    if pairs.is_drawn and not config['group_pattern']:
+        pairs = with_copies_trained(pairs, records)
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
         for record in records:                                         # grey stored as RGB
             record['codes'] = [*map(as_grey, record['codes'])]
@@ -2708,7 +2745,10 @@ def inspect_data(config, decode=False):
         config = {**config, 'ignore_index': None}                      # it is white
     values, in_train = count_codes(pairs.splits, records)
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
-    refuse_mixtures(records, config)
+    if config['mask_values'] is None:
+        refuse_mixtures(records)
+        if not twins:
+            refuse_palettes(records, pairs.class_lists)
     counts_up = count_up(masks) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     try:
@@ -2731,16 +2771,27 @@ def inspect_data(config, decode=False):
     data = Data(pairs, coding, values, classes, shares, sizes, modes, [*pairs.notes])
     if twins:
         data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
-    data.notes += differing_palettes(records, config) + doubts_of_images(pairs, records, config)
+    data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, config)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
-    if coding.num_classes == 2 and shares[1] > 0.85 and len(classes) > 1:
+    at_edge = share_at_edge(records, meaning)                          # of the ground there, where objects lie within
+    if coding.num_classes == 2 and len(classes) > 1 \
+            and (shares[1] > 0.85 or at_edge > 0.5 and 1 - at_edge < 0.6 * (1 - shares[1])):
         line = line_that_inverts(coding, meaning, kinds, parse_mask_values(config['mask_values']))
-        data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels: are the masks inverted? '
-                          f'If so {line}')
+        data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} at the edges: are '
+                          f'the masks inverted? If so {line}')
     return data
+
+
+def share_at_edge(records, meaning):
+    """The share of class 1 in the first and last rows and columns of all masks; ignored pixels do not count."""
+    counts = Counter()
+    for record in records:
+        for code, pixels in zip(record['codes'], record['edge']):
+            counts[meaning[code]] += pixels
+    return counts[1] / max(counts.total() - counts[IGNORE], 1)
 
 
 def count_codes(splits, records):
@@ -2752,6 +2803,23 @@ def count_codes(splits, records):
             values[code][1] += 1
             in_train[code] += pixels * (split == 0)
     return dict(values), in_train
+
+
+def with_copies_trained(pairs, records):
+    """The pairs, where the validation images that are copies of training images are trained on, unless all of them are.
+    Those without an object may be equal in all else: a black slice of a scan tells nothing."""
+    key = lambda row: len(records[row]['codes']) > 1 and tuple(records[row]['mark'])
+    first = {key(row): row for row in np.flatnonzero(pairs.splits == SPLITS.index('train'))}
+    held_out = np.flatnonzero(pairs.splits == SPLITS.index('val'))
+    copies = [row for row in held_out if key(row) and key(row) in first
+              and filecmp.cmp(pairs.images[row], pairs.images[first[key(row)]], shallow=False)]
+    if len(copies) in (0, len(held_out)):
+        return pairs
+    splits = pairs.splits.copy()
+    splits[copies] = SPLITS.index('train')
+    note = '{} images that were drawn for validation, such as {}, are copies of training images: they are trained on'
+    notes = [*pairs.notes, note.format(len(copies), os.fsdecode(pairs.images[copies[0]]))]
+    return dataclasses.replace(pairs, splits=splits, notes=notes)
 
 
 def find_leaks(pairs, records, config):
@@ -2855,14 +2923,13 @@ def falls(counts):
 
 def is_plain(record):
     """Whether a mask is a picture of black and white: of 1 bit, or with a palette of these."""
-    return record['mask'] == '1' or record['mask'] == 'P' and not record['palette']
+    is_own = record['mask'] == 'P' and not record['palette'] and {*map(as_grey, record['codes'])} <= {0, 255}
+    return record['mask'] == '1' or is_own
 
 
-def refuse_mixtures(records, config):
+def refuse_mixtures(records):
     """DataError for masks of 0 and 1 beside others of 0 and 255, and for numbers beside black and white (1 bit, or a
     palette of these): what 255 or white means there only the user knows."""
-    if config['mask_values'] is not None:
-        return
     levels = [found for record in records if (found := set(record['codes']) - {0})]
     ones, tops = levels.count({1}), levels.count({255}) + levels.count({65535})
     noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # JPEG of black and white
@@ -2903,23 +2970,41 @@ def palette_twins(records):
     return dict(numbered) if colours and is_one_to_one and colours <= known else {}
 
 
-def differing_palettes(records, config):
-    """A note where one index has several colours: it may not mean the same everywhere. DataError where these colours
-    have several indices too: then the files number them anew."""
-    seen, numbers = defaultdict(Counter), defaultdict(set)             # index -> its colours, colour -> its indices
+def refuse_palettes(records, lists):
+    """DataError for palettes that number their colours anew in each file, and for those beside masks of their colours
+    under no one number (palette_twins): there the colours count. lists: text files that may list the classes."""
+    numbers, per_code = defaultdict(set), defaultdict(set)             # colour -> its indices, index -> its colours
+    for record in records:
+        for code, colour in zip(record['codes'], record['palette']):
+            numbers[COLOUR + int(colour[1:], 16)].add(code)
+            per_code[code].add(COLOUR + int(colour[1:], 16))
+    moved = {colour for colour, codes in numbers.items() if len(codes) > 1 and colour != COLOUR}
+    drawn = Counter()                                                  # in masks of colours: {colour: pixels}
+    for record in records:
+        drawn.update({code: pixels for code, pixels in zip(record['codes'], record['pixels']) if code >= COLOUR})
+    beside = 10 * sum(drawn[colour] for colour in numbers) > 9 * drawn.total() > 0
+    if beside or any(len(moved & colours) > 1 for colours in per_code.values()):
+        lines = ['palette masks number their colours anew in each file' if moved else
+                 'some masks number their colours in a palette, others hold colours']
+        shown = numbers.keys() | {colour for colour, pixels in drawn.items() if 1000 * pixels > drawn.total()}
+        if len(shown) <= MOST_CLASSES:
+            lines += offer_names(lists, {colour: (1, 1) for colour in shown})
+            lines.append(f'if the colours are the classes type mask_values={suggest(numbered(shown))}')
+        raise DataError([*lines, 'if it is the numbers that count type them in mask_values'],
+                        'the mask values are not clear')
+
+
+def differing_palettes(records):
+    """A note where one index has several colours: it may not mean the same everywhere."""
+    seen = defaultdict(Counter)                                        # index -> its colours
     for record in records:
         for code, colour in zip(record['codes'], record['palette']):
             seen[code][colour] += 1
-            numbers[colour].add(code)
-    moved = {colour for colour, codes in numbers.items() if len(codes) > 1 and colour != '#000000'}
-    if config['mask_values'] is None and any(len(moved & colours.keys()) > 1 for colours in seen.values()):
-        raise DataError(['palette masks number their colours anew in each file: save them as RGB',
-                         'if it is the numbers that count type them in mask_values'], 'the mask values are not clear')
     for code, colours in seen.items():
         if len(colours) > 1:
             found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
             return [f'palette masks differ: {code} is {found} masks. The numbers are taken, not the colours; if the '
-                    'colours are meant save the masks as RGB']
+                    'colours are meant name them in mask_values']
     return []
 
 

@@ -1906,6 +1906,7 @@ def test_masks_of_several_folders_are_united_where_masks_has_a_star(tmp_path):
             save(tmp_path / f'set/ManualMask/{name}/M{n}_{n % 2}.png', mask)
     lines = typed_lines(ask(tmp_path / 'set'))
     assert lines == [f'images="CXR_png" masks="ManualMask/{name}"' for name in ('*Mask', 'leftMask', 'rightMask')]
+    assert '*Mask"   (6 pairs, masks united)' in str(ask(tmp_path / 'set'))
     _, data = inspect(tmp_path / 'set', **typed(lines[0]))
     assert len(data.pairs.images) == 6 and data.values[255] == [6 * 24, 6]
 
@@ -2364,7 +2365,7 @@ def test_what_lies_outside_the_folders_that_were_typed_is_told(tmp_path):
          [f'{kind}/masks/{n}.png' for kind in ('a', 'b') for n in range(4)])
     notes = inspect(tmp_path, images='a/images', masks='a/masks')[1].notes
     assert 'ignored 8 files, outside of images= and masks=: 0.png, ...' in notes
-    assert not any('outside' in note for note in inspect(tmp_path, images='*/images', masks='*/masks')[1].notes)
+    assert not any('outside of' in note for note in inspect(tmp_path, images='*/images', masks='*/masks')[1].notes)
 
 
 def test_ids_of_objects_are_offered_as_foreground_first(tmp_path):
@@ -2532,7 +2533,12 @@ def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
         with PIL.Image.open(tmp_path / f'masks/{n}.png') as mask:
             mask.putpalette([0, 0, 0, *([255, 0, 0, 0, 255, 0] if n % 2 else [0, 255, 0, 255, 0, 0])])
             mask.save(tmp_path / f'masks/{n}.png')
-    assert 'palette masks number their colours anew in each file: save them as RGB' in ask(tmp_path).problems
+    error = ask(tmp_path)
+    assert 'palette masks number their colours anew in each file' in error.problems
+    config, data = inspect(tmp_path, **typed(offered(error, 'mask_values="{')))
+    for n in range(4):                                                 # as black, green and red mean it
+        numbers = np.arange(64).reshape(8, 8) % 3
+        assert np.array_equal(mask_of(data, config, str(n)), np.array([[0, 1, 2], [0, 2, 1]])[n % 2][numbers])
     assert inspect(tmp_path, mask_values={0: 0, 1: 1, 2: 2})[1].coding.num_classes == 3
 
 

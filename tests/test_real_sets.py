@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_real_sets.py
 """
 import itertools
 import os
+import tracemalloc
 
 import numpy as np
 import PIL.Image
@@ -473,3 +474,197 @@ def test_a_word_for_masks_that_stands_beside_images_and_masks_tells_nothing(tmp_
     pairs = inspect(tmp_path, **folders)[1].pairs
     assert len(pairs.images) == 6 and pairs.is_drawn == ('{s}' not in image)
     assert all(image.replace(b'/images/', b'/masks/') == mask for image, mask in zip(pairs.images, pairs.masks))
+
+
+# --- seen in 75 more sets ------------------------------------------------------------------
+
+
+def test_inverted_masks_of_half_foreground_are_suspected_by_their_edges(tmp_path):
+    """Cells that are black on white, in masks of which half is white; fields that go beyond all edges are none."""
+    inside = np.full((64, 64), 255)
+    inside[10:54, 10:54] = 0
+    stripes = (np.arange(64) % 4 < 3).repeat(64).reshape(64, 64) * 255
+    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', stripes, False)):
+        for n in range(4):
+            save(tmp_path / folder / f'images/{n}.png', scene(n, 64))
+            save(tmp_path / folder / f'masks/{n}.png', mask)
+        notes = inspect(tmp_path / folder)[1].notes
+        line = 'are the masks inverted? If so type mask_values="{0: 1, 255: 0}"'
+        assert any(line in note for note in notes) == is_told
+
+
+def test_copies_of_training_images_do_not_validate(tmp_path):
+    """source/ holds all, train/ copies of most; black slices, alike in all sets, stay where chance put them."""
+    for n in range(20):
+        for folder in ('source', 'train')[:1 + (n < 16)]:
+            save(tmp_path / f'{folder}/image/{n}.png', scene(n))
+            save(tmp_path / f'{folder}/mask/{n}.png', np.eye(24))
+    data = inspect(tmp_path, val_fraction=0.5)[1]
+    held_out = names_of(data, 'val')
+    assert held_out and held_out <= {f'{n}' for n in range(16, 20)} and not leaks(data)
+    told, = [note for note in data.notes if 'that were drawn for validation' in note]
+    assert told.startswith(f'{10 - len(held_out)} images') and 'copies of training images: they are trained on' in told
+    black = tmp_path / 'black'
+    for n in range(10):
+        save(black / f'images/{n}.png', scene(n) if n < 5 else np.zeros((24, 24, 3)))
+        save(black / f'masks/{n}.png', np.eye(24) * (n < 5))
+    data = inspect(black, val_fraction=0.5)[1]
+    assert len(names_of(data, 'val')) == 5 and not leaks(data)
+
+
+def test_a_line_that_makes_an_image_its_own_mask_is_not_tried(tmp_path):
+    """It ended in a traceback."""
+    for folder in ('A 1', 'A 2'):
+        for n in range(6):
+            save(tmp_path / f'{folder}/{n:03}.bmp', scene(n))
+            save(tmp_path / f'{folder}/{n:03}.png', np.eye(24))
+    ask(tmp_path, images='A *', masks='A *', image_pattern='{stem}.bmp', mask_pattern='{stem}.png')
+
+
+def palette_mask(path, numbers, colours):
+    """Save numbers (H, W) with a palette of these [[r, g, b], ...]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = PIL.Image.fromarray(numbers.astype(np.uint8), 'P')
+    picture.putpalette(np.array(colours, np.uint8).tobytes())
+    picture.save(path)
+
+
+COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0]])
+
+
+@pytest.mark.parametrize('case', ['numbered anew', 'stray colours'])
+def test_palettes_beside_colours_get_a_line_of_colours(tmp_path, case):
+    """Dubai's tiles, whose palettes differ; clouds, whose coloured masks hold single pixels of other colours."""
+    classes = np.arange(24).repeat(24).reshape(24, 24) % 3
+    for n in range(12):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        if n < 8:
+            mask = COLOURS[classes]
+            mask[0, 0] += case == 'stray colours' and n == 0
+            save(tmp_path / f'masks/{n}.png', mask)
+        else:
+            order = np.array([[0, 1, 2], [0, 2, 1]])[n % 2 if case == 'numbered anew' else 0]
+            palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
+    line = offered(ask(tmp_path), 'mask_values="{')
+    assert typed(line) == {'mask_values': {'#000000': 0, '#008000': 1, '#800000': 2}}
+    wish = typed(line)['mask_values'] | ({'#010101': 255} if case == 'stray colours' else {})
+    config, data = inspect(tmp_path, mask_values=wish)
+    for n in (9, 10):
+        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
+        assert np.array_equal(mask, np.array([0, 2, 1])[classes])
+
+
+def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path):
+    """CVAT's labelmap.txt, and three pixels of no class in one file."""
+    (tmp_path / 'labelmap.txt').write_text('# label:color_rgb:parts:actions\nground:0,0,0::\nred:128,0,0::\n'
+                                           'green:0,128,0::\n')
+    for n in range(6):
+        mask = COLOURS[np.arange(4096).reshape(64, 64) % 3]
+        mask[0, :3] = [5, 4, 5] if n == 0 else mask[0, :3]
+        save(tmp_path / f'images/{n}.png', scene(n, 64))
+        save(tmp_path / f'masks/{n}.png', mask)
+    assert line_of_list(ask(tmp_path)) == [{
+        'mask_values': {'#000000': 0, '#800000': 1, '#008000': 2, '#050405': 255},
+        'class_names': ['ground', 'red', 'green']}]
+
+
+def test_lists_of_classes_that_differ_from_image_to_image_are_told(tmp_path):
+    """labelme_json_to_dataset numbers the classes of each image anew, and says so in label_names.txt."""
+    for n in range(6):
+        save(tmp_path / f'{n}_json/img.png', scene(n))
+        save(tmp_path / f'{n}_json/label.png', np.arange(24).repeat(24).reshape(24, 24) % (3 - n % 2), 'P')
+        (tmp_path / f'{n}_json/label_names.txt').write_text('_background_\ncat\ndog\n' if n % 2 == 0 else
+                                                            '_background_\ndog\n')
+    settings = {'image_pattern': '{stem}img.png', 'mask_pattern': '{stem}label.png'}
+    told = [note for note in inspect(tmp_path, **settings)[1].notes if 'label_names.txt l' in note]
+    assert len(told) == 1 and ' lists other classes than ' in told[0] and 'class_names=' not in told[0]
+
+
+def test_values_between_black_and_white_that_few_pixels_have_are_asked_about_last(tmp_path):
+    """Six pixels of 100 in one of many masks of 0 and 255."""
+    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
+    masks[0][0, :6] = 100
+    lines = [line for line in ask(with_masks(tmp_path, masks)).problems if ' type ' in line]
+    assert lines[0] == 'if bright is foreground type mask_values=">127"'
+
+
+def test_colours_around_two_named_ones_take_no_memory_of_their_square(tmp_path):
+    """20,000 colours wanted 10 GiB."""
+    draw = np.random.default_rng(0)
+    for n in range(3):
+        clean = np.where(np.arange(128) < 64, 20, 235).repeat(128).reshape(128, 128, 1)
+        save(tmp_path / f'images/{n}.png', draw.integers(0, 256, (128, 128, 3)))
+        save(tmp_path / f'masks/{n}.png', clean + draw.integers(-20, 21, (128, 128, 3)))
+    tracemalloc.start()
+    data = inspect(tmp_path, mask_values={'#000000': 0, '#ffffff': 1})[1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(data.values) > 10_000 and peak < 200e6
+
+
+def test_lists_of_films_stand_for_their_frames(tmp_path):
+    """DAVIS: ImageSets/2017/train.txt names the folders."""
+    for film in 'abcd':
+        for n in range(5):
+            save(tmp_path / f'JPEGImages/480p/{film}/{n:05}.png', scene(n))
+            save(tmp_path / f'Annotations/480p/{film}/{n:05}.png', np.eye(24))
+    (tmp_path / 'ImageSets/2017').mkdir(parents=True)
+    (tmp_path / 'ImageSets/2017/train.txt').write_text('a\nb\nc\n')
+    (tmp_path / 'ImageSets/2017/val.txt').write_text('d\n')
+    data = inspect(tmp_path)[1]
+    held_out = {path.split(b'/')[-2] for path in data.pairs.images[data.pairs.rows('val')]}
+    assert held_out == {b'd'} and len(data.pairs.rows('val')) == 5
+
+
+@pytest.mark.parametrize('name, told', [('{car:04x}_{n:02}', True), ('slide{car} [x={n},y=0]', True),
+                                        ('{n:02}_{car}', False), ('x_{car}{n}', False)])
+def test_views_of_a_few_things_are_asked_about(tmp_path, name, told):
+    """Carvana's sixteen views of a car, QuPath's tiles of a slide; not a name of each image's own, nor one for all."""
+    for car in range(4):
+        for n in range(8):
+            stem = name.format(car=car, n=n) if told or 'x_' in name else f'{8 * car + n:02}_a'
+            save(tmp_path / f'images/{stem}.png', scene(8 * car + n))
+            save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    notes = [note for note in inspect(tmp_path)[1].notes if 'the names of the images begin in 4 ways' in note]
+    assert len(notes) == told
+    if told:
+        data = inspect(tmp_path, **typed(notes[0]))[1]
+        sides = [{stem[:6] for stem in names_of(data, split)} for split in ('train', 'val')]
+        assert sides[0].isdisjoint({stem for stem in sides[1] if stem.startswith('slide')})
+
+
+def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
+    """CholecSeg8k: x_mask.png are strokes, x_watershed_mask.png the labels."""
+    for n in range(12):
+        save(tmp_path / f'f_{n}_endo.png', scene(n))
+        for kind in ('', '_color', '_watershed'):
+            save(tmp_path / f'f_{n}_endo{kind}_mask.png', np.eye(24))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert line.split('   (')[0].strip() == 'mask_pattern="{stem}_watershed_mask.png" skip_unpaired=True'
+
+
+def test_the_line_for_training_comes_before_those_for_tests_and_one_stands_for_both(tmp_path):
+    for folder, count in (('train', 4), ('test1', 6), ('test2', 4)):
+        for n in range(count):
+            save(tmp_path / f'{folder}/imgs/{folder}{n}.png', scene(n))
+            for kind in ('masks_a', 'masks_b'):
+                save(tmp_path / f'{folder}/{kind}/{folder}{n}.png', np.eye(24))
+    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert lines[0].startswith('images="*/imgs" masks="*/masks_')
+    for folder in ('trainset', 'testset'):
+        for kind in ('normal', 'abnormal'):
+            for n in range(6):
+                save(tmp_path / f'sets/Data/{folder}/{kind}/{n}.png', scene(n))
+                save(tmp_path / f'sets/Data/{folder}/{kind}_mask/{n}.png', np.eye(24))
+    lines = [line.split('   ')[1] for line in ask(tmp_path / 'sets').problems if line.startswith('    ')]
+    assert {line.strip() for line in lines} == {f'images="Data/*/{kind}" masks="Data/*/{kind}_mask"'
+                                                for kind in ('normal', 'abnormal')}
+
+
+def test_lists_whose_columns_have_other_words_are_read(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'{n}.jpg', scene(n))
+        save(tmp_path / f'{n}.png', np.eye(24))
+    (tmp_path / 'list.csv').write_text('image_path,Label,split\n' + ''.join(
+        f'{n}.jpg,{n}.png,{"val" if n == 3 else "train"}\n' for n in range(4)))
+    assert names_of(inspect(tmp_path / 'list.csv')[1], 'val') == {'3'}
