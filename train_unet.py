@@ -1109,15 +1109,16 @@ def matcher(base):
 
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what * stands for and the folders below it, name)].
-    base may hold *, is relative to root, or leads out of it; `files` are those below root."""
+    base may hold *, is relative to root or to folders in it, or leads out of it; `files` are those below root."""
     base = os.path.normpath(base).replace(os.sep, '/')
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
-    match, found = matcher(base), []
-    for folder, name in files:
-        if inside := match(folder):
-            found.append((os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name))
+    found, deeper = [], re.compile(f'(.*)/{re.escape(base)}(?:/|$)(.*)', re.DOTALL).fullmatch
+    for match in [matcher(base), deeper][:1 if '*' in base or os.path.isdir(root / base) else 2]:
+        for folder, name in files if not found else ():
+            if inside := match(folder):
+                found.append((os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name))
     if not found and '*' not in base:
         existing_folder(root / base)
     return found
@@ -2012,7 +2013,11 @@ def read_tiff(path, config, as_mask):
 
 def open_npy(path, config, as_mask):
     """A NumPy array, (H, W) or (H, W, C), still on disk; pickled objects are refused."""
-    array = np.load(path, mmap_mode='r', allow_pickle=False)
+    try:
+        array = np.load(path, mmap_mode='r', allow_pickle=False)
+    except ValueError as error:
+        raise ValueError('holds Python objects, which are not read; save its pixels as .npy'
+                         if 'Python objects' in str(error) else str(error)) from None
     if array.ndim not in (2, 3):
         raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
@@ -2050,7 +2055,7 @@ def read_mat(path, config, as_mask):
     if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
-        names = ', '.join(name for name, _ in arrays[:6])
+        names = ', '.join([*dict.fromkeys(name for name, _ in arrays)][:6])
         raise ValueError(f'holds {len(arrays)} matrices; expected one'
                          + (f': {names}; save the wanted one as .npy' if arrays else ''))
     check_pixels(path, arrays[0][1].shape[:3], config)

@@ -668,3 +668,26 @@ def test_lists_whose_columns_have_other_words_are_read(tmp_path):
     (tmp_path / 'list.csv').write_text('image_path,Label,split\n' + ''.join(
         f'{n}.jpg,{n}.png,{"val" if n == 3 else "train"}\n' for n in range(4)))
     assert names_of(inspect(tmp_path / 'list.csv')[1], 'val') == {'3'}
+
+
+def test_the_name_of_a_folder_stands_for_those_further_down(tmp_path):
+    """What an error names, `several folders could hold the images: Raw image, image`, can be typed."""
+    for split in ('train', 'val'):
+        for n in range(4):
+            for folder in ('Raw image', 'image'):
+                save(tmp_path / f'{split}/{folder}/{split}{n}.png', scene(n))
+            save(tmp_path / f'{split}/mask/{split}{n}.png', np.eye(24))
+    data = inspect(tmp_path, images='image', masks='mask')[1]
+    assert partners(data, tmp_path) == {f'{split}/image/{split}{n}.png': f'{split}/mask/{split}{n}.png'
+                                        for split in ('train', 'val') for n in range(4)}
+    assert names_of(data, 'val') == {f'val{n}' for n in range(4)}
+    assert 'there is no such folder' in str(ask(tmp_path, images='image', masks='masks'))
+
+
+def test_what_pickled_arrays_are_is_said(tmp_path):
+    """cellpose's _seg.npy."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        np.save(tmp_path / f'masks/{n}.npy', {'masks': np.eye(24)}, allow_pickle=True)
+    assert 'holds Python objects, which are not read; save its pixels as .npy' in str(ask(tmp_path))
