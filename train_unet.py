@@ -1596,9 +1596,13 @@ def pair_roles(config, root, files, which=-1):
     return pairs, rule, notes
 
 
-def lines_that_pair(config, root, files, seconds=10.0):
-    """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
+def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
+    """Lines to type, each of them tried on the files: the likeliest of those that pair the most; none where these give
+    no pairs (image, mask) but `broken` ones."""
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
+    works = {line: found for line, found in works.items() if not found[1] <= broken}
+    if broken and not works:
+        return []
     most = max((len(found) for _, found in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     plainest = lambda line: (of_test(line), -len(works[line][1]), 'skip_' in line, 'masks=' not in line,
@@ -1667,8 +1671,7 @@ def settings_that_pair(config, root, files, seconds):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         score = likelihood(image, mask, of_images, of_masks) - any(None not in two and len({*two}) > 1 for two in sizes)
-        parts = [read_mask(path, config) for path in mask.split(UNITED)] if '*' in settings.get('masks', '') else ()
-        if len(parts) > 1 and (np.shape(parts)[1:] != parts[0].shape or (np.count_nonzero(parts, axis=0) > 1).any()):
+        if UNITED in mask and 'masks' in settings and do_overlap(mask, config):
             continue                                                   # masks of one thing by several people
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
         are_masks = has_photos and of_images == 1
@@ -1677,6 +1680,15 @@ def settings_that_pair(config, root, files, seconds):
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
     return works
+
+
+def do_overlap(path, config):
+    """Whether UNITED masks show some pixel twice, or are no masks."""
+    try:
+        parts = [read_mask(part, config) for part in path.split(UNITED)]
+    except DataError:
+        return True
+    return len({part.shape for part in parts}) > 1 or bool((np.count_nonzero(parts, axis=0) > 1).any())
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -2735,7 +2747,15 @@ def scan(pairs, config, decode=False):
 
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
-    pairs, records = scan(find_pairs(config), config, decode)
+    pairs = find_pairs(config)
+    try:
+        pairs, records = scan(pairs, config, decode)
+    except DataError as error:
+        root = Path(os.path.expanduser(config['data']))
+        broken = {*zip(map(os.fsdecode, pairs.images), map(os.fsdecode, pairs.masks))}
+        if error.title.startswith(f'{len(broken)} of {len(broken)} ') and root.is_dir():       # perhaps none is a pair
+            error.problems += lines_that_pair(config, root, list_files(root), broken=broken)
+        raise
     if pairs.is_drawn and not config['group_pattern']:
         pairs = with_copies_trained(pairs, records)
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
