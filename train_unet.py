@@ -2745,8 +2745,8 @@ def scan(pairs, config, decode=False):
     return pairs, [entry[1] for _, entry, _ in found if entry]
 
 
-def inspect_data(config, decode=False):
-    """Find, look at and understand a data set -> Data. Raises DataError."""
+def find_sound_pairs(config, decode):
+    """The pairs that can be used, and their records, as scan has them; where none can, other ways to pair are told."""
     pairs = find_pairs(config)
     try:
         pairs, records = scan(pairs, config, decode)
@@ -2758,6 +2758,12 @@ def inspect_data(config, decode=False):
         raise
     if pairs.is_drawn and not config['group_pattern']:
         pairs = with_copies_trained(pairs, records)
+    return pairs, records
+
+
+def inspect_data(config, decode=False):
+    """Find, look at and understand a data set -> Data. Raises DataError."""
+    pairs, records = find_sound_pairs(config, decode)
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
         for record in records:                                         # grey stored as RGB
             record['codes'] = [*map(as_grey, record['codes'])]
