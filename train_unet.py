@@ -989,7 +989,7 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref tra human depth dsm flows prediction predictions predicted predict pred preds results '
+                    'invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
@@ -1008,9 +1008,9 @@ class Pairs:
     images: np.ndarray             # (N,) bytes
     masks: np.ndarray              # (N,) bytes; a folder means the union of its files, UNITED that of several paths
     splits: np.ndarray             # (N,) index into SPLITS
+    drawn: np.ndarray              # (N,) whether chance chose that, not a name
     rule: str                      # how they were paired, in words
     notes: list                    # what was ignored
-    is_drawn: bool = True          # whether chance chose the validation images, not names
     class_lists: tuple = ()        # text files that may list the classes
 
     def rows(self, split):
@@ -1226,7 +1226,8 @@ def tell_apart(files):
                      for file in files]
     roles = {False: [], True: []}
     for file, is_mask in zip(files, are_masks):                        # a folder of both tells nothing: img_0_json/
-        parts = (file.kind, file.rest) if f'{file.kind}/{file.rest}' in file.path else (file.rest, file.kind)
+        is_above = f'/{file.kind}/{file.rest}/' in f'/{file.path}'     # whole names, in the order they have there
+        parts = (file.kind, file.rest) if is_above else (file.rest, file.kind)
         roles[is_mask].append(dataclasses.replace(file, kind='', rest='/'.join(filter(None, parts))))
     return roles[False], roles[True]
 
@@ -1348,17 +1349,35 @@ def unite_folders(images, masks):
             [image for place, image in places.items() if place not in groups], [], [])
 
 
-def unite_files(masks, config):
-    """Several mask files of an image as one: x_mask and x_mask_1; files of one stem in the folders masks="Mask/*"."""
-    def key(mask):
-        bare = re.sub(r'[-_ ]\d+$', '', mask.stem) if told_role(mask.stem) == 'mask' else mask.stem       # 7_1 is not 7
-        return mask.split, '*' in (config['masks'] or '') or os.path.dirname(mask.path), bare
-    united = []
-    for group in grouped(masks, key).values():
-        names = {(os.path.dirname(mask.path), mask.stem) for mask in group}
-        several = len(names) == len(group) > 1                         # x.png and x.bmp are one mask, saved twice
-        united += [dataclasses.replace(group[0], path=UNITED.join(m.path for m in group))] if several else group
-    return united
+def unite(masks):
+    """Several mask files of one image as one."""
+    return dataclasses.replace(masks[0], path=UNITED.join(mask.path for mask in masks))
+
+
+def unite_siblings(images, masks, config):
+    """Masks of one stem in folders of one parent are one where masks= ends in a * that images= has not: leftMask and
+    rightMask by "ManualMask/*Mask". Not where the folders are those of images too."""
+    of_masks, of_images = (config[key] or '' for key in ('masks', 'images'))
+    if '*' not in posixpath.basename(of_masks) or of_masks.count('*') - of_images.count('*') != 1 \
+            or {image.rest for image in images} & {mask.rest for mask in masks}:
+        return masks
+    groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(os.path.dirname(mask.path)), mask.stem)).values()
+    return [mask for group in groups
+            for mask in ([unite(group)] if len({os.path.dirname(m.path) for m in group}) == len(group) else group)]
+
+
+def unite_numbered(pairs, images, masks):
+    """Of the masks left over x_mask_1 is one with x_mask; not if it may belong to an image left over, x_1.
+    -> (pairs, the others)"""
+    place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
+    further, united = grouped(masks, place), []
+    for image, mask in pairs:
+        ends_in_word = re.search(r'[^\W\d_]+$', mask.stem)             # 7_1 is no part of 7
+        is_sole = not any(other.stem.startswith(image.stem) for other in images)
+        is_named = ends_in_word and ends_in_word[0].casefold() in MASK_WORDS and is_sole
+        more = further.pop((os.path.dirname(mask.path), mask.stem), []) if is_named else []
+        united.append((image, unite([mask, *more])))
+    return united, [mask for mask in masks if place(mask) in further]
 
 
 def read_list(path):
@@ -1369,8 +1388,9 @@ def read_list(path):
             file.seek(0)
             reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel's
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
-            if not {'image', 'mask'} <= set(reader.fieldnames):        # image_path, label
-                reader.fieldnames = [not may_be_read(name) and told_role(name) or name for name in reader.fieldnames]
+            roles = [name if may_be_read(name) else told_role(name) for name in reader.fieldnames]
+            if roles.count('image') == roles.count('mask') == 1:       # image_path, label
+                reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
             table = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f'{path}: cannot be read as csv: {error}') from None
@@ -1427,11 +1447,10 @@ def find_pairs(config):
                              *lines_that_pair(config, root, files)], error.title) from None
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
         raise DataError(f'{selves[0]}: would be an image and its mask at once')
-    splits = choose_splits([image for image, _ in pairs], config)
-    is_drawn = not any(image.split == 'val' for image, _ in pairs)
+    splits, drawn = choose_splits([image for image, _ in pairs], config)
     named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
-    lists = tuple(path for path in named if os.path.isfile(path) and os.access(path, os.R_OK))     # a pipe would wait
-    return Pairs(*paths_of(pairs), splits, rule, notes + doubts(pairs, splits, config), is_drawn, lists)
+    lists = tuple(path for path in named if os.path.isfile(path))      # a pipe would be waited for
+    return Pairs(*paths_of(pairs), splits, drawn, rule, notes + doubts(pairs, splits, config), lists)
 
 
 def doubts(pairs, splits, config):
@@ -1454,7 +1473,8 @@ def doubts(pairs, splits, config):
                      f'film or scan type {as_typed("group_pattern", "(.*)/")}')
     elif 'val' not in named and not config['group_pattern']:
         begins = Counter(match[1] for image in images if (match := re.match(r'(.*)[-_ ]', image.stem)))
-        if 1 < len(begins) <= len(images) / 3 and begins.total() == len(images):
+        are_ids = all(re.search(r'\d', begin) for begin in begins)     # not cat_1 and dog_1
+        if are_ids and 1 < len(begins) <= len(images) / 3 and begins.total() == len(images):
             notes.append(f'the names of the images begin in {len(begins)} ways, such as {min(begins)}: if each is of '
                          f'one patient, film or scan type {as_typed("group_pattern", "(.*)[-_ ]")}')
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
@@ -1491,7 +1511,7 @@ def split_by_names(pairs, root, files, notes):
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
         stems = [tail_of(path, parts) for path in paths]               # A/0 where B/0 is another image
         for how, listed in ways_to_split(stems, lists, root, parts):
-            splits = splits_told(stems, listed)
+            splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
             if all(splits) and {'train'} < set(splits):
                 notes.append(f'the images are split by {how}')
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
@@ -1519,12 +1539,13 @@ def ways_to_split(stems, lists, root, parts):
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has others too
 
 
-def splits_told(stems, listed):
-    """The split of each stem by {name: split}; None where it tells none. A name may lack what all stems begin or end
-    with: 00000 stands for 00000_img. If no name is for training, and all of them are stems, the others are."""
-    films = [posixpath.dirname(stem) for stem in stems]                # a list of films stands for all their frames
-    if {*films} <= listed.keys() - {''}:
-        return [listed[film] for film in films]
+def splits_told(stems, rests, listed):
+    """The split of each stem by {name: split}; None where it tells none. A name may be that of a folder, of `rests`, or
+    lack what all stems begin or end with: 00000 stands for 00000_img. If no name is for training, and all of them are
+    stems, the others are."""
+    films = [next(filter(None, map(listed.get, rest.split('/'))), None) for rest in rests]
+    if all(films):                                                     # a list of films stands for all their frames
+        return films
     told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
     lists_no_training = listed.keys() <= {*stems, ''} and not {'train', None} & {*listed.values()}
@@ -1544,7 +1565,8 @@ def problems_of_pairs(config, root, files):
     except DataError:                                                  # which files belong together is not known
         return []
     try:
-        scan(Pairs(*paths_of(pairs), np.zeros(len(pairs)), rule, notes), {**config, 'skip_broken': False})
+        none = np.zeros(len(pairs), bool)
+        scan(Pairs(*paths_of(pairs), none, none, rule, notes), {**config, 'skip_broken': False})
     except DataError as error:
         return error.problems
     return []
@@ -1577,14 +1599,11 @@ def pair_roles(config, root, files, which=-1):
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
-    found = unite_folders(images, masks) or match_pairs(images, masks)
-    united = unite_files(masks, config) if any(found[3:]) else masks
-    if len(united) < len(masks):
-        pairs, rule, *others = match_pairs(images, united)
-        if len(others[0]) <= len(found[2]) and not any(others[1:]):
-            several = max((mask.path for _, mask in pairs), key=lambda path: path.count(UNITED))
-            found = pairs, f'{rule}, several masks of an image united, such as {several}', *others
-    pairs, rule, images, masks, clashes = found
+    masks = unite_siblings(images, masks, config)
+    pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
+    pairs, masks = unite_numbered(pairs, images, masks)
+    if several := [mask.path.split(UNITED) for _, mask in pairs if UNITED in mask.path]:
+        rule += f', masks of an image united: {several[0][0]} and {several[0][1]}'
     problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
@@ -1605,8 +1624,9 @@ def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
         return []
     most = max((len(found) for _, found in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
+    parts = lambda line: max(mask.count(UNITED) for _, mask in works[line][1])         # three may be three classes
     plainest = lambda line: (of_test(line), -len(works[line][1]), 'skip_' in line, 'masks=' not in line,
-                             line.partition(' masks=')[0].count('*'), len(line))
+                             parts(line) > 1, line.partition(' masks=')[0].count('*'), len(line))
     share = lambda line: 0.5 if 'masks=' in line else 0.75
     enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
     best, lines = max((works[line][0] for line in enough), default=None), []
@@ -1615,8 +1635,7 @@ def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
         is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
         if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    is_united = lambda line: any(UNITED in mask for _, mask in works[line][1])
-    lines = [f'    {line}   ({len(works[line][1])} pairs{", masks united" * is_united(line)})' for line in lines]
+    lines = [f'    {line}   ({len(works[line][1])} pairs{", masks united" * (parts(line) > 0)})' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *lines[:6]]
     else:
@@ -1650,6 +1669,7 @@ def settings_that_pair(config, root, files, seconds):
     """{line to type: ((how likely it is, whether no file is left over), {(image, mask), ...})}, of those that work."""
     works, deadline = {}, time.monotonic() + seconds
     flat = functools.cache(lambda path: flatness(path, config))
+    is_readable = functools.cache(lambda path: flat(path) > 0)
     size = functools.cache(lambda path: size_in_header(path, config))
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] else folder_answers(files)        # what was typed is meant
@@ -1671,7 +1691,7 @@ def settings_that_pair(config, root, files, seconds):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         score = likelihood(image, mask, of_images, of_masks) - any(None not in two and len({*two}) > 1 for two in sizes)
-        if UNITED in mask and 'masks' in settings and do_overlap(mask, config):
+        if any(UNITED in path and not is_readable(path) for _, path in some):
             continue                                                   # masks of one thing by several people
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
         are_masks = has_photos and of_images == 1
@@ -1680,15 +1700,6 @@ def settings_that_pair(config, root, files, seconds):
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
     return works
-
-
-def do_overlap(path, config):
-    """Whether UNITED masks show some pixel twice, or are no masks."""
-    try:
-        parts = [read_mask(part, config) for part in path.split(UNITED)]
-    except DataError:
-        return True
-    return len({part.shape for part in parts}) > 1 or bool((np.count_nonzero(parts, axis=0) > 1).any())
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -1700,7 +1711,8 @@ def likelihood(image, mask, of_images, of_masks):
     if of_mask & MASK_WORDS:                                           # gt_images are masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
-    fits = bool({'manual', 'watershed'} & of_mask) + (of_images < 0.9) - 6 * (of_masks < 0.7)        # of several kinds
+    by_hand = bool({'manual', 'watershed'} & of_mask) - 0.5 * bool({'human', 'tra'} & of_mask)     # of several kinds
+    fits = by_hand + (of_images < 0.9) - 6 * (of_masks < 0.7)
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
     (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
@@ -1768,7 +1780,7 @@ def folder_answers(files):
         if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
             end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
-            yield {'images': image, 'masks': f'{above}/*{end[len(end) - len(word):]}'}     # leftMask and rightMask
+            yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # left, right
 
 
 def pattern_answers(files):
@@ -1802,14 +1814,14 @@ def group_of(image, pattern):
 
 
 def choose_splits(images, config):
-    """Index into SPLITS of each image (N,). Those whose folder names none, or the training images of a set
-    without validation, are split by a seeded draw of groups."""
+    """Index into SPLITS of each image (N,), and whether chance chose it (N,). Those whose folder names none, or the
+    training images of a set without validation, are split by a seeded draw of groups."""
     train, val = SPLITS.index('train'), SPLITS.index('val')
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
         splits[:] = -1
     if config['val_fraction'] == 0 or val in splits:
-        return np.where(splits < 0, train, splits)
+        return np.where(splits < 0, train, splits), np.zeros(len(splits), bool)
     pattern = config['group_pattern']
     for drawn in ([-1], [-1, train]):                                  # those of no split, or where they are too few
         pool = np.flatnonzero(np.isin(splits, drawn))
@@ -1819,14 +1831,19 @@ def choose_splits(images, config):
     if len(groups) < 2:
         raise DataError([f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val',
                          'val_fraction=0 validates on the training images'])
-    held, wanted = [], max(1, round(config['val_fraction'] * len(pool)))
+    drawn = np.isin(np.arange(len(images)), pool)
+    splits[pool] = train
+    splits[hold_out(groups, len(pool), config)] = val
+    return splits, drawn
+
+
+def hold_out(groups, count, config):
+    """The rows that validate, about val_fraction of `count`: whole groups of rows, by a seeded draw."""
+    held, wanted = [], max(1, round(config['val_fraction'] * count))
     for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:
         if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it
             held += groups[position]
-    held = held or min(groups, key=len)
-    splits[pool] = train
-    splits[held] = val
-    return splits
+    return held or min(groups, key=len)
 
 
 # ===== data: reading ==================================================================
@@ -1887,7 +1904,7 @@ def read_pillow(path, config, as_mask):
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
             colours = colours[..., [2, 1, 0, 3][:colours.shape[2]]]
             return colours[..., :4 if config['in_channels'] == 4 else 3]
-        return mask_pixels(picture, names_colours(config)) if as_mask else pillow_pixels(
+        return mask_pixels(picture, config) if as_mask else pillow_pixels(
             PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
 
@@ -1896,14 +1913,20 @@ def names_colours(config):
     return isinstance(config['mask_values'], dict) and all(isinstance(code, str) for code in config['mask_values'])
 
 
-def mask_pixels(picture, as_colours):
+def mask_pixels(picture, config):
     """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
     if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
         if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
             raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
+    if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
+        codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
+        for index, colour in palette_colours(picture).items():
+            if index != config['ignore_index'] or colour in config['mask_values']:
+                codes[index] = COLOUR + int(colour[1:], 16)
+        return codes[np.array(picture)]
     if picture.mode in ('LA', 'P'):
-        picture = picture.convert('L' if picture.mode == 'LA' else 'RGB' if as_colours else palette_meaning(picture))
+        picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
         picture = picture.convert('RGB')
     return np.array(picture)
@@ -2219,12 +2242,19 @@ def open_image(path, config):
 
 def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1; of UNITED
-    files the higher code counts, which is no background."""
+    files each gives what is not 0 or black. DataError where these show the same."""
     if UNITED in str(path):
         parts = [read_mask(part, config) for part in path.split(UNITED)]
         if len({part.shape for part in parts}) != 1:
             raise DataError(f'{path}: these masks of one image have different sizes')
-        return np.max(parts, axis=0)
+        whole = parts[0].copy()
+        for part in parts[1:]:
+            shown, new = ~np.isin(whole, (0, COLOUR)), ~np.isin(part, (0, COLOUR))
+            if 2 * np.count_nonzero(shown & new) > min(np.count_nonzero(shown), np.count_nonzero(new)):
+                raise DataError(f'{path}: these masks of one image show the same place, so they are not united; name '
+                                'those of one kind by masks= or mask_pattern')
+            whole[new & ~shown] = part[new & ~shown]
+        return whole
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
         names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
@@ -2251,7 +2281,7 @@ def read_mask(path, config):
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
     worst = max(array.max().item(), array.min().item(), key=abs)
-    if abs(worst) >= COLOUR:
+    if abs(worst) >= COLOUR and not names_colours(config):             # else those of a palette
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
     return array.astype(np.int32)
 
@@ -2480,7 +2510,8 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
     ends = (values.get(0, 0) + values.get(255, 0)) / sum(values.values())
     is_clear = noisy or middle < (0.05 if ends > 0.75 else 0.001)      # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
-        lines.insert(1 if ends > 0.999 else len(lines), 'if bright is foreground type mask_values=">127"')
+        are_specks = ends > 0.9999 and plain[1:2] > [15]
+        lines.insert(1 if are_specks else len(lines), 'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
@@ -2515,18 +2546,24 @@ def read_as_classes(values, plain, special, what):
     return [*lines, f'({"255 after a colon means ignored; " * (len(lines) > 1)}reorder as you like)']
 
 
+def lines_of(path):
+    """The lines of a text file, of its first 16 KiB; [] for what is none."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
+        return file.read(2**14).splitlines()
+    return []
+
+
 def read_class_list(path):
     """A text file with a line for each class -> {code: name}: by red, green and blue (CVAT's labelmap.txt,
     class_dict.csv), by a number (Roboflow's _classes.csv), by place (class_names.txt). {} for other files."""
     rows = []
-    with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
-        for line in file.read(2**14).splitlines():
-            fields = re.split('[,;:\t]', line)
-            fields = fields if len(fields) > 1 else re.split(r'\s+(?=\d)|(?<=\d)\s+', line)
-            names = [name for field in fields if re.search(r'[^\W\d]', name := field.strip(' "\''))]
-            if names and not re.match('#|__ignore__', line):
-                numbers = ' '.join(field for field in fields if not re.search(r'[^\W\d]', field))
-                rows.append((names[0], [*map(int, re.findall(r'\b\d+\b', numbers))][-3:]))
+    for line in lines_of(path):
+        fields = re.split('[,;:\t]', line)
+        fields = fields if len(fields) > 1 else re.split(r'\s+(?=\d)|(?<=\d)\s+', line)
+        names = [name for field in fields if re.search(r'[^\W\d]', name := field.strip(' "\''))]
+        if names and not re.match('#|__ignore__', line):
+            numbers = ' '.join(field for field in fields if not re.search(r'[^\W\d]', field))
+            rows.append((names[0], [*map(int, re.findall(r'\b\d{1,9}\b', numbers))][-3:]))
     most = max((len(numbers) for _, numbers in rows), default=0)
     is_header = re.compile('(class|label)?[ _]?(name|class|label)s?', re.IGNORECASE).fullmatch
     rows = [(name, numbers) for name, numbers in rows if len(numbers) == most and not is_header(name)]
@@ -2549,7 +2586,8 @@ def offer_names(paths, values, coding=None):
     grey_only, total = max(values) < COLOUR, sum(pixels for pixels, _ in values.values())
     is_rare = lambda code, times=10: times * values.get(code, (0, 0))[0] < total       # a void label covers no more
     for alike in grouped(paths, os.path.basename).values():            # labelme's label_names.txt
-        contents = {Path(path).read_bytes()[:2**14]: path for path in alike} if len(alike) > 2 else ()
+        is_for_each = len(alike) > max(2, max(images for _, images in values.values()) // 2)
+        contents = {(*lines_of(path),): path for path in alike} if is_for_each else ()
         if len(contents) > 1 and re.search('(?i)name|class', os.path.basename(alike[0])):
             first, second, *_ = contents.values()
             return [f'{first} lists other classes than {second}: if each image numbers its own, no number means the '
@@ -2637,7 +2675,9 @@ def scan_pair(image, mask, config):
     at_edge = np.bincount(np.searchsorted(found, edge), minlength=len(found))
     if len(found) > 2 and os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):    # both may be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
-    mask_mode, colours, turned = mask_header(mask.split(UNITED)[0], found.tolist())
+    headers = [mask_header(part) for part in mask.split(UNITED)]
+    mask_mode, _, turned = headers[0]
+    colours = {code: colour for _, colours, _ in headers for code, colour in colours.items()}
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
@@ -2652,7 +2692,8 @@ def scan_pair(image, mask, config):
             hint = ', of another shape: rescaled it would be distorted'
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
-    return {'size': [height, width], 'mode': mode, 'mask': mask_mode, 'palette': colours, 'mark': mark_of(image),
+    return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
+            'palette': [colours[code] for code in found.tolist() if code in colours], 'mark': mark_of(image),
             'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist()}
 
 
@@ -2671,13 +2712,13 @@ def same_shape(first, second):
     return abs(first[0] / first[1] * second[1] - second[0]) <= max(1, second[1] / first[1], second[0] / first[0])
 
 
-def mask_header(path, codes):
-    """(mode of a Pillow mask or else its suffix, the colours that a palette gives these codes, its orientation)."""
+def mask_header(path):
+    """(mode of a Pillow mask or else its suffix, {code: colour} of a palette whose numbers count, its orientation)."""
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
         colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
         kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
-        return kind, [colours[code] for code in codes if code in colours], orientation(picture)
-    return os.path.splitext(path)[1].lower() or 'folder', [], 1
+        return kind, colours, orientation(picture)
+    return os.path.splitext(path)[1].lower() or 'folder', {}, 1
 
 
 def fingerprint(path):
@@ -2694,7 +2735,7 @@ def cache_file(config):
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
                       config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'],
-                      names_colours(config), 15])
+                      names_colours(config) and [config['mask_values'], config['ignore_index']], 16])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2741,7 +2782,7 @@ def scan(pairs, config, decode=False):
     sound = np.array([problem is None for _, _, problem in found])
     notes = pairs.notes + shorten(f'left out: {problem}' for problem in problems)
     pairs = dataclasses.replace(pairs, images=pairs.images[sound], masks=pairs.masks[sound],
-                                splits=pairs.splits[sound], notes=notes)
+                                splits=pairs.splits[sound], drawn=pairs.drawn[sound], notes=notes)
     return pairs, [entry[1] for _, entry, _ in found if entry]
 
 
@@ -2756,9 +2797,7 @@ def find_sound_pairs(config, decode):
         if error.title.startswith(f'{len(broken)} of {len(broken)} ') and root.is_dir():       # perhaps none is a pair
             error.problems += lines_that_pair(config, root, list_files(root), broken=broken)
         raise
-    if pairs.is_drawn and not config['group_pattern']:
-        pairs = with_copies_trained(pairs, records)
-    return pairs, records
+    return with_copies_together(pairs, records, config), records
 
 
 def inspect_data(config, decode=False):
@@ -2809,10 +2848,10 @@ def inspect_data(config, decode=False):
         data.notes += offer_names(pairs.class_lists, values, coding)
     at_edge = share_at_edge(records, meaning)                          # of the ground there, where objects lie within
     if coding.num_classes == 2 and len(classes) > 1 \
-            and (shares[1] > 0.85 or at_edge > 0.5 and 1 - at_edge < 0.6 * (1 - shares[1])):
+            and (shares[1] > 0.85 or shares[1] > 0.4 and at_edge > 0.8 and 1 - at_edge < 0.6 * (1 - shares[1])):
         line = line_that_inverts(coding, meaning, kinds, parse_mask_values(config['mask_values']))
-        data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} at the edges: are '
-                          f'the masks inverted? If so {line}')
+        data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} along the '
+                          f'edges of all masks: are the masks inverted? If so {line}')
     return data
 
 
@@ -2836,21 +2875,22 @@ def count_codes(splits, records):
     return dict(values), in_train
 
 
-def with_copies_trained(pairs, records):
-    """The pairs, where the validation images that are copies of training images are trained on, unless all of them are.
-    Those without an object may be equal in all else: a black slice of a scan tells nothing."""
-    key = lambda row: len(records[row]['codes']) > 1 and tuple(records[row]['mark'])
-    first = {key(row): row for row in np.flatnonzero(pairs.splits == SPLITS.index('train'))}
-    held_out = np.flatnonzero(pairs.splits == SPLITS.index('val'))
-    copies = [row for row in held_out if key(row) and key(row) in first
-              and filecmp.cmp(pairs.images[row], pairs.images[first[key(row)]], shallow=False)]
-    if len(copies) in (0, len(held_out)):
+def with_copies_together(pairs, records, config):
+    """The pairs, split anew where chance had parted copies of an image, with all of them on one side, in training where
+    a name puts one there. A picture without an object, a black slice of a scan, is no copy of others."""
+    train, val = SPLITS.index('train'), SPLITS.index('val')
+    key = lambda row: len(records[row]['codes']) > 1 and tuple(records[row]['mark']) or row
+    same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), key)
+    parted = [rows for rows in same.values() if len({*pairs.splits[rows]}) > 1]
+    named = {*map(key, np.flatnonzero(~pairs.drawn & (pairs.splits == train)))}
+    groups = [rows for mark, rows in grouped(np.flatnonzero(pairs.drawn), key).items() if mark not in named]
+    if not parted or len(groups) < 2 or config['group_pattern']:
         return pairs
-    splits = pairs.splits.copy()
-    splits[copies] = SPLITS.index('train')
-    note = '{} images that were drawn for validation, such as {}, are copies of training images: they are trained on'
-    notes = [*pairs.notes, note.format(len(copies), os.fsdecode(pairs.images[copies[0]]))]
-    return dataclasses.replace(pairs, splits=splits, notes=notes)
+    splits = np.where(pairs.drawn, train, pairs.splits)
+    splits[hold_out(groups, pairs.drawn.sum(), config)] = val
+    count, (first, second, *_) = sum(len(rows) > 1 for rows in same.values()), map(os.fsdecode, pairs.images[parted[0]])
+    note = f'{count} images are there several times, such as {first} and {second}: all copies are on one side'
+    return dataclasses.replace(pairs, splits=splits, notes=[*pairs.notes, note])
 
 
 def find_leaks(pairs, records, config):
@@ -2873,10 +2913,13 @@ def find_leaks(pairs, records, config):
 
     is_copy = lambda row, other: filecmp.cmp(paths[row], paths[other], shallow=False) \
         and (is_huge[row] or np.ptp(small(row)) > 0)
-    count, copies = find([tuple(record['mark']) for record in records], is_copy, 20)
+    marks = [tuple(record['mark']) for record in records]
+    count, copies = find(marks, is_copy, 20)
     notes = [f'{count}, such as {paths[row]}, are trained on too, as {paths[other]}: their scores flatter'
              for row, other in copies[:1]]
-    differ = [rows for rows in copies if len({masks[row] for row in rows}) > 1]
+    same = [rows for rows in grouped(range(len(paths)), marks.__getitem__).values() if len(rows) > 1]
+    pairs_of = ((rows[0], row) for rows in same for row in rows if masks[row] != masks[rows[0]])
+    differ = [rows for rows in itertools.islice(pairs_of, 20) if is_copy(*rows)]
     notes += ['one and the same image has mask files that differ, {} and {}: if folders hold several tasks name those '
               'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*rows]])) for rows in differ[:1]]
     told = {row for row, _ in copies}
@@ -2913,7 +2956,7 @@ def doubts_of_classes(data, found):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
         notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
-                     + (', another seed or val_fraction draws other images' if data.pairs.is_drawn else ''))
+                     + (', another seed or val_fraction draws other images' if data.pairs.drawn.any() else ''))
     return notes
 
 

@@ -472,7 +472,7 @@ def test_a_word_for_masks_that_stands_beside_images_and_masks_tells_nothing(tmp_
     above = image.partition('images')[0]
     folders = {kind: ('*/' if '{' in above else above) + kind for kind in ('images', 'masks')} if by_hand else {}
     pairs = inspect(tmp_path, **folders)[1].pairs
-    assert len(pairs.images) == 6 and pairs.is_drawn == ('{s}' not in image)
+    assert len(pairs.images) == 6 and pairs.drawn.any() == ('{s}' not in image)
     assert all(image.replace(b'/images/', b'/masks/') == mask for image, mask in zip(pairs.images, pairs.masks))
 
 
@@ -484,7 +484,11 @@ def test_inverted_masks_of_half_foreground_are_suspected_by_their_edges(tmp_path
     inside = np.full((64, 64), 255)
     inside[10:54, 10:54] = 0
     stripes = (np.arange(64) % 4 < 3).repeat(64).reshape(64, 64) * 255
-    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', stripes, False)):
+    small = np.full((64, 64), 255)                                     # all but a few pixels of the edge are ignored
+    small[1:63, 1:63] = 0
+    small[20:30, 20:30] = small[0, 3:6] = 1
+    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', stripes, False),
+                                  ('frame', small, False)):
         for n in range(4):
             save(tmp_path / folder / f'images/{n}.png', scene(n, 64))
             save(tmp_path / folder / f'masks/{n}.png', mask)
@@ -499,17 +503,43 @@ def test_copies_of_training_images_do_not_validate(tmp_path):
         for folder in ('source', 'train')[:1 + (n < 16)]:
             save(tmp_path / f'{folder}/image/{n}.png', scene(n))
             save(tmp_path / f'{folder}/mask/{n}.png', np.eye(24))
-    data = inspect(tmp_path, val_fraction=0.5)[1]
+    data = inspect(tmp_path, val_fraction=0.1)[1]
     held_out = names_of(data, 'val')
-    assert held_out and held_out <= {f'{n}' for n in range(16, 20)} and not leaks(data)
-    told, = [note for note in data.notes if 'that were drawn for validation' in note]
-    assert told.startswith(f'{10 - len(held_out)} images') and 'copies of training images: they are trained on' in told
+    assert len(held_out) == 2 and held_out <= {f'{n}' for n in range(16, 20)} and not leaks(data)
+    told, = [note for note in data.notes if 'are there several times' in note]
+    assert told.startswith('16 images') and told.endswith('all copies are on one side')
     black = tmp_path / 'black'
     for n in range(10):
         save(black / f'images/{n}.png', scene(n) if n < 5 else np.zeros((24, 24, 3)))
         save(black / f'masks/{n}.png', np.eye(24) * (n < 5))
     data = inspect(black, val_fraction=0.5)[1]
-    assert len(names_of(data, 'val')) == 5 and not leaks(data)
+    assert len(names_of(data, 'val')) == 5 and not leaks(data) and 'several times' not in str(data.notes)
+
+
+@pytest.mark.parametrize('times', [2, 5])
+def test_copies_leave_validation_its_share(tmp_path, times):
+    for n in range(12):
+        for k in range(times):
+            save(tmp_path / f'images/{n}_{k}.png', scene(n))
+            save(tmp_path / f'masks/{n}_{k}.png', np.eye(24))
+    for seed in range(3):
+        data = inspect(tmp_path, seed=seed)[1]
+        held_out = names_of(data, 'val')
+        assert abs(len(held_out) - 12 * times * 0.2) <= times and not leaks(data)
+        assert {name.split('_')[0] for name in held_out}.isdisjoint(
+            {name.split('_')[0] for name in names_of(data, 'train')})
+    # who types a group_pattern has said what belongs together
+    data = inspect(tmp_path, group_pattern=r'_(\d)')[1]
+    assert len({name.split('_')[1] for name in names_of(data, 'val')}) == 1 and leaks(data)
+
+
+def test_masks_of_two_tasks_are_told_though_all_copies_are_trained_on(tmp_path):
+    for n in range(10):
+        for task, mask in (('a', np.eye(24)), ('b', np.eye(24)[::-1] * (np.arange(24) > 9))):
+            save(tmp_path / f'{task}/images/{task}{n}.png', scene(n))
+            save(tmp_path / f'{task}/masks/{task}{n}.png', mask)
+    notes = inspect(tmp_path, val_fraction=0.0)[1].notes + inspect(tmp_path)[1].notes
+    assert sum('one and the same image has mask files that differ' in note for note in notes) == 2
 
 
 def test_a_line_that_makes_an_image_its_own_mask_is_not_tried(tmp_path):
@@ -581,9 +611,9 @@ def test_lists_of_classes_that_differ_from_image_to_image_are_told(tmp_path):
 
 
 def test_values_between_black_and_white_that_few_pixels_have_are_asked_about_last(tmp_path):
-    """Six pixels of 100 in one of many masks of 0 and 255."""
+    """Two pixels of 100 in one of many masks of 0 and 255."""
     masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
-    masks[0][0, :6] = 100
+    masks[0][0, :2] = 100
     lines = [line for line in ask(with_masks(tmp_path, masks)).problems if ' type ' in line]
     assert lines[0] == 'if bright is foreground type mask_values=">127"'
 
@@ -708,3 +738,176 @@ def test_where_no_pair_can_be_used_other_lines_are_offered(tmp_path):
     for name in ('000', '003'):                                        # a mask that cannot be read is no traceback
         (tmp_path / f'Dataset 1/{name}.png').write_bytes(b'')
     assert ask(tmp_path).title.startswith('2 of 2 ')
+
+
+# --- masks of one image in several files ---------------------------------------------------
+
+
+def corner(y, x, value=255, size=24):
+    """A mask (24, 24) of a square."""
+    mask = np.zeros((size, size), np.uint8)
+    mask[y:y + 8, x:x + 8] = value
+    return mask
+
+
+def numbered(folder, further, images=(), name='{n}_mask'):
+    """Six images with masks; {name of a further mask: its pixels}, further images."""
+    for n in range(6):
+        save(folder / f'{n}.png', scene(n))
+        save(folder / f'{name.format(n=n)}.png', corner(0, 0))
+    for stem, mask in further.items():
+        save(folder / f'{stem}.png', mask)
+    for stem in images:
+        save(folder / f'{stem}.png', scene(9))
+    return folder
+
+
+def test_parts_of_other_modes_are_united(tmp_path):
+    """Black stored as colour is as black as 0."""
+    config, data = inspect(numbered(tmp_path, {'3_mask_1': np.repeat(corner(9, 9)[..., None], 3, 2)}))
+    mask = next(os.fsdecode(path) for path in data.pairs.masks if b'3_mask' in path)
+    codes = data.coding.encode(train_unet.read_mask(mask, config))
+    assert np.array_equal(codes, (corner(0, 0) | corner(9, 9)) > 0) and data.coding.num_classes == 2
+
+
+@pytest.mark.parametrize('further, images', [
+    ({'3_mask_1': corner(1, 1)}, ()),                                  # two people drew one thing
+    ({'3_mask_1': 255 - corner(9, 9)}, ()),                            # inverted, or ignored around
+    ({'3_mask_1': corner(9, 9)}, ['3_1']),                             # of an image of its own
+])
+def test_masks_that_may_mean_something_else_are_not_united(tmp_path, further, images):
+    error = str(ask(numbered(tmp_path, further, images)))
+    assert '3_mask_1.png' in error and 'masks united' not in error
+
+
+def test_masks_of_other_frames_are_not_united(tmp_path):
+    """P03_mask_9 is the mask of P03_img_9, which is gone."""
+    for n in range(6):
+        save(tmp_path / f'images/P{n}_img_{n}.png', scene(n))
+        save(tmp_path / f'masks/P{n}_mask_{n}.png', corner(0, 0))
+    save(tmp_path / 'masks/P3_mask_9.png', corner(9, 9))
+    assert 'P3_mask_9.png' in str(ask(tmp_path))
+    assert not any(train_unet.UNITED.encode() in path for path in
+                   inspect(tmp_path, skip_unpaired=True)[1].pairs.masks)
+
+
+def test_a_stray_mask_does_not_keep_others_from_being_united(tmp_path):
+    folder = numbered(tmp_path, {'3_mask_1': corner(9, 9), 'y_mask': corner(0, 0)})
+    assert 'y_mask.png' in str(ask(folder)) and '3_mask_1' not in str(ask(folder))
+    data = inspect(folder, skip_unpaired=True)[1]
+    assert sum(train_unet.UNITED.encode() in path for path in data.pairs.masks) == 1
+
+
+def test_masks_of_other_patients_are_not_united(tmp_path):
+    """Numbers begin anew in each folder, and one image is missing."""
+    for patient, images, masks in (('A', '58', '58'), ('B', '79', '579'), ('C', '12', '12')):
+        for n in images:
+            save(tmp_path / f'{patient}/images/{n}.png', scene(int(n)))
+        for n in masks:
+            save(tmp_path / f'{patient}/masks/{n}.png', corner(0, 0))
+    assert 'united' not in str(ask(tmp_path))
+    data = inspect(tmp_path, images='*/images', masks='*/masks', skip_unpaired=True)[1]
+    assert partners(data, tmp_path) == {f'{p}/images/{n}.png': f'{p}/masks/{n}.png'
+                                        for p, images in (('A', '58'), ('B', '79'), ('C', '12')) for n in images}
+
+
+def test_halves_at_the_top_are_offered_together_classes_apart(tmp_path):
+    for n in range(6):
+        for folder, mask in (('CXR', scene(n)), ('leftMask', corner(0, 0)), ('rightMask', corner(9, 9))):
+            save(tmp_path / f'lungs/{folder}/{n}.png', mask)
+        for folder, mask in (('images', scene(n)), ('masks/road', corner(0, 0)), ('masks/car', corner(9, 9)),
+                             ('masks/tree', corner(0, 16))):
+            save(tmp_path / f'town/{folder}/{n}.png', mask)
+    first = [next(line for line in ask(tmp_path / name).problems if line.startswith('    ')).strip()
+             for name in ('lungs', 'town')]
+    assert first == ['images="CXR" masks="*Mask"   (6 pairs, masks united)',
+                     'images="images" masks="masks/car"   (6 pairs)']
+
+
+def test_palettes_of_several_parts_are_one(tmp_path):
+    """Numbers and colours of all parts belong together."""
+    colours = [[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]]
+    for n in range(9):
+        save(tmp_path / f'{n}.png', scene(n))
+        whole = corner(0, 0, 1) + corner(0, 9, 2) + corner(9, 0, 3)
+        first, second = [(2, 1), (3, 1), (0, 0)][n % 3]
+        palette_mask(tmp_path / f'{n}_mask.png', whole if first == 0 else corner(0, 0, first), colours)
+        if second:
+            palette_mask(tmp_path / f'{n}_mask_1.png', corner(9, 9, second), colours)
+    data = inspect(tmp_path)[1]
+    assert data.coding.num_classes == 4 and 'palette masks differ' not in str(data.notes)
+
+
+# --- words and lists -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('header', ['image_path,depth_image_path,mask_path', 'image_path,mask_path,instance_mask_path',
+                                    'image_path,mask_path,label'])
+def test_a_header_of_several_columns_for_one_role_is_refused(tmp_path, header):
+    (tmp_path / 'list.csv').write_text(header + '\n0.png,1.png,2.png\n')
+    assert f'its first line is {header}' in str(ask(tmp_path / 'list.csv'))
+
+
+def test_objects_and_folders_may_be_called_human(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'a/images/s{n}.png', scene(n))
+        for kind, mask in (('human', corner(0, 0)), ('dog', corner(9, 9))):
+            save(tmp_path / f'a/masks/s{n}/{kind}.png', mask)
+        save(tmp_path / f'b/imgs/{n}.png', scene(n))
+        if n:
+            save(tmp_path / f'b/human/{n}.png', corner(0, 0))
+    assert 'its masks united' in inspect(tmp_path / 'a')[1].pairs.rule
+    assert 'images="imgs" masks="human" skip_unpaired=True' in str(ask(tmp_path / 'b'))
+
+
+def test_numbers_in_names_of_folders_do_not_hide_which_is_above(tmp_path):
+    names = [f'{a}/images/{n}' for a in (1, 2, 3) for n in (10, 11, 12)]
+    for n, name in enumerate(names):
+        save(tmp_path / f'{name}.png', scene(n))
+        save(tmp_path / f'{name.replace("images/", "images/mask_")}.png', corner(0, 0))
+    assert len(inspect(tmp_path)[1].pairs.images) == 9
+
+
+def test_what_a_palette_ignores_stays_ignored_where_colours_are_named(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        palette = [[0, 0, 0], [128, 0, 0], *[[9, 9, 9]] * 253, [224, 224, 192]]
+        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, 1) + corner(9, 9), palette)
+    config, data = inspect(tmp_path, mask_values={'#800000': 1})
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
+    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9))
+    config, data = inspect(tmp_path, mask_values={'#800000': 1, '#e0e0c0': 2})
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
+    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
+
+
+def test_lists_of_classes_that_end_in_other_ways_are_the_same(tmp_path):
+    """Roboflow's _classes.csv in train, valid and test, one with the line ends of Windows."""
+    for split, ending in (('train', '\n'), ('valid', '\r\n'), ('test', '\n')):
+        for n in range(4):
+            save(tmp_path / f'{split}/{split}{n}.jpg', scene(n))
+            save(tmp_path / f'{split}/{split}{n}_mask.png', corner(0, 0, 1) + corner(9, 9, 2))
+        text = ending.join(['Pixel Value, Class', '0, background', '1, cat', '2, dog'])
+        (tmp_path / split / '_classes.csv').write_bytes(text.encode())
+    assert line_of_list(inspect(tmp_path)[1].notes) == [{'class_names': ['background', 'cat', 'dog']}]
+
+
+@pytest.mark.parametrize('image', ['images/{film}/{film}_{n}', '{film}/images/{n}', 'x/{film}/cam/{n}'])
+def test_lists_may_name_folders_anywhere(tmp_path, image):
+    for film in 'abcd':
+        for n in range(5):
+            name = image.format(film=f'film{film}', n=n)
+            save(tmp_path / f'{name}.jpg', scene(n))
+            mask = name.replace('images', 'masks')
+            save(tmp_path / f'{mask + "_mask" * (mask == name)}.png', np.eye(24))
+    (tmp_path / 'train.txt').write_text('filma\nfilmb\nfilmc\n')
+    (tmp_path / 'val.txt').write_text('filmd\n')
+    data = inspect(tmp_path)[1]
+    assert {b'filmd' in path for path in data.pairs.images[data.pairs.rows('val')]} == {True}
+    assert len(data.pairs.rows('val')) == 5
+
+
+def test_rare_classes_are_offered_before_a_threshold(tmp_path):
+    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
+    masks[0][0, :30] = 1
+    assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) != {'mask_values': '>127'}
