@@ -110,7 +110,7 @@ CONFIG = {
     'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
     'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
     'class_names': None,          # ['background', 'nucleus']; for the tables
-    'mask_values': None,          # what the values mean: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero'; None: find out
+    'mask_values': None,          # what they mean: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero', 'alpha'; None: find out
     'ignore_index': 255,          # mask value left out of loss and metrics; None if 255 is a class
     'in_channels': 3,             # 1 grey, 3 RGB, more for .npy and multi-band TIFF
     'image_size': 'auto',         # pixels: 512, or height x width as 384x512 or [384, 512]; 'auto' follows the images,
@@ -514,12 +514,14 @@ COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and 
 
 
 def parse_mask_values(mask_values):
-    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' -> 127; '<128' -> -128; 'nonzero' -> 0; None ->
-    None. Raises ValueError, saying what to type, for anything else."""
+    """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' or 'alpha' -> 127; '<128' -> -128; 'nonzero' ->
+    0; None -> None. Raises ValueError, saying what to type, for anything else."""
     if isinstance(mask_values, str):
-        match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', '>0' if mask_values == 'nonzero' else mask_values)
+        word = {'nonzero': '>0', 'alpha': '>127'}.get(mask_values, mask_values)
+        match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', word)
         if not match:
-            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or ">127", "<128", nonzero')
+            raise ValueError('type a dict such as mask_values="{255: 1}", with the quotes, or ">127", "<128", nonzero, '
+                             'alpha')
         return int(match[1]) if match[1] else -int(match[2])
     if not isinstance(mask_values, dict):
         return None                                                    # other types are reported elsewhere
@@ -1472,11 +1474,10 @@ def doubts(pairs, splits, config):
         notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, '
                      f'film or scan type {as_typed("group_pattern", "(.*)/")}')
     elif 'val' not in named and not config['group_pattern']:
-        begins = Counter(match[1] for image in images if (match := re.match(r'(.*)[-_ ]', image.stem)))
-        are_ids = all(re.search(r'\d', begin) for begin in begins)     # not cat_1 and dog_1
-        if are_ids and 1 < len(begins) <= len(images) / 3 and begins.total() == len(images):
-            notes.append(f'the names of the images begin in {len(begins)} ways, such as {min(begins)}: if each is of '
-                         f'one patient, film or scan type {as_typed("group_pattern", "(.*)[-_ ]")}')
+        patterns = [pattern for pattern in ('^[^-_ ]*', '(.*)[-_ ]') if begins_in_groups(images, pattern)][:1]
+        notes += [f'the names of the images begin in groups, such as {re.search(pattern, images[0].stem)[0]}: if '
+                  f'each is of one patient, film or scan type {as_typed("group_pattern", pattern)}'
+                  for pattern in patterns]
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
     pattern = config['group_pattern'] or roboflow                      # its versions of a photograph
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
@@ -1487,6 +1488,13 @@ def doubts(pairs, splits, config):
         notes.append(f'{torn} of {len(count)} groups of images ({pattern}) are on several sides of the split: scores '
                      f'flatter{advice}')
     return notes
+
+
+def begins_in_groups(images, pattern):
+    """Whether what this pattern finds in the names of the images, with a digit, makes a few groups of several."""
+    found = [re.search(pattern, image.stem) for image in images]
+    groups = Counter(match[0] for match in found if match and re.search(r'\d', match[0]))
+    return groups.total() == len(images) >= 3 * len(groups) > 3 and 5 * max(groups.values()) < 3 * len(images)
 
 
 def split_listed(name):
@@ -1624,9 +1632,10 @@ def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
         return []
     most = max((len(found) for _, found in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
-    parts = lambda line: max(mask.count(UNITED) for _, mask in works[line][1])         # three may be three classes
+    united = lambda line: [mask for _, mask in works[line][1] if UNITED in mask]
+    of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
     plainest = lambda line: (of_test(line), -len(works[line][1]), 'skip_' in line, 'masks=' not in line,
-                             parts(line) > 1, line.partition(' masks=')[0].count('*'), len(line))
+                             of_classes(line), line.partition(' masks=')[0].count('*'), len(line))
     share = lambda line: 0.5 if 'masks=' in line else 0.75
     enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
     best, lines = max((works[line][0] for line in enough), default=None), []
@@ -1635,14 +1644,25 @@ def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
         is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
         if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    lines = [f'    {line}   ({len(works[line][1])} pairs{", masks united" * (parts(line) > 0)})' for line in lines]
+    note = lambda line: ', masks united: one class' if united(line) else ''
+    lines = [f'    {line}   ({len(works[line][1])} pairs{note(line)})' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *lines[:6]]
-    else:
+    elif not (lines := data_above(root)):
         lines = ['expected folders such as images/ and masks/; polygons, run lengths and volumes are to be drawn '
                  'first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
+
+
+def data_above(root):
+    """[the line to type] where data= names images/ alone, and masks/ lies beside it."""
+    with contextlib.suppress(OSError):
+        above = root.resolve().parent
+        roles = {told_role(path.name) for path in above.iterdir() if path.is_dir()}
+        if told_role(root.resolve().name) and {'image', 'mask'} <= roles:
+            return [f'the other half lies beside it: type {as_typed("data", above)}']
+    return []
 
 
 def flatness(path, config):
@@ -1916,9 +1936,13 @@ def names_colours(config):
 def mask_pixels(picture, config):
     """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
     PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
+    if config['mask_values'] == 'alpha':
+        if not picture.has_transparency_data:
+            raise ValueError('has no alpha channel, which mask_values=alpha takes')
+        return np.array(picture.convert('RGBA').getchannel('A'))
     if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
         if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
-            raise ValueError('its shape is in the alpha channel, which is not read; save that as the mask')
+            raise ValueError('its shape is in the alpha channel; type mask_values=alpha')
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
         for index, colour in palette_colours(picture).items():
@@ -2735,7 +2759,8 @@ def cache_file(config):
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
                       config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'],
-                      names_colours(config) and [config['mask_values'], config['ignore_index']], 16])
+                      config['mask_values'] if names_colours(config) or config['mask_values'] == 'alpha' else None,
+                      config['ignore_index'], 17])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -3024,6 +3049,9 @@ def refuse_mixtures(records):
     has_numbers = plain and (plain[-1] > 1 if 255 not in counts else plain[-1] > 0 and '1' in kinds)
     if kinds and has_numbers and not is_noisy(counts):
         lines = ['some masks are of black and white alone, others hold numbers: save all of them alike']
+        shown = {colour for record in records for colour in record['palette']}
+        if '#ffffff' in shown and all(colour[1:3] == colour[3:5] == colour[5:] for colour in shown):
+            lines.append(f'if white is the foreground in all type mask_values={suggest({COLOUR + 0xffffff: 1})}')
         if 255 not in counts and plain[-1] < COLOUR:
             table = suggest({code: code for code in plain} | {255: 1})
             lines.append(f'if white is class 1 type mask_values={table}' if len(plain) <= MOST_CLASSES else

@@ -1906,7 +1906,7 @@ def test_masks_of_several_folders_are_united_where_masks_has_a_star(tmp_path):
             save(tmp_path / f'set/ManualMask/{name}/M{n}_{n % 2}.png', mask)
     lines = typed_lines(ask(tmp_path / 'set'))
     assert lines == [f'images="CXR_png" masks="ManualMask/{name}"' for name in ('*Mask', 'leftMask', 'rightMask')]
-    assert '*Mask"   (6 pairs, masks united)' in str(ask(tmp_path / 'set'))
+    assert '*Mask"   (6 pairs, masks united: one class)' in str(ask(tmp_path / 'set'))
     _, data = inspect(tmp_path / 'set', **typed(lines[0]))
     assert len(data.pairs.images) == 6 and data.values[255] == [6 * 24, 6]
 

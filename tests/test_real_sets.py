@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_real_sets.py
 """
 import itertools
 import os
+import re
 import tracemalloc
 
 import numpy as np
@@ -646,21 +647,31 @@ def test_lists_of_films_stand_for_their_frames(tmp_path):
     assert held_out == {b'd'} and len(data.pairs.rows('val')) == 5
 
 
-@pytest.mark.parametrize('name, told', [('{car:04x}_{n:02}', True), ('slide{car} [x={n},y=0]', True),
-                                        ('{n:02}_{car}', False), ('x_{car}{n}', False)])
-def test_views_of_a_few_things_are_asked_about(tmp_path, name, told):
-    """Carvana's sixteen views of a car, QuPath's tiles of a slide; not a name of each image's own, nor one for all."""
-    for car in range(4):
-        for n in range(8):
-            stem = name.format(car=car, n=n) if told or 'x_' in name else f'{8 * car + n:02}_a'
-            save(tmp_path / f'images/{stem}.png', scene(8 * car + n))
-            save(tmp_path / f'masks/{stem}.png', np.eye(24))
-    notes = [note for note in inspect(tmp_path)[1].notes if 'the names of the images begin in 4 ways' in note]
-    assert len(notes) == told
-    if told:
-        data = inspect(tmp_path, **typed(notes[0]))[1]
-        sides = [{stem[:6] for stem in names_of(data, split)} for split in ('train', 'val')]
-        assert sides[0].isdisjoint({stem for stem in sides[1] if stem.startswith('slide')})
+@pytest.mark.parametrize('names', [
+    [f'{car:04x}_{n:02}' for car in range(4) for n in range(8)],       # Carvana's views of a car
+    [f'slide{car} [x={n},y=0]' for car in range(4) for n in range(8)],         # QuPath's tiles
+    [f'{eye}_{kind}' for eye in range(21, 31) for kind in ('orig', 'aug_0', 'aug_1', 'aug_2')],
+])
+def test_views_of_a_few_things_are_asked_about(tmp_path, names):
+    for n, stem in enumerate(names):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    line, = [note for note in inspect(tmp_path)[1].notes if 'the names of the images begin in groups' in note]
+    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
+    train, val = ({re.split('[_ ]', stem)[0] for stem in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+
+
+@pytest.mark.parametrize('names', [
+    [f'{n:02}_a' for n in range(32)], [f'x_{n}' for n in range(32)],   # one each, one for all
+    [f'{kind}_{n}' for kind in ('cat', 'dog') for n in range(16)],     # kinds
+    [f'f{1 + (n == 0)}_{n}' for n in range(32)],                       # nearly all are of one
+])
+def test_names_of_other_kinds_are_no_groups(tmp_path, names):
+    for n, stem in enumerate(names):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    assert 'begin in groups' not in str(inspect(tmp_path)[1].notes)
 
 
 def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
@@ -820,7 +831,7 @@ def test_halves_at_the_top_are_offered_together_classes_apart(tmp_path):
             save(tmp_path / f'town/{folder}/{n}.png', mask)
     first = [next(line for line in ask(tmp_path / name).problems if line.startswith('    ')).strip()
              for name in ('lungs', 'town')]
-    assert first == ['images="CXR" masks="*Mask"   (6 pairs, masks united)',
+    assert first == ['images="CXR" masks="*Mask"   (6 pairs, masks united: one class)',
                      'images="images" masks="masks/car"   (6 pairs)']
 
 
@@ -911,3 +922,42 @@ def test_rare_classes_are_offered_before_a_threshold(tmp_path):
     masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
     masks[0][0, :30] = 1
     assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) != {'mask_values': '>127'}
+
+
+def test_shapes_in_the_alpha_channel_are_read_when_asked(tmp_path):
+    """Photographs cut out: the refusal says what to type."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', np.dstack([scene(n) // 200 * 0 + 9, corner(n, 0)]))
+    error = ask(tmp_path)
+    assert 'its shape is in the alpha channel; type mask_values=alpha' in str(error)
+    config, data = inspect(tmp_path, mask_values='alpha')
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/2.png'), config))
+    assert np.array_equal(mask, corner(2, 0) > 0)
+    save(tmp_path / 'masks/3.png', corner(0, 0))
+    assert 'has no alpha channel' in str(ask(tmp_path, mask_values='alpha'))
+
+
+@pytest.mark.parametrize('half', ['images', 'masks'])
+def test_one_folder_too_low_is_told(tmp_path, half):
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', scene(n))
+        save(tmp_path / f'set/masks/{n}.png', corner(0, 0))
+    line, = [line for line in ask(tmp_path / 'set' / half).problems if 'the other half lies beside it' in line]
+    assert line.endswith(f'type data={tmp_path}/set')
+    (tmp_path / 'set/masks').rename(tmp_path / 'set/other')
+    assert 'other half' not in str(ask(tmp_path / 'set/images'))
+
+
+def test_white_under_several_numbers_can_be_named(tmp_path):
+    """KolektorSDD: masks that are all 0, some of a palette of black and white, one of three greys."""
+    for n in range(8):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        palette, numbers = ([[0] * 3, [255] * 3], 1) if n % 2 else ([[0] * 3, [85] * 3, [255] * 3], 2)
+        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, numbers) + corner(9, 9, n == 0), palette)
+    line = next(line for line in ask(tmp_path).problems if ' type ' in line)
+    assert typed(line.split(' type ')[1]) == {'mask_values': {'#ffffff': 1}}
+    config, data = inspect(tmp_path, mask_values={'#ffffff': 1})
+    for n in range(8):
+        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
+        assert np.array_equal(mask, corner(0, 0) > 0)
