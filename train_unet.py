@@ -1270,8 +1270,9 @@ def name_patterns(image, masks):
 def stem_rules(images, masks):
     """Ways to make casefolded stems equal, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
-    usual = images[len(images) // 2].stem.casefold()
-    for patterns in name_patterns(usual, [mask.stem.casefold() for mask in masks])[:8]:
+    usual, stems = images[len(images) // 2].stem.casefold(), [mask.stem.casefold() for mask in masks]
+    some = [usual, *(images[len(images) * at // 7].stem.casefold() for at in (2, 5))]          # one may have no mask
+    for patterns in dict.fromkeys(patterns for stem in some for patterns in name_patterns(stem, stems)[:8]):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
     number = lambda stem, at=-1: str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
@@ -1374,11 +1375,10 @@ def unite_numbered(pairs, images, masks):
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
     further, united = grouped(masks, place), []
     for image, mask in pairs:
-        ends_in_word = re.search(r'[^\W\d_]+$', mask.stem)             # 7_1 is no part of 7
-        is_sole = not any(other.stem.startswith(image.stem) for other in images)
-        is_named = ends_in_word and ends_in_word[0].casefold() in MASK_WORDS and is_sole
-        more = further.pop((os.path.dirname(mask.path), mask.stem), []) if is_named else []
-        united.append((image, unite([mask, *more])))
+        key, word = (os.path.dirname(mask.path), mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
+        is_part = key in further and word.casefold() in MASK_WORDS     # 7_1 is no part of 7
+        is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
+        united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
     return united, [mask for mask in masks if place(mask) in further]
 
 
@@ -1612,7 +1612,8 @@ def pair_roles(config, root, files, which=-1):
     pairs, masks = unite_numbered(pairs, images, masks)
     if several := [mask.path.split(UNITED) for _, mask in pairs if UNITED in mask.path]:
         rule += f', masks of an image united: {several[0][0]} and {several[0][1]}'
-    problems = [f'several files share one stem: {", ".join(sorted(file.path for file in files))}' for files in clashes]
+    problems = [f'several files share one stem: {", ".join(shorten(sorted(file.path for file in files), 4))}'
+                for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):

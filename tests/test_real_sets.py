@@ -961,3 +961,25 @@ def test_white_under_several_numbers_can_be_named(tmp_path):
     for n in range(8):
         mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
         assert np.array_equal(mask, corner(0, 0) > 0)
+
+
+def test_many_files_of_one_stem_do_not_fill_the_screen(tmp_path):
+    for n in range(30):
+        save(tmp_path / f'masks/s{n}/x.png', corner(0, 0))
+    for name in 'xyz':
+        save(tmp_path / f'images/{name}.png', scene(0))
+        save(tmp_path / f'masks/t/{name}.png', corner(0, 0))
+    error = ask(tmp_path)
+    assert max(line.count('x.png') for line in error.problems) < 6 and '... and 27 more' in str(error)
+
+
+@pytest.mark.parametrize('count', [20, 21, 22])
+def test_suffixes_are_found_where_half_of_the_images_have_no_mask(tmp_path, count):
+    for n in range(count):
+        save(tmp_path / f'images/{n:02}.png', scene(n))
+        if n % 2:
+            save(tmp_path / f'masks/{n:02}_mask.png', corner(0, 0))
+            save(tmp_path / f'masks/{n:02}_mask_1.png', corner(9, 9))
+    data = inspect(tmp_path, skip_unpaired=True)[1]
+    assert len(data.pairs.images) == count // 2
+    assert all(train_unet.UNITED.encode() in path for path in data.pairs.masks)
