@@ -1369,9 +1369,9 @@ def unite_siblings(images, masks, config):
             for mask in ([unite(group)] if len({os.path.dirname(m.path) for m in group}) == len(group) else group)]
 
 
-def unite_numbered(pairs, images, masks):
-    """Of the masks left over x_mask_1 is one with x_mask; not if it may belong to an image left over, x_1.
-    -> (pairs, the others)"""
+def unite_numbered(pairs, images, masks, config):
+    """Of the masks left over x_mask_1 is one with x_mask; not if it may belong to an image left over, x_1, nor if the
+    first three of these show the same place, as those of several people do -> (pairs, the others)"""
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
     further, united = grouped(masks, place), []
     for image, mask in pairs:
@@ -1379,6 +1379,11 @@ def unite_numbered(pairs, images, masks):
         is_part = key in further and word.casefold() in MASK_WORDS     # 7_1 is no part of 7
         is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
         united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
+    try:
+        for path in [mask.path for _, mask in united if UNITED in mask.path][:3]:
+            read_mask(path, config)
+    except DataError:
+        return pairs, masks
     return united, [mask for mask in masks if place(mask) in further]
 
 
@@ -1551,8 +1556,8 @@ def splits_told(stems, rests, listed):
     """The split of each stem by {name: split}; None where it tells none. A name may be that of a folder, of `rests`, or
     lack what all stems begin or end with: 00000 stands for 00000_img. If no name is for training, and all of them are
     stems, the others are."""
-    films = [next(filter(None, map(listed.get, rest.split('/'))), None) for rest in rests]
-    if all(films):                                                     # a list of films stands for all their frames
+    films = [next((listed[part] for part in rest.split('/') if part and listed.get(part)), None) for rest in rests]
+    if all(films) and not {*stems} <= listed.keys():                   # a list of films stands for all their frames
         return films
     told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
@@ -1607,9 +1612,9 @@ def pair_roles(config, root, files, which=-1):
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
-    masks = unite_siblings(images, masks, config)
-    pairs, rule, images, masks, clashes = unite_folders(images, masks) or match_pairs(images, masks)
-    pairs, masks = unite_numbered(pairs, images, masks)
+    found = unite_folders(images, masks) or match_pairs(images, unite_siblings(images, masks, config))
+    pairs, rule, images, masks, clashes = found
+    pairs, masks = unite_numbered(pairs, images, masks, config)
     if several := [mask.path.split(UNITED) for _, mask in pairs if UNITED in mask.path]:
         rule += f', masks of an image united: {several[0][0]} and {several[0][1]}'
     problems = [f'several files share one stem: {", ".join(shorten(sorted(file.path for file in files), 4))}'
@@ -1947,8 +1952,9 @@ def mask_pixels(picture, config):
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
         for index, colour in palette_colours(picture).items():
-            if index != config['ignore_index'] or colour in config['mask_values']:
-                codes[index] = COLOUR + int(colour[1:], 16)
+            code = COLOUR + int(colour[1:], 16)
+            if index != config['ignore_index'] or code in parse_mask_values(config['mask_values']):
+                codes[index] = code
         return codes[np.array(picture)]
     if picture.mode in ('LA', 'P'):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
@@ -2904,12 +2910,16 @@ def count_codes(splits, records):
 def with_copies_together(pairs, records, config):
     """The pairs, split anew where chance had parted copies of an image, with all of them on one side, in training where
     a name puts one there. A picture without an object, a black slice of a scan, is no copy of others."""
-    train, val = SPLITS.index('train'), SPLITS.index('val')
-    key = lambda row: len(records[row]['codes']) > 1 and tuple(records[row]['mark']) or row
-    same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), key)
+    train, val, first, keys = SPLITS.index('train'), SPLITS.index('val'), {}, []
+    for row, record in enumerate(records):                             # marks may be alike by chance, as of black rims
+        mark = tuple(record['mark']) if len(record['codes']) > 1 else row
+        other = first.setdefault(mark, row)
+        is_copy = other == row or filecmp.cmp(pairs.images[other], pairs.images[row], shallow=False)
+        keys.append(mark if is_copy else row)
+    same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), keys.__getitem__)
     parted = [rows for rows in same.values() if len({*pairs.splits[rows]}) > 1]
-    named = {*map(key, np.flatnonzero(~pairs.drawn & (pairs.splits == train)))}
-    groups = [rows for mark, rows in grouped(np.flatnonzero(pairs.drawn), key).items() if mark not in named]
+    named = {keys[row] for row in np.flatnonzero(~pairs.drawn & (pairs.splits == train))}
+    groups = [rows for key, rows in grouped(np.flatnonzero(pairs.drawn), keys.__getitem__).items() if key not in named]
     if not parted or len(groups) < 2 or config['group_pattern']:
         return pairs
     splits = np.where(pairs.drawn, train, pairs.splits)

@@ -983,3 +983,54 @@ def test_suffixes_are_found_where_half_of_the_images_have_no_mask(tmp_path, coun
     data = inspect(tmp_path, skip_unpaired=True)[1]
     assert len(data.pairs.images) == count // 2
     assert all(train_unet.UNITED.encode() in path for path in data.pairs.masks)
+
+
+def test_folders_of_objects_by_a_star_are_those_of_their_images(tmp_path):
+    for n in range(3):
+        save(tmp_path / f'images/im{n}.png', scene(n))
+        for k in range(3):
+            save(tmp_path / f'masks/im{n}/{k}.png', corner(8 * k, 8 * n))
+    data = inspect(tmp_path, images='images', masks='masks/*')[1]
+    assert partners(data, tmp_path) == {f'images/im{n}.png': f'masks/im{n}' for n in range(3)}
+
+
+def test_colours_may_be_typed_in_capitals(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        palette = [[0, 0, 0], [255, 0, 0], *[[9, 9, 9]] * 253, [255, 255, 255]]
+        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, 1) + corner(9, 9), palette)
+    config, data = inspect(tmp_path, mask_values={'#FF0000': 1, '#FFFFFF': 2})
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
+    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
+
+
+def test_pictures_that_are_black_in_the_same_places_are_no_copies(tmp_path):
+    """Uncompressed, of one size, and alike where the mark of a file is taken."""
+    for n in range(12):
+        picture = np.zeros((200, 200, 3), np.uint8)
+        picture[2:12] = np.random.default_rng(n).integers(0, 256, (10, 200, 3))
+        save(tmp_path / f'images/{n}.bmp', picture)
+        save(tmp_path / f'masks/{n}.png', np.eye(200))
+    notes = inspect(tmp_path)[1].notes
+    assert 'several times' not in str(notes) and not [note for note in notes if 'flatter' in note]
+
+
+@pytest.mark.parametrize('image, train, val, held_out', [
+    ('{n}', '0 1 2 3 4 5 6'.split(), ['7', ''], '7'),                  # a blank line
+    ('{k}/{n}', '0 1 4 5 6'.split(), '2 3 7'.split(), '237'),          # folders with the numbers of images
+])
+def test_lists_of_images_count_before_lists_of_folders(tmp_path, image, train, val, held_out):
+    for n in range(8):
+        save(tmp_path / f'images/{image.format(n=n, k=n % 4)}.png', scene(n))
+        save(tmp_path / f'masks/{image.format(n=n, k=n % 4)}.png', np.eye(24))
+    (tmp_path / 'train.txt').write_text('\n'.join(train))
+    (tmp_path / 'val.txt').write_text('\n'.join(val))
+    assert names_of(inspect(tmp_path)[1], 'val') == {*held_out}
+
+
+@pytest.mark.parametrize('size', [24, 12])
+def test_second_masks_that_are_no_parts_are_skipped_when_asked(tmp_path, size):
+    """Of another annotator, or of another size."""
+    folder = numbered(tmp_path, {f'{n}_mask_2': corner(1, 1, size=size) for n in range(6)})
+    data = inspect(folder, skip_unpaired=True)[1]
+    assert partners(data, folder) == {f'{n}.png': f'{n}_mask.png' for n in range(6)}
