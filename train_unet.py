@@ -252,9 +252,6 @@ class UserError(Exception):
         return '\n'.join([f'{self.title}:', *('  ' + clean(line) for line in self.problems)])
 
 
-UNITED = '\0'                      # between the paths of masks that are one together: no path can hold it
-
-
 class ConfigError(UserError):
     """Settings that cannot be used: every problem at once."""
     title = 'the config cannot be used'
@@ -263,6 +260,9 @@ class ConfigError(UserError):
 class DataError(UserError):
     """Images or masks that cannot be used, each named."""
     title = 'the data cannot be used'
+
+
+UNITED = '\0'                      # between the paths of masks that are one together: no path can hold it
 
 
 def clean(text):
@@ -1116,11 +1116,10 @@ def files_of(base, root, files):
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
-    found, deeper = [], re.compile(f'(.*)/{re.escape(base)}(?:/|$)(.*)', re.DOTALL).fullmatch
-    for match in [matcher(base), deeper][:1 if '*' in base or os.path.isdir(root / base) else 2]:
-        for folder, name in files if not found else ():
-            if inside := match(folder):
-                found.append((os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name))
+    is_plain = '*' in base or os.path.isdir(root / base)
+    match = matcher(base) if is_plain else re.compile(f'(.*)/{re.escape(base)}(?:/|$)(.*)', re.DOTALL).fullmatch
+    found = [(os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name)
+             for folder, name in files if (inside := match(folder))]
     if not found and '*' not in base:
         existing_folder(root / base)
     return found
@@ -1695,7 +1694,6 @@ def settings_that_pair(config, root, files, seconds):
     """{line to type: ((how likely it is, whether no file is left over), {(image, mask), ...})}, of those that work."""
     works, deadline = {}, time.monotonic() + seconds
     flat = functools.cache(lambda path: flatness(path, config))
-    is_readable = functools.cache(lambda path: flat(path) > 0)
     size = functools.cache(lambda path: size_in_header(path, config))
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] else folder_answers(files)        # what was typed is meant
@@ -1717,7 +1715,7 @@ def settings_that_pair(config, root, files, seconds):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         score = likelihood(image, mask, of_images, of_masks) - any(None not in two and len({*two}) > 1 for two in sizes)
-        if any(UNITED in path and not is_readable(path) for _, path in some):
+        if any(UNITED in path and not flat(path) for _, path in some):
             continue                                                   # masks of one thing by several people
         is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
         are_masks = has_photos and of_images == 1
@@ -2738,6 +2736,13 @@ def mark_of(path):
     return [size, checksum]
 
 
+def same_file(first, second):
+    """Whether two files hold the same bytes; one that is gone is like no other."""
+    with contextlib.suppress(OSError):
+        return filecmp.cmp(first, second, shallow=False)
+    return False
+
+
 def same_shape(first, second):
     """Whether two sizes (H, W) are one shape at different scales, give or take a pixel."""
     return abs(first[0] / first[1] * second[1] - second[0]) <= max(1, second[1] / first[1], second[0] / first[0])
@@ -2910,17 +2915,18 @@ def count_codes(splits, records):
 def with_copies_together(pairs, records, config):
     """The pairs, split anew where chance had parted copies of an image, with all of them on one side, in training where
     a name puts one there. A picture without an object, a black slice of a scan, is no copy of others."""
-    train, val, first, keys = SPLITS.index('train'), SPLITS.index('val'), {}, []
+    if config['group_pattern'] or not pairs.drawn.any():
+        return pairs
+    train, val, firsts, keys = SPLITS.index('train'), SPLITS.index('val'), {}, []
     for row, record in enumerate(records):                             # marks may be alike by chance, as of black rims
         mark = tuple(record['mark']) if len(record['codes']) > 1 else row
-        other = first.setdefault(mark, row)
-        is_copy = other == row or filecmp.cmp(pairs.images[other], pairs.images[row], shallow=False)
-        keys.append(mark if is_copy else row)
+        other = firsts.setdefault(mark, row)
+        keys.append(mark if other == row or same_file(pairs.images[other], pairs.images[row]) else row)
     same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), keys.__getitem__)
     parted = [rows for rows in same.values() if len({*pairs.splits[rows]}) > 1]
     named = {keys[row] for row in np.flatnonzero(~pairs.drawn & (pairs.splits == train))}
     groups = [rows for key, rows in grouped(np.flatnonzero(pairs.drawn), keys.__getitem__).items() if key not in named]
-    if not parted or len(groups) < 2 or config['group_pattern']:
+    if not parted or len(groups) < 2:
         return pairs
     splits = np.where(pairs.drawn, train, pairs.splits)
     splits[hold_out(groups, pairs.drawn.sum(), config)] = val
@@ -2942,20 +2948,21 @@ def find_leaks(pairs, records, config):
         trained, found = grouped(in_train, keys.__getitem__), []
         twins = [row for row in np.flatnonzero(pairs.splits) if keys[row] and keys[row] in trained]
         twins.sort(key=lambda row: len(trained[keys[row]]))            # many of one key are alike in little else
-        with contextlib.suppress(DataError, OSError):                  # told by who reads the files
+        with contextlib.suppress(DataError):                           # told by who reads the files
             for row in twins[:most]:
                 found += [(row, other) for other in trained[keys[row]][:8] if is_same(row, other)][:1]
         return f'{len(found)}{" or more" * (len(twins) > most)} images of validation or test', found
 
-    is_copy = lambda row, other: filecmp.cmp(paths[row], paths[other], shallow=False) \
-        and (is_huge[row] or np.ptp(small(row)) > 0)
+    is_copy = lambda row, other: same_file(paths[row], paths[other]) and (is_huge[row] or np.ptp(small(row)) > 0)
     marks = [tuple(record['mark']) for record in records]
     count, copies = find(marks, is_copy, 20)
     notes = [f'{count}, such as {paths[row]}, are trained on too, as {paths[other]}: their scores flatter'
              for row, other in copies[:1]]
     same = [rows for rows in grouped(range(len(paths)), marks.__getitem__).values() if len(rows) > 1]
     pairs_of = ((rows[0], row) for rows in same for row in rows if masks[row] != masks[rows[0]])
-    differ = [rows for rows in itertools.islice(pairs_of, 20) if is_copy(*rows)]
+    differ = []
+    with contextlib.suppress(DataError):                               # told by who reads the files
+        differ += [rows for rows in itertools.islice(pairs_of, 20) if is_copy(*rows)]
     notes += ['one and the same image has mask files that differ, {} and {}: if folders hold several tasks name those '
               'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*rows]])) for rows in differ[:1]]
     told = {row for row, _ in copies}

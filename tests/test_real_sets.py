@@ -1035,3 +1035,26 @@ def test_second_masks_that_are_no_parts_are_skipped_when_asked(tmp_path, size):
     folder = numbered(tmp_path, {f'{n}_mask_2': corner(1, 1, size=size) for n in range(6)})
     data = inspect(folder, skip_unpaired=True)[1]
     assert partners(data, folder) == {f'{n}.png': f'{n}_mask.png' for n in range(6)}
+
+
+def test_copies_whose_pixels_break_are_not_decoded_in_vain(tmp_path):
+    """The first look tells of copies; what of their pixels is broken is told by who decodes them."""
+    for n in range(6):
+        for task, mask in (('a', np.eye(24)), ('b', np.eye(24)[::-1])):
+            save(tmp_path / f'{task}/images/{task}{n}.png', scene(n))
+            save(tmp_path / f'{task}/masks/{task}{n}.png', mask * (np.arange(24) > 9 if task == 'b' else 1))
+            path = tmp_path / f'{task}/images/{task}{n}.png'
+            path.write_bytes(path.read_bytes()[:-60])
+    notes = inspect(tmp_path)[1].notes
+    assert any('are there several times' in note for note in notes)
+    assert not any('mask files that differ' in note for note in notes)
+
+
+def test_class_numbers_are_offered_before_the_colours_for_people(tmp_path):
+    """Supervisely's masks_machine and masks_human."""
+    for n in range(6):
+        save(tmp_path / f'ds/img/{n}.png', scene(n, 64))
+        save(tmp_path / f'ds/masks_machine/{n}.png', corner(0, 0, 1, 64) + corner(9, 9, 2, 64))
+        save(tmp_path / f'ds/masks_human/{n}.png', np.repeat(corner(0, 0, 90, 64)[..., None], 3, 2))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert 'masks="ds/masks_machine"' in line
