@@ -1174,12 +1174,8 @@ def collect(config, root, files, which):
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     told = len(shared_folder(files)) if '' in sources else 0           # from here on folders tell something
-    found = {role: files_of(base, root, files) for role, base in sources.items()}
-    if '' not in sources:                                              # images="*" stands for Cod, and for Cod GT too
-        of_masks = {path for path, *_ in found['mask']}
-        found['image'] = [file for file in found['image'] if file[0] not in of_masks] or found['image']
     candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role, which))
-                  for role, files_there in found.items() for path, folder, name in files_there]
+                  for role, base in sources.items() for path, folder, name in files_of(base, root, files)]
     ignored, seen = defaultdict(list), {path for path, *_ in candidates}       # ignored: {why: names of files}
     ignored['outside of images= and masks='] = [name for folder, name in files
                                                 if may_be_read(name) and os.path.join(folder, name) not in seen]
@@ -1640,7 +1636,7 @@ def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
     united = lambda line: [mask for _, mask in works[line][1] if UNITED in mask]
     of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
     plainest = lambda line: (of_test(line), -len(works[line][1]), 'skip_' in line, 'masks=' not in line,
-                             of_classes(line), line.partition(' masks=')[0].count('*'), len(line))
+                             of_classes(line), len(line))
     share = lambda line: 0.5 if 'masks=' in line else 0.75
     enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
     best, lines = max((works[line][0] for line in enough), default=None), []

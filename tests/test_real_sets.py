@@ -684,7 +684,33 @@ def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
     assert line.split('   (')[0].strip() == 'mask_pattern="{stem}_watershed_mask.png" skip_unpaired=True'
 
 
-def test_the_line_for_training_comes_before_those_for_tests_and_one_stands_for_both(tmp_path):
+def test_the_line_for_training_comes_before_those_of_larger_tests(tmp_path):
+    for folder, images, masks in (('train', 'imgs', 'masks'), ('test1', 'imgs/ETIS', 'masks/ETIS_GT'),
+                                  ('test2', 'imgs/CVC', 'masks/CVC_GT')):
+        for n in range(4 if folder == 'train' else 7):
+            save(tmp_path / f'{folder}/{images}/{n}.png', scene(n))
+            save(tmp_path / f'{folder}/{masks}/{n}.png', np.eye(24))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert 'images="train/imgs" masks="train/masks"' in line
+
+
+def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
+    """The Cell Tracking Challenge: 01_ST holds SEG alone, 01_GT few of SEG and the markers of TRA."""
+    for film in ('01', '02'):
+        for n in range(12):
+            save(tmp_path / f'{film}/t{n:03}.tif', scene(n))
+            save(tmp_path / f'{film}_ST/SEG/man_seg{n:03}.tif', np.eye(24))
+            save(tmp_path / f'{film}_GT/TRA/man_track{n:03}.tif', np.eye(24))
+            if n % 3 == 0:
+                save(tmp_path / f'{film}_GT/SEG/man_seg{n:03}.tif', np.eye(24))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert line.split('   (')[0].strip() == 'images="*" masks="*_ST/SEG" skip_unpaired=True'
+    pairs = partners(inspect(tmp_path, **typed(line.split('   (')[0]))[1], tmp_path)
+    assert pairs == {f'{film}/t{n:03}.tif': f'{film}_ST/SEG/man_seg{n:03}.tif' for film in ('01', '02')
+                     for n in range(12)}
+
+
+def test_one_line_stands_for_trainset_and_testset(tmp_path):
     for folder, count in (('train', 4), ('test1', 6), ('test2', 4)):
         for n in range(count):
             save(tmp_path / f'{folder}/imgs/{folder}{n}.png', scene(n))
@@ -920,7 +946,7 @@ def test_lists_may_name_folders_anywhere(tmp_path, image):
 
 def test_rare_classes_are_offered_before_a_threshold(tmp_path):
     masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
-    masks[0][0, :30] = 1
+    masks[0][0, :2] = 1
     assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) != {'mask_values': '>127'}
 
 
@@ -1058,3 +1084,24 @@ def test_class_numbers_are_offered_before_the_colours_for_people(tmp_path):
         save(tmp_path / f'ds/masks_human/{n}.png', np.repeat(corner(0, 0, 90, 64)[..., None], 3, 2))
     line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
     assert 'masks="ds/masks_machine"' in line
+
+
+@pytest.mark.parametrize('images, masks, stem', [('img', 'lab/*', '{film}/{n}'), ('img*', 'lab*', '{film}/{n}'),
+                                                 ('*/img', '*/lab', '{n}')])
+def test_a_star_unites_nothing_where_images_lie_in_such_folders_too(tmp_path, images, masks, stem):
+    """Frames have the same numbers in each film, and one image is gone."""
+    place = {'img': 'img/{film}/{n}', 'img*': 'img{film}/{n}', '*/img': '{film}/img/{n}'}[images]
+    for film in 'abc':
+        for n in range(4):
+            name = place.format(film=film, n=n)
+            save(tmp_path / f'{name}.png', scene(n)) if (film, n) != ('a', 1) else None
+            save(tmp_path / f'{name.replace("img", "lab")}.png', corner(0, 8 * 'abc'.index(film)))
+    data = inspect(tmp_path, images=images, masks=masks, skip_unpaired=True)[1]
+    pairs = partners(data, tmp_path)
+    assert len(pairs) == 11 and all(mask == image.replace('img', 'lab') for image, mask in pairs.items())
+
+
+def test_soft_edges_get_a_threshold_among_the_lines(tmp_path):
+    """Enlarged masks: a fifth of the pixels lies between, some of it in the middle."""
+    masks = [np.repeat([0, 64, 128, 191, 255], [30, 4, 2, 4, 24]).repeat(64).reshape(64, 64) for _ in range(6)]
+    assert '">127"' in str(ask(with_masks(tmp_path, masks)))
