@@ -484,18 +484,20 @@ def test_inverted_masks_of_half_foreground_are_suspected_by_their_edges(tmp_path
     """Cells that are black on white, in masks of which half is white; fields that go beyond all edges are none."""
     inside = np.full((64, 64), 255)
     inside[10:54, 10:54] = 0
-    stripes = (np.arange(64) % 4 < 3).repeat(64).reshape(64, 64) * 255
+    fields = (np.add.outer(np.arange(64) // 3, np.arange(64) // 3) % 6 < 5) * 255
+    top = np.full((64, 64), 255)                                       # what lies at one edge
+    top[:32, 2:62] = 0
     small = np.full((64, 64), 255)                                     # all but a few pixels of the edge are ignored
     small[1:63, 1:63] = 0
     small[20:30, 20:30] = small[0, 3:6] = 1
-    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', stripes, False),
-                                  ('frame', small, False)):
+    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', fields, False),
+                                  ('top', top, False), ('frame', small, False)):
         for n in range(4):
             save(tmp_path / folder / f'images/{n}.png', scene(n, 64))
             save(tmp_path / folder / f'masks/{n}.png', mask)
         notes = inspect(tmp_path / folder)[1].notes
-        line = 'are the masks inverted? If so type mask_values="{0: 1, 255: 0}"'
-        assert any(line in note for note in notes) == is_told
+        assert ('are the masks inverted?' in str(notes)) == is_told
+        assert ('If so type mask_values="{0: 1, 255: 0}"' in str(notes)) == is_told
 
 
 def test_copies_of_training_images_do_not_validate(tmp_path):
@@ -913,6 +915,7 @@ def test_what_a_palette_ignores_stays_ignored_where_colours_are_named(tmp_path):
     config, data = inspect(tmp_path, mask_values={'#800000': 1})
     mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
     assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9))
+    assert 255 in data.values and 255 not in inspect(tmp_path, mask_values={'#800000': 1}, ignore_index=None)[1].values
     config, data = inspect(tmp_path, mask_values={'#800000': 1, '#e0e0c0': 2})
     mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
     assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
