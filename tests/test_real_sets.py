@@ -601,6 +601,41 @@ def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path):
         'class_names': ['ground', 'red', 'green']}]
 
 
+def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
+    (tmp_path / 'labelmap.txt').write_text('ground:0,0,0::\nred:128,0,0::\n')
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n, 64))
+        save(tmp_path / f'masks/{n}.png', COLOURS[np.arange(4096).reshape(64, 64) // 1500])
+    assert line_of_list(ask(tmp_path)) == []
+
+
+def test_colours_that_no_palette_holds_are_in_the_line_too(tmp_path):
+    for n in range(12):
+        classes = np.arange(576).reshape(24, 24) // 200
+        save(tmp_path / f'images/{n}.png', scene(n))
+        if n < 6:
+            mask = COLOURS[classes]
+            mask[0, :6] = [0, 0, 128]
+            save(tmp_path / f'masks/{n}.png', mask)
+        else:
+            order = np.array([[0, 1, 2], [0, 2, 1]])[n % 2]
+            palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
+    assert '#000080' in typed(offered(ask(tmp_path), 'mask_values="{'))['mask_values']
+
+
+def test_palettes_made_for_their_files_are_no_black_and_white(tmp_path):
+    """They mean their colours, those of other files their numbers, and both are known."""
+    classes = np.arange(576).reshape(24, 24) % 3
+    for n in range(9):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        order = np.roll([0, 1, 2], n % 3)
+        palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
+    config, data = inspect(tmp_path)
+    for n in range(9):
+        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
+        assert np.array_equal(mask, classes)
+
+
 def test_lists_of_classes_that_differ_from_image_to_image_are_told(tmp_path):
     """labelme_json_to_dataset numbers the classes of each image anew, and says so in label_names.txt."""
     for n in range(6):
@@ -927,8 +962,8 @@ def test_lists_of_classes_that_end_in_other_ways_are_the_same(tmp_path):
         for n in range(4):
             save(tmp_path / f'{split}/{split}{n}.jpg', scene(n))
             save(tmp_path / f'{split}/{split}{n}_mask.png', corner(0, 0, 1) + corner(9, 9, 2))
-        text = ending.join(['Pixel Value, Class', '0, background', '1, cat', '2, dog'])
-        (tmp_path / split / '_classes.csv').write_bytes(text.encode())
+        lines = ['Pixel Value, Class', '0, background', '1, cat', '2, dog'][:4 - (split == 'test')]        # seen there
+        (tmp_path / split / '_classes.csv').write_bytes(ending.join(lines).encode())
     assert line_of_list(inspect(tmp_path)[1].notes) == [{'class_names': ['background', 'cat', 'dog']}]
 
 
