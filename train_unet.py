@@ -404,28 +404,26 @@ FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precis
 
 
 def translate(settings, notes):
-    """Foreign names -> (settings in our two keys use_amp and amp_dtype, problems such as contradictions)."""
-    own, problems = {}, []
-    for key, value in settings.items():
-        name = SHORT_NAMES.get(key, key)
-        if name in own:
-            problems.append(f'{key}={shown(value)}: {name} is there too, under another name; keep one')
-        own[name] = value
+    """Settings under any of their names -> (settings under those of CONFIG, problems such as contradictions)."""
+    own, typed, problems = {}, {}, []
     plain = lambda value: shown(value).strip("'\"").lower()
-    foreign = {key: own.pop(key) for key in list(own) if key in FOREIGN}
-    wishes = [own, *(FOREIGN[key].get(plain(value), {}) for key, value in foreign.items())]
-    for key, other in (('fp16', 'bfloat16'), ('bf16', 'float16')):     # bf16=True fp16=False is one wish, not two
-        if plain(foreign.get(key)) == 'false' and other in [plain(wish.get('amp_dtype')) for wish in wishes]:
-            del foreign[key]
-    typed = {key: f'{key}={shown(value)}' for key, value in own.items()}
-    for key, value in foreign.items():
-        if plain(value) not in FOREIGN[key]:
+    others = {'fp16': 'bfloat16', 'bf16': 'float16'}
+    refused = {key for key in others if plain(settings.get(key)) == 'false'}
+    for key in sorted(settings, key=lambda key: (key in FOREIGN, key in refused)):     # ours first
+        if key in refused and plain(own.get('amp_dtype')) == others[key]:
+            continue                                                   # bf16=True fp16=False is one wish, not two
+        value, name = settings[key], SHORT_NAMES.get(key, key)
+        meant = FOREIGN[key].get(plain(value), {}) if key in FOREIGN else {name: value}
+        if not meant:
             problems.append(f'{key}={shown(value)}: choose from {", ".join(FOREIGN[key])}')
-        for ours, meant in FOREIGN[key].get(plain(value), {}).items():
-            notes.append(f'{key}={value} is understood as {ours}={meant!r}')
-            if plain(own.get(ours, 'auto')) not in ('auto', plain(meant)):
-                problems.append(f'{typed[ours]} and {key}={value} contradict each other: keep one')
-            own[ours], typed[ours] = meant, f'{key}={value}'
+        elif name in own:
+            problems.append(f'{key}={shown(value)}: {name} is there too, under another name; keep one')
+        for ours, wish in meant.items():
+            if key in FOREIGN:
+                notes.append(f'{key}={value} is understood as {ours}={wish!r}')
+                if plain(own.get(ours, 'auto')) not in ('auto', plain(wish)):
+                    problems.append(f'{typed[ours]} and {key}={value} contradict each other: keep one')
+            own[ours], typed[ours] = wish, f'{key}={shown(value)}'
     return own, problems
 
 
