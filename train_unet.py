@@ -356,29 +356,27 @@ def parse_overrides(words):
     return overrides, others
 
 
-PRESETS = Path(__file__).resolve().parent / 'configs'
+PRESETS = {path.stem: path for path in sorted((Path(__file__).resolve().parent / 'configs').glob('*.py'))}
 
 
 def load_preset(name):
-    """The literal dict of a preset: a name in configs/ or a path. Read, never executed. Raises ConfigError if there is
-    no such file or it holds anything but `config = {literals}`."""
-    path = Path(name) if str(name).endswith('.py') else PRESETS / f'{name}.py'
-    names, in_folder = sorted(p.stem for p in PRESETS.glob('*.py')), f'{name}/config.py'
-    path = Path(in_folder) if str(name) not in names and os.path.isfile(in_folder) else path    # a run
+    """The literal dict of a preset: a name in configs/, a file or a run. Read, never executed. Raises ConfigError if
+    there is no such file or it holds anything but `config = {literals}`."""
+    in_run = f'{name}/config.py'
+    path = PRESETS.get(str(name)) or Path(in_run if os.path.isfile(in_run) else str(name))
     try:
         if path.exists() and not path.is_file():
             raise OSError('no regular file')                           # a pipe has no end, nor has /dev/zero
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
         raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}'
-                          f'{did_you_mean(name, names) or ";"} '
-                          f'there are {", ".join(names)}, or the path of a .py file') from None
+                          f'{did_you_mean(name, PRESETS) or ";"} '
+                          f'there are {", ".join(PRESETS)}, or the path of a .py file') from None
     try:
-        is_words = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)    # the docstring
-        nodes = [node for node in ast.parse(text).body if not is_words(node)]
-        [names] = [[getattr(target, 'id', '') for target in node.targets] for node in nodes]
-        config = ast.literal_eval(nodes[0].value)
-        if names != ['config'] or not isinstance(config, dict):
+        module = ast.parse(text)
+        [assignment] = module.body[ast.get_docstring(module) is not None:]
+        config = ast.literal_eval(assignment.value)
+        if [target.id for target in assignment.targets] != ['config'] or not isinstance(config, dict):
             raise ValueError
     except SyntaxError as error:
         raise ConfigError(f'preset {path}, line {error.lineno}: not Python: {error.msg}') from None
@@ -549,7 +547,7 @@ def parse_command(argv):
         print(__doc__.split('The file, top to bottom')[0].rstrip())
         print('\nSettings (the comments in CONFIG tell more):')
         print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
-        print(f'\nPresets (--preset NAME): {", ".join(sorted(p.stem for p in PRESETS.glob("*.py")))}', flush=True)
+        print(f'\nPresets (--preset NAME): {", ".join(PRESETS)}', flush=True)
         sys.exit(0)
     words, problems = ['--out' if word == '-o' else word for word in argv], []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
