@@ -388,17 +388,16 @@ def load_preset(name):
 
 OFF, ON = {'use_amp': False}, {'use_amp': True}
 FP16, BF16 = {'amp_dtype': 'float16'}, {'amp_dtype': 'bfloat16'}
+WORDS = {**dict.fromkeys(['32', '32-true', 'fp32', 'float32', 'no', 'false'], OFF),
+         **dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], ON | FP16),
+         **dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], ON | BF16)}
 FOREIGN = {   # words of other trainers: key -> what each value means in ours
-    'precision': dict.fromkeys(['32', '32-true', 'fp32', 'float32'], OFF)
-                 | dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], ON | FP16)
-                 | dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], ON | BF16),
+    **dict.fromkeys(['precision', 'precision_type'], WORDS),
+    **dict.fromkeys(['mixed_precision', 'amp', 'training.mixed_precision.enabled'], WORDS | {'true': ON}),
+    'training.mixed_precision.dtype': {'fp16': FP16, 'float16': FP16, 'bf16': BF16, 'bfloat16': BF16},
     'fp16': {'true': ON | FP16, 'false': OFF},
     'bf16': {'true': ON | BF16, 'false': OFF},
-    'mixed_precision': {'true': ON, 'false': OFF, 'no': OFF, 'fp16': ON | FP16, 'bf16': ON | BF16},
-    'training.mixed_precision.enabled': {'true': ON, 'false': OFF},
-    'training.mixed_precision.dtype': {'fp16': FP16, 'float16': FP16, 'bf16': BF16, 'bfloat16': BF16},
 }
-FOREIGN |= {'precision_type': FOREIGN['precision'], 'amp': FOREIGN['mixed_precision']}
 
 
 def translate(settings, notes):
@@ -411,17 +410,18 @@ def translate(settings, notes):
         if key in refused and plain(own.get('amp_dtype')) == others[key]:
             continue                                                   # bf16=True fp16=False is one wish, not two
         value, name = settings[key], SHORT_NAMES.get(key, key)
+        said = f'{key}={shown(value)}'
         meant = FOREIGN[key].get(plain(value), {}) if key in FOREIGN else {name: value}
         if not meant:
-            problems.append(f'{key}={shown(value)}: choose from {", ".join(FOREIGN[key])}')
+            problems.append(f'{said}: choose from {", ".join(FOREIGN[key])}')
         elif name in own:
-            problems.append(f'{key}={shown(value)}: {name} is there too, under another name; keep one')
+            problems.append(f'{said}: {name} is there too, under another name; keep one')
         for ours, wish in meant.items():
             if key in FOREIGN:
                 notes.append(f'{key}={value} is understood as {ours}={wish!r}')
                 if plain(own.get(ours, 'auto')) not in ('auto', plain(wish)):
-                    problems.append(f'{typed[ours]} and {key}={value} contradict each other: keep one')
-            own[ours], typed[ours] = wish, f'{key}={shown(value)}'
+                    problems.append(f'{typed[ours]} and {said} contradict each other: keep one')
+            own[ours], typed[ours] = wish, said
     return own, problems
 
 
