@@ -7338,7 +7338,7 @@ def main(argv=None):
     except BrokenPipeError:                                            # piped into head
         return 1
     except (Rewind, RuntimeError) as error:
-        if not (isinstance(error, Rewind) or is_out_of_memory(error)):
+        if not is_out_of_memory(error):
             raise
         print(UserError(TOO_LARGE, 'out of memory'), file=sys.stderr)
         return 2
