@@ -6054,9 +6054,9 @@ def finish(state, val_data, config, run):
 
 # ===== pictures =======================================================================
 
-PALETTE = np.array([               # Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
-    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0),
-    (204, 121, 167), (153, 153, 153), (120, 94, 240), (100, 143, 17), (254, 97, 0), (220, 38, 127)], np.uint8)
+# Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
+PALETTE = np.frombuffer(bytes.fromhex('e69f00 56b4e9 009e73 f0e442 0072b2 d55e00 '
+                                      'cc79a7 999999 785ef0 648f11 fe6100 dc267f'), np.uint8).reshape(-1, 3)
 PALETTE = np.concatenate([PALETTE * shade for shade in (1, 0.65, 0.4)]).astype(np.uint8)     # darker from the 13th on
 FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), (60, 60, 110)
 
@@ -6108,28 +6108,28 @@ def colour_key(config, has_errors=True):
 def sheet(rows, titles, path, legend=()):
     """Rows of (caption, [pictures]) as one PNG, two side by side if they are many; each picture fits into a square.
     legend: (colour, word) pairs, told below the pictures."""
-    side, margin, heading, across = 224, 6, 26, 1 + (len(rows) > 6)
+    side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fit = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
     rows = [(caption, [fit(PIL.Image.fromarray(picture), exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
-    high = heading + max((tile.height for _, tiles in rows for tile in tiles), default=0)
+    high = heading + max((tiles[0].height for _, tiles in rows), default=0)
     wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # of a row, and of a word below
     below, per_line = heading + math.ceil(len(rows) / across) * high, across * wide // cell
     page = PIL.Image.new('RGB', (across * wide, below + math.ceil(len(legend) / per_line) * heading), 'white')
     draw = PIL.ImageDraw.Draw(page)
     for number, (caption, tiles) in enumerate(rows):
         top, left = heading + number // across * high, margin + number % across * wide
-        bottom = top + max(tile.height for tile in tiles)
-        draw.text((left, bottom + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
-        for tile, title in zip(tiles, titles if number < across else [''] * len(tiles)):
-            draw.text((left, 7), title, 'black', font_size=13)
+        draw.text((left, top + tiles[0].height + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+        for tile, title in zip(tiles, titles):
+            if number < across:
+                draw.text((left, 7), title, 'black', font_size=13)
             page.paste(tile, (left, top))
-            draw.rectangle((left, top, left + tile.width - 1, top + tile.height - 1), outline=(170, 170, 170))
+            draw.rectangle((left, top, left + tile.width - 1, top + tile.height - 1), outline=grey)
             left += side + margin
     for number, (colour, word) in enumerate(legend):
         left, top = margin + number % per_line * cell, below + number // per_line * heading
-        draw.rectangle((left, top + 4, left + 14, top + 18), tuple(map(int, colour)), (170, 170, 170))
+        draw.rectangle((left, top + 4, left + 14, top + 18), tuple(map(int, colour)), grey)
         draw.text((left + 20, top + 4), clean(word)[:14], 'black', font_size=12)
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
@@ -6170,12 +6170,12 @@ def draw_curves(history, path):
     if not rows:
         return
     epochs = [row['epoch'] for row in rows]
-    keys = [('loss', 'Loss')] + ([('iou', 'IoU')] if 'val_iou' in rows[0] else [])
-    figure = Figure(figsize=(5.2 * len(keys), 3.8), layout='constrained')
-    for axes, (key, title) in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys):
+    titles = ['Loss', 'IoU'] if 'val_iou' in rows[0] else ['Loss']
+    figure = Figure(figsize=(5.2 * len(titles), 3.8), layout='constrained')
+    for axes, title in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles):
         for side, colour in (('train', '#999999'), ('val', '#0072b2')):
-            if f'{side}_{key}' in rows[0]:
-                axes.plot(epochs, [row.get(f'{side}_{key}') for row in rows], '.-', color=colour, label=side)
+            if (key := f'{side}_{title.lower()}') in rows[0]:
+                axes.plot(epochs, [row.get(key) for row in rows], '.-', color=colour, label=side)
         axes.set(title=title, xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)     # else one epoch is cut up
         axes.grid(alpha=0.3)
