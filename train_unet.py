@@ -6686,12 +6686,13 @@ def export(run, form='onnx', output=None, half=False):
     if form == 'pt2' and path.suffix != '.pt2':
         raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
     real = example_images(model.config)
-    if form != 'smp' and (real[0].dtype == torch.uint16 if real else model.pixels == 'uint16'):
+    if form != 'smp' and model.pixels == 'uint16':
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
+        real = [(65535 * images).round().to(torch.uint16) for images in real]
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = path if form == 'smp' else path.parent
+    folder, name = (path, '') if form == 'smp' else (path.parent, path.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        fresh, faults = Path(scratch) if form == 'smp' else Path(scratch) / path.name, []
+        fresh, faults = Path(scratch, name), []
         for is_free in (True, False) if form != 'smp' else (True,):    # some networks take one size only
             try:
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
@@ -6718,34 +6719,25 @@ def export(run, form='onnx', output=None, half=False):
 
 
 def example_images(config):
-    """Up to 20 validation images at network size, as tensors; uint16 where all of the set are stored so. [] if the data
-    is no longer there."""
+    """Up to 20 validation images at network size, as tensors. [] if the data is no longer there."""
     try:
-        data = inspect_data(config)
-        dataset = SegmentationDataset(data, 'val', config, is_training=False)
+        dataset = SegmentationDataset(inspect_data(config), 'val', config, is_training=False)
     except UserError as error:
         print(f'checked on drawn images only: {clean(error.problems[0])}')
         return []
-    images = [resize(image, *config['image_size']) for _, image in read_all(dataset, range(min(20, len(dataset))))]
-    if config['image_dtype'] != 'uint8' and find_image_dtype(data) == 'uint16':
-        images = [(65535 * image).round().clip(0, 65535).astype(np.uint16) for image in images]
-    return [*map(as_tensor, images)]
+    images = read_all(dataset, range(min(20, len(dataset))))
+    return [as_tensor(resize(image, *config['image_size'])) for _, image in images]
 
 
 def drawn_images(model, is_free):
     """Noise as tensors: a batch of 3 at image_size and, if sizes are free, what the network takes of odd, small and
     large ones."""
     config, draw = model.config, torch.Generator().manual_seed(0)
-    kind, found = getattr(torch, config['image_dtype']), []
-    shapes = [(3, *config['image_size'])]
-    if is_free:
-        shapes += [(1, 97, 131), (1, 64, 64), (1, 320, 256)]
-    for count, *size in shapes:
-        drawn = torch.randint(0, 256, (count, config['in_channels'], *size), generator=draw)
-        drawn = drawn / 255 if kind == torch.float32 else (257 * drawn if kind == torch.uint16 else drawn).to(kind)
-        if takes(model, drawn):
-            found.append(drawn)
-    return found
+    kind, scale = config['image_dtype'], {'uint8': 1, 'uint16': 257, 'float32': 1 / 255}
+    shapes = [(3, *config['image_size']), *[(1, 97, 131), (1, 64, 64), (1, 320, 256)] * is_free]
+    noise = (torch.randint(0, 256, (count, config['in_channels'], *size), generator=draw) for count, *size in shapes)
+    drawn = [(scale[kind] * images).to(getattr(torch, kind)) for images in noise]
+    return [images for images in drawn if takes(model, images)]
 
 
 @torch.no_grad()
@@ -6778,9 +6770,9 @@ def compare_exported(model, again, examples, tolerance):
 def trace_example(model, is_free):
     """An example input and the dimensions of it that stay free: the first, and height and width if they can."""
     config = model.config
-    sizes = [(90, 150), (250, 310)] if is_free else [config['image_size']]
-    draw = lambda size: torch.zeros((2, config['in_channels'], *size), dtype=getattr(torch, config['image_dtype']))
-    images = next((draw(size) for size in sizes if takes(model, draw(size))), draw(sizes[0]))
+    sizes, kind = [(90, 150), (250, 310)] if is_free else [config['image_size']], getattr(torch, config['image_dtype'])
+    blank = [torch.zeros((2, config['in_channels'], *size), dtype=kind) for size in sizes]
+    images = next((images for images in blank if takes(model, images)), blank[0])
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
     fold_upsampling(model, ())
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
