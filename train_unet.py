@@ -6246,21 +6246,22 @@ def load_with(run, overrides):
 
 def as_image(image, config):
     """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network wants it."""
-    name, shape = 'the image', f'height x width x {config["in_channels"]}'
+    name = 'the image'
     if isinstance(image, (str, os.PathLike)):
         name = os.fspath(image)
         image = read_array(name, config)
     elif isinstance(image, PIL.Image.Image):
         image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
     elif torch.is_tensor(image):
-        shape, image = f'{config["in_channels"]} x height x width', to_float32(image.detach().cpu())
-        is_unit = image.is_floating_point() and image.numel() and 0 <= image.min() and image.max() <= 1
+        image = to_float32(image.detach().cpu()).numpy()
+        is_unit = image.dtype == np.float32 and image.size and 0 <= image.min() and image.max() <= 1
         if is_unit and config['image_dtype'] == 'uint8':               # as torchvision's ToTensor gives 8 bits
-            image = (255 * image).round().to(torch.uint8)
-        image = np.moveaxis(image.numpy(), 0, -1) if image.ndim == 3 else image.numpy()
+            image = (255 * image).round().astype(np.uint8)
+        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     image = np.asarray(image)
     if image.ndim not in (2, 3) or image.dtype.kind not in 'biuf' or not image.size:
-        raise DataError(f'an image of shape {image.shape} and type {image.dtype}: expected {shape} numbers')
+        raise DataError(f'an image of shape {image.shape} and type {image.dtype}: expected numbers, in an array height '
+                        f'x width x channels, in a tensor {config["in_channels"]} x height x width')
     image = convert_pixels(image, name, config)
     refuse_other_scale(image, name, config)
     return image
@@ -6488,15 +6489,14 @@ def evaluate_run(folder, overrides):
               for (index, truth), _, bands in predict_stream(model, images, dtype)}
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
-    counts = {level: sum(score[level] for score in scores.values()) for level in levels}
-    is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and overrides.keys() <= FREE_TO_TUNE
+    counts = dict(zip(levels, sum(scores.values())))
+    changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
+    is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and not (other or changed)
     if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
-        best = max(levels, key=lambda level: (iou(level), -abs(level - 0.5)))
-        is_tuned = store_threshold(folder, best, model)
-        model.threshold = best if is_tuned else model.threshold
-    per_image = {index: compute_metrics(score[model.threshold]) for index, score in scores.items()}
-    changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
+        is_tuned = store_threshold(folder, max(levels, key=lambda level: (iou(level), -abs(level - 0.5))), model)
+    at = levels.index(model.threshold)
+    per_image = {index: compute_metrics(score[at]) for index, score in scores.items()}
     report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
     return 0
 
@@ -6557,17 +6557,17 @@ def are_its_images(folder, data, config):
 
 
 def count_at_levels(bands, truth, levels, num_classes):
-    """{threshold: confusion (K, K)} of one image: bands of logits (K, h, W) against the truth (H, W)."""
+    """(levels, K, K) confusion of one image at each threshold: bands of logits (K, h, W) against the truth (H, W)."""
     counts, truth = 0, torch.from_numpy(truth)
     for band in bands:
         target, truth = truth[:band.shape[1]].to(band.device), truth[band.shape[1]:]
         counts += torch.stack([confusion_matrix(classify(band, level), target, num_classes) for level in levels])
-    return dict(zip(levels, counts.cpu()))                             # once: this waits for the device
+    return counts.cpu()                                                # once: this waits for the device
 
 
 def store_threshold(folder, level, model):
-    """Write a tuned threshold into best.pt, where load and predict find it -> False where a training is at work there,
-    or has put other weights there since the model was loaded."""
+    """Give the model a tuned threshold, and best.pt, where load and predict find it -> False, and nothing is done, where
+    a training is at work there, or has put other weights there since the model was loaded."""
     from filelock import FileLock, Timeout                             # comes with torch
     path, weights = best_file(folder), model.state_dict()
     with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):
@@ -6575,6 +6575,7 @@ def store_threshold(folder, level, model):
         same = lambda key: key in weights and torch.equal(saved['weights'][key], weights[key].cpu())
         if all(map(same, saved['weights'])):
             save_checkpoint(path, saved | {'threshold': level})
+            model.threshold = level
             return True
     log.warning('%s: a training is at work there, so the best threshold (%.2f) is not stored', path.parent, level)
     return False
@@ -6598,8 +6599,7 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
                'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
-    right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])
-    agreement = lambda row: right(row) + (right(row) if math.isnan(row['iou']) else row['iou'])
+    agreement = lambda row: torch.tensor([1 - row['wrong_pixels'], row['iou']]).nanmean().nan_to_num(1)
     worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
     draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
