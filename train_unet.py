@@ -6069,7 +6069,7 @@ def contrast(image):
 
 def viewable(image, limits=None):
     """(H, W, C) of any dtype -> (H, W, 3) uint8 for looking at; limits: what becomes black and what white."""
-    image = image[..., :3] if image.shape[2] >= 3 else np.repeat(image[..., :1], 3, axis=2)
+    image = image[..., [0, 1, 2] if image.shape[2] >= 3 else [0, 0, 0]]
     if image.dtype != np.uint8:
         low, high = contrast(image) if limits is None else limits
         image = np.clip((image - low) / max(high - low, 1e-9) * 255, 0, 255).astype(np.uint8)
@@ -6432,7 +6432,7 @@ def write_prediction(target, image, bands, model, save):
         colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
             file, cut_tiles(rows, 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
-            photometric=kind, colormap=colours, planarconfig='contig' if len(shape) > 2 else None, software=MARK))
+            photometric=kind, colormap=colours, planarconfig='contig', software=MARK))
     else:
         picture = PIL.Image.fromarray(np.stack(list(rows)))
         if save == 'palette':
@@ -6506,7 +6506,7 @@ def images_to_score(folder, model, overrides):
     what they should be). Settings of the model follow; warns where images were trained on."""
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
-        model.config |= {'val_fraction': 0} | overrides                # all of other data is scored
+        model.config['val_fraction'] = overrides.get('val_fraction', 0)        # all of other data is scored
     data = inspect_other(model) if other else inspect_data(model.config)
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
