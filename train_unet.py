@@ -6153,9 +6153,9 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
 
 def read_all(dataset, indices, skip_broken=True):
     """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
-    for future in read_ahead(lambda index: (index, *dataset.read(index)), indices, depth=2):
+    for index, future in read_ahead(dataset.read, indices, depth=2):
         try:
-            index, image, truth = future.result()
+            image, truth = future.result()
             yield (index, truth), image
         except DataError as error:
             if not skip_broken:
@@ -6322,8 +6322,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
 
     def images():
         is_told = False
-        opened = read_ahead(lambda path: open_image(path, model.config), [path for path, _ in files])
-        for (path, target), future in progress(zip(files, opened), len(files), 'Predicting'):
+        opened = read_ahead(lambda file: open_image(file[0], model.config), files)
+        for (path, target), future in progress(opened, len(files), 'Predicting'):
             try:
                 image = future.result()
                 is_told = is_told or warn_of_other_depth(path, lambda: [read_header(path, model.config)[2]], model)
@@ -6412,10 +6412,10 @@ def is_written_by_predict(path):
     return False
 
 
-def read_ahead(read, paths, depth=4):
-    """A future of read(path) for each path, in order, in threads that stay `depth` files ahead."""
+def read_ahead(read, items, depth=4):
+    """(item, a future of read(item)) for each, in their order, in threads that stay `depth` items ahead."""
     with ThreadPoolExecutor(depth) as pool:
-        futures = (pool.submit(read, path) for path in paths)
+        futures = ((item, pool.submit(read, item)) for item in items)
         waiting = deque(itertools.islice(futures, depth))
         while waiting:
             waiting.extend(itertools.islice(futures, 1))
@@ -6606,7 +6606,7 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    what = f'{split} images' if split != 'train' else 'images'         # of other data all may be scored
+    what = f'{split} images'.removeprefix('train ')                    # of other data all may be scored
     what += f' of {clean(model.config["data"])}' if other_data else ''
     two = len(names) == 2                                              # told last: whoever reads it may have left
     at_half = ', at threshold 0.50' if two and not other_data else ''
