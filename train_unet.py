@@ -6367,12 +6367,10 @@ def list_inputs(inputs, output):
     """
     files = {}                                                         # full path: name below output
     for item in map(os.path.expanduser, inputs):
-        found = {}
-        for place in [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True)):
-            if os.path.isdir(place):
-                found |= {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
-            elif os.path.isfile(place):
-                found[place] = os.path.basename(place)
+        places = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
+        found = {place: os.path.basename(place) for place in places if os.path.isfile(place)}
+        for place in filter(os.path.isdir, places):
+            found |= {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
         if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
             found = {path: name for path, name in found.items()
                      if may_be_read(os.path.basename(path)) and not is_written_by_predict(path)}
@@ -6572,8 +6570,7 @@ def store_threshold(folder, level, model):
     path, weights = best_file(folder), model.state_dict()
     with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):
         saved = load_checkpoint(path)
-        same = lambda key: key in weights and torch.equal(saved['weights'][key], weights[key].cpu())
-        if all(map(same, saved['weights'])):
+        if all(key in weights and torch.equal(value, weights[key].cpu()) for key, value in saved['weights'].items()):
             save_checkpoint(path, saved | {'threshold': level})
             model.threshold = level
             return True
