@@ -6189,8 +6189,8 @@ def draw_curves(history, path):
 
 def best_file(run):
     """A run folder -> its best.pt; a file -> itself."""
-    run = os.path.expanduser(run)
-    return Path(run) / 'best.pt' if Path(run).is_dir() else Path(run)
+    path = Path(os.path.expanduser(run))
+    return path / 'best.pt' if path.is_dir() else path
 
 
 def load(path, device='auto', model=None):
@@ -6852,15 +6852,14 @@ def export_pt2(model, path, half, is_free):
 
 
 def export_smp(model, path, half, is_free):
-    """smp's own form -> what smp.from_pretrained loads, with the preprocessing that the folder tells of."""
+    """smp's own form -> the model with the network that smp.from_pretrained loads."""
     (model.network.half() if half else model.network).save_pretrained(path)
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]
     write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
-    again = smp.from_pretrained(path).float()
-    told = {key: [value * scale for value in facts[key]] for key in ('mean', 'std')}
-    return SegmentationModel(again, model.config | told, model.stride).eval()
+    model.network = smp.from_pretrained(path).float()
+    return model.eval()
 
 
 # ===== measuring: memory by part, check, tune =========================================
