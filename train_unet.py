@@ -2823,12 +2823,14 @@ def find_sound_pairs(config, decode):
         if error.title.startswith(f'{len(broken)} of {len(broken)} ') and root.is_dir():       # perhaps none is a pair
             error.problems += lines_that_pair(config, root, list_files(root), broken=broken)
         raise
-    return with_copies_together(pairs, records, config), records
+    return pairs, records
 
 
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = find_sound_pairs(config, decode)
+    firsts = copies_of(pairs, records)
+    pairs = with_copies_together(pairs, firsts, config)
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
         for record in records:                                         # grey stored as RGB
             record['codes'] = [*map(as_grey, record['codes'])]
@@ -2868,7 +2870,7 @@ def inspect_data(config, decode=False):
     if twins:
         data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
-    data.notes += find_leaks(pairs, records, config)
+    data.notes += find_leaks(pairs, records, firsts, config)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
@@ -2901,20 +2903,29 @@ def count_codes(splits, records):
     return dict(values), in_train
 
 
-def with_copies_together(pairs, records, config):
+def copies_of(pairs, records):
+    """For each row the first one whose image is the same file, byte for byte: itself, if there is none before. A
+    picture without an object, a black slice of a scan, is no copy of others."""
+    firsts, unlike = [*range(len(records))], defaultdict(list)         # mark -> rows of different files that have it
+    for row, record in enumerate(records):
+        if len(record['codes']) > 1:
+            others = unlike[tuple(record['mark'])]                     # alike by chance, as of black rims
+            firsts[row] = next((other for other in others[:8] if same_file(*pairs.images[[other, row]])), row)
+            others += [row] * (firsts[row] == row)
+    return firsts
+
+
+def with_copies_together(pairs, firsts, config):
     """The pairs, split anew where chance had parted copies of an image, with all of them on one side, in training where
-    a name puts one there. A picture without an object, a black slice of a scan, is no copy of others."""
+    a name puts one there. firsts: as copies_of has them."""
     if config['group_pattern'] or not pairs.drawn.any():
         return pairs
-    train, val, firsts, keys = SPLITS.index('train'), SPLITS.index('val'), {}, []
-    for row, record in enumerate(records):                             # marks may be alike by chance, as of black rims
-        mark = tuple(record['mark']) if len(record['codes']) > 1 else row
-        other = firsts.setdefault(mark, row)
-        keys.append(mark if other == row or same_file(pairs.images[other], pairs.images[row]) else row)
-    same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), keys.__getitem__)
+    train, val = SPLITS.index('train'), SPLITS.index('val')
+    same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), firsts.__getitem__)
     parted = [rows for rows in same.values() if len({*pairs.splits[rows]}) > 1]
-    named = {keys[row] for row in np.flatnonzero(~pairs.drawn & (pairs.splits == train))}
-    groups = [rows for key, rows in grouped(np.flatnonzero(pairs.drawn), keys.__getitem__).items() if key not in named]
+    named = {firsts[row] for row in np.flatnonzero(~pairs.drawn & (pairs.splits == train))}
+    drawn = grouped(np.flatnonzero(pairs.drawn), firsts.__getitem__)
+    groups = [rows for first, rows in drawn.items() if first not in named]
     if not parted or len(groups) < 2:
         return pairs
     splits = np.where(pairs.drawn, train, pairs.splits)
@@ -2924,43 +2935,33 @@ def with_copies_together(pairs, records, config):
     return dataclasses.replace(pairs, splits=splits, notes=[*pairs.notes, note])
 
 
-def find_leaks(pairs, records, config):
-    """Notes on images of validation or test that are trained on too: copies under any name, whose masks may differ, and
-    what looks like one of the same stem and mask. A picture of one colour tells nothing."""
-    paths, in_train = [*map(os.fsdecode, pairs.images)], np.flatnonzero(pairs.splits == 0)
+def find_leaks(pairs, records, firsts, config):
+    """Notes on images of validation or test that are trained on too: copies (firsts: as copies_of has them), whose
+    masks may differ, and what looks like one of the same stem and mask."""
+    paths, in_train, held_out = [*map(os.fsdecode, pairs.images)], pairs.rows('train'), np.flatnonzero(pairs.splits)
     masks = [(*record['codes'], *record['pixels']) for record in records]
-    is_huge = [math.prod(record['size']) > 2**24 for record in records]        # not to be decoded for a guess
-    small = functools.cache(lambda row: resize(read_image(paths[row], config), 64, 64).mean(2, dtype=np.float32))
-
-    def find(keys, is_same, most):
-        """Pairs of rows, held out and trained on, of one key that are the same -> (how many, in words, those pairs)."""
-        trained, found = grouped(in_train, keys.__getitem__), []
-        twins = [row for row in np.flatnonzero(pairs.splits) if keys[row] and keys[row] in trained]
-        twins.sort(key=lambda row: len(trained[keys[row]]))            # many of one key are alike in little else
-        with contextlib.suppress(DataError):                           # told by who reads the files
-            for row in twins[:most]:
-                found += [(row, other) for other in trained[keys[row]][:8] if is_same(row, other)][:1]
-        return f'{len(found)}{" or more" * (len(twins) > most)} images of validation or test', found
-
-    is_copy = lambda row, other: same_file(paths[row], paths[other]) and (is_huge[row] or np.ptp(small(row)) > 0)
-    marks = [tuple(record['mark']) for record in records]
-    count, copies = find(marks, is_copy, 20)
-    notes = [f'{count}, such as {paths[row]}, are trained on too, as {paths[other]}: their scores flatter'
-             for row, other in copies[:1]]
-    same = [rows for rows in grouped(range(len(paths)), marks.__getitem__).values() if len(rows) > 1]
-    pairs_of = ((rows[0], row) for rows in same for row in rows if masks[row] != masks[rows[0]])
-    differ = []
-    with contextlib.suppress(DataError):                               # told by who reads the files
-        differ += [rows for rows in itertools.islice(pairs_of, 20) if is_copy(*rows)]
+    copied = {firsts[row]: row for row in in_train[::-1]}
+    copies = [row for row in held_out if firsts[row] in copied]
+    notes = [f'{len(copies)} images of validation or test, such as {paths[row]}, are trained on too, as '
+             f'{paths[copied[firsts[row]]]}: their scores flatter' for row in copies[:1]]
+    differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
     notes += ['one and the same image has mask files that differ, {} and {}: if folders hold several tasks name those '
-              'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*rows]])) for rows in differ[:1]]
-    told = {row for row, _ in copies}
+              'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*two]])) for two in differ[:1]]
+
+    keys = [(Path(path).stem, *mask) for path, mask in zip(paths, masks)]
+    alike, trained = [], grouped(in_train, keys.__getitem__)
+    small = functools.cache(lambda row: resize(read_image(paths[row], config), 64, 64).mean(2, dtype=np.float32))
     # of five real sets the median image saved as JPEG of 75 % is below this, successive frames of a film at 0.12
     looks_alike = lambda row, other: np.abs(small(row) - small(other)).mean() < 0.025 * small(row).std()
-    keys = [row not in told and not is_huge[row] and (Path(path).stem, *masks[row]) for row, path in enumerate(paths)]
-    count, alike = find(keys, looks_alike, 8)
-    return notes + [f'{count}, such as {paths[row]}, look like {paths[other]} and others that are trained on, and have '
-                    'their masks: if they are these, coded anew, their scores flatter' for row, other in alike[:1]]
+    twins = [row for row in held_out if keys[row] in trained and firsts[row] not in copied
+             and math.prod(records[row]['size']) <= 2**24]             # larger ones are not decoded for a guess
+    twins.sort(key=lambda row: len(trained[keys[row]]))                # many of one key are alike in little else
+    with contextlib.suppress(DataError):                               # told by who reads the files
+        for row in twins[:8]:
+            alike += [(row, other) for other in trained[keys[row]][:8] if looks_alike(row, other)][:1]
+    return notes + [f'{len(alike)}{" or more" * (len(twins) > 8)} images of validation or test, such as {paths[row]}, '
+                    f'look like {paths[other]} and others that are trained on, and have their masks: if they are '
+                    'these, coded anew, their scores flatter' for row, other in alike[:1]]
 
 
 def doubts_of_images(pairs, records, config):
