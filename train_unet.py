@@ -2740,7 +2740,8 @@ def same_shape(first, second):
 def mask_header(path):
     """(mode of a Pillow mask or else its suffix, {code: colour} of a palette whose numbers count, its orientation)."""
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
+        shown = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
+        colours = {index: COLOUR + int(colour[1:], 16) for index, colour in shown.items()}
         kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
         return kind, colours, orientation(picture)
     return os.path.splitext(path)[1].lower() or 'folder', {}, 1
@@ -2758,10 +2759,9 @@ def fingerprint(path):
 def cache_file(config):
     """Where the records of a data set are kept between runs."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
-    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), config['in_channels'],
-                      config['max_image_pixels'], config['rescale_masks'], config['mask_pattern'],
-                      config['mask_values'] if names_colours(config) or config['mask_values'] == 'alpha' else None,
-                      config['ignore_index'], 17])
+    keys = 'in_channels', 'max_image_pixels', 'rescale_masks', 'mask_pattern', 'ignore_index'
+    wish = config['mask_values'] if names_colours(config) or config['mask_values'] == 'alpha' else None
+    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), *map(config.get, keys), wish, 18])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -2841,7 +2841,9 @@ def inspect_data(config, decode=False):
         config = {**config, 'mask_values': {twins.get(code, code): class_id for code, class_id in wish.items()}}
     if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
         config = {**config, 'ignore_index': None}                      # it is white
-    values, in_train = count_codes(pairs.splits, records)
+    pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
+    values = {code: [pixels[code], images[code]] for code in pixels}
+    in_train = pixels_of(itertools.compress(records, pairs.splits == SPLITS.index('train')))
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     if config['mask_values'] is None:
         refuse_mixtures(records)
@@ -2862,7 +2864,7 @@ def inspect_data(config, decode=False):
     classes = {class_id: [0, count] for class_id, count in sorted(times.items())}
     for code, (pixels, _) in values.items():
         classes[meaning[code]][0] += pixels
-    shares = np.bincount([*meaning.values()], [*in_train.values()], minlength=256)[:coding.num_classes]
+    shares = np.bincount([*meaning.values()], [in_train[code] for code in meaning], minlength=256)[:coding.num_classes]
     shares /= max(shares.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
@@ -2892,15 +2894,22 @@ def share_at_edge(records, meaning):
     return counts[1] / max(counts.total() - counts[IGNORE], 1)
 
 
-def count_codes(splits, records):
-    """Over all masks -> ({code: [pixels, images]}, {code: pixels of training})."""
-    values, in_train = defaultdict(lambda: [0, 0]), Counter()
-    for split, record in zip(splits, records):
-        for code, pixels in zip(record['codes'], record['pixels']):
-            values[code][0] += pixels
-            values[code][1] += 1
-            in_train[code] += pixels * (split == 0)
-    return dict(values), in_train
+def pixels_of(records):
+    """{code: its pixels in these masks}"""
+    counts = Counter()
+    for record in records:
+        for code, pixels in zip(record['codes'], record['pixels']):    # grey stored as RGB may be there twice
+            counts[code] += pixels
+    return counts
+
+
+def palettes_of(records):
+    """{index: {its colour in palettes, as a code: masks}}"""
+    seen = defaultdict(Counter)
+    for record in records:
+        for index, colour in zip(record['codes'], record['palette']):
+            seen[index][colour] += 1
+    return seen
 
 
 def copies_of(pairs, records):
@@ -3049,22 +3058,20 @@ def refuse_mixtures(records):
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and {top}', *lines],
                         'the mask values are not clear')
     kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
-    counts = Counter()                                                 # of the other masks: {value: pixels}
-    for record in records:
-        if not is_plain(record):
-            counts.update(dict(zip(map(as_grey, record['codes']), record['pixels'])))
-    plain = sorted(counts.keys() - {255, 65535})
-    has_numbers = plain and (plain[-1] > 1 if 255 not in counts else plain[-1] > 0 and '1' in kinds)
+    counts = pixels_of(record for record in records if not is_plain(record))
+    others = {*map(as_grey, counts)}
+    plain = sorted(others - {255, 65535})
+    has_numbers = plain and (plain[-1] > 1 if 255 not in others else plain[-1] > 0 and '1' in kinds)
     if kinds and has_numbers and not is_noisy(counts):
         lines = ['some masks are of black and white alone, others hold numbers: save all of them alike']
-        shown = {colour for record in records for colour in record['palette']}
-        if '#ffffff' in shown and all(colour[1:3] == colour[3:5] == colour[5:] for colour in shown):
-            lines.append(f'if white is the foreground in all type mask_values={suggest({COLOUR + 0xffffff: 1})}')
-        if 255 not in counts and plain[-1] < COLOUR:
+        shown, white = {colour for record in records for colour in record['palette']}, COLOUR + 0xffffff
+        if white in shown and all(as_grey(colour) < COLOUR for colour in shown):
+            lines.append(f'if white is the foreground in all type mask_values={suggest({white: 1})}')
+        if 255 not in others and plain[-1] < COLOUR:
             table = suggest({code: code for code in plain} | {255: 1})
             lines.append(f'if white is class 1 type mask_values={table}' if len(plain) <= MOST_CLASSES else
                          'if all but 0 (black) is foreground type mask_values=nonzero')
-        if 255 in counts and 127 < plain[-1] < COLOUR:
+        if 255 in others and 127 < plain[-1] < COLOUR:
             lines.append('if bright is foreground type mask_values=">127"')
         raise DataError(lines, 'the mask values are not clear')
 
@@ -3072,8 +3079,7 @@ def refuse_mixtures(records):
 def palette_twins(records):
     """{colour code: index} where masks with palettes lie beside others of colours, all of which these palettes have,
     each under one number: then both mean the same. {} elsewhere."""
-    numbered = {(COLOUR + int(colour[1:], 16), code)
-                for record in records for code, colour in zip(record['codes'], record['palette'])}
+    numbered = {(colour, code) for code, shown in palettes_of(records).items() for colour in shown}
     colours = {code for record in records for code in record['codes'] if code >= COLOUR}
     known, indices = map(set, zip(*numbered)) if numbered else (set(), set())
     is_one_to_one = len(known) == len(indices) == len(numbered)
@@ -3083,17 +3089,12 @@ def palette_twins(records):
 def refuse_palettes(records, lists):
     """DataError for palettes that number their colours anew in each file, and for those beside masks of their colours
     under no one number (palette_twins): there the colours count. lists: text files that may list the classes."""
-    numbers, per_code = defaultdict(set), defaultdict(set)             # colour -> its indices, index -> its colours
-    for record in records:
-        for code, colour in zip(record['codes'], record['palette']):
-            numbers[COLOUR + int(colour[1:], 16)].add(code)
-            per_code[code].add(COLOUR + int(colour[1:], 16))
-    moved = {colour for colour, codes in numbers.items() if len(codes) > 1 and colour != COLOUR}
-    drawn = Counter()                                                  # in masks of colours: {colour: pixels}
-    for record in records:
-        drawn.update({code: pixels for code, pixels in zip(record['codes'], record['pixels']) if code >= COLOUR})
+    seen = palettes_of(records)
+    numbers = Counter(itertools.chain.from_iterable(seen.values()))    # colour -> how many indices it has
+    moved = {colour for colour, count in numbers.items() if count > 1 and colour != COLOUR}
+    drawn = Counter({code: pixels for code, pixels in pixels_of(records).items() if code >= COLOUR})
     beside = 10 * sum(drawn[colour] for colour in numbers) > 9 * drawn.total() > 0
-    if beside or any(len(moved & colours) > 1 for colours in per_code.values()):
+    if beside or any(len(moved & colours.keys()) > 1 for colours in seen.values()):
         lines = ['palette masks number their colours anew in each file' if moved else
                  'some masks number their colours in a palette, others hold colours']
         shown = numbers.keys() | {colour for colour, pixels in drawn.items() if 1000 * pixels > drawn.total()}
@@ -3106,13 +3107,9 @@ def refuse_palettes(records, lists):
 
 def differing_palettes(records):
     """A note where one index has several colours: it may not mean the same everywhere."""
-    seen = defaultdict(Counter)                                        # index -> its colours
-    for record in records:
-        for code, colour in zip(record['codes'], record['palette']):
-            seen[code][colour] += 1
-    for code, colours in seen.items():
+    for code, colours in palettes_of(records).items():
         if len(colours) > 1:
-            found = ', '.join(f'{colour} in {count}' for colour, count in colours.most_common(4))
+            found = ', '.join(f'#{colour - COLOUR:06x} in {count}' for colour, count in colours.most_common(4))
             return [f'palette masks differ: {code} is {found} masks. The numbers are taken, not the colours; if the '
                     'colours are meant name them in mask_values']
     return []
