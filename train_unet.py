@@ -2691,7 +2691,7 @@ def scan_pair(image, mask, config):
         found, counts = np.unique(codes, return_counts=True)
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     at_edge = np.bincount(np.searchsorted(found, edge), minlength=len(found))
-    if len(found) > 2 and os.path.isfile(mask) and filecmp.cmp(image, mask, shallow=False):    # both may be black
+    if len(found) > 2 and same_file(image, mask):                      # both may be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
     headers = [mask_header(part) for part in mask.split(UNITED)]
     mask_mode, _, turned = headers[0]
@@ -2716,18 +2716,16 @@ def scan_pair(image, mask, config):
 
 
 def mark_of(path):
-    """The size of a file and a checksum of three places in it: those of a copy are the same."""
-    size, checksum = os.path.getsize(path), 0
+    """The size of a file and a checksum of its middle: those of a copy are the same."""
+    size = os.path.getsize(path)
     with open(path, 'rb') as file:
-        for place in (size // 4, size // 2, 3 * size // 4):
-            file.seek(place)
-            checksum = zlib.crc32(file.read(4096), checksum)
-    return [size, checksum]
+        file.seek(size // 2)
+        return [size, zlib.crc32(file.read(4096))]
 
 
 def same_file(first, second):
-    """Whether two files hold the same bytes; one that is gone is like no other."""
-    with contextlib.suppress(OSError):
+    """Whether two files hold the same bytes; one that is gone, a folder and UNITED ones are like no other."""
+    with contextlib.suppress(OSError, ValueError):
         return filecmp.cmp(first, second, shallow=False)
     return False
 
@@ -2798,18 +2796,15 @@ def scan(pairs, config, decode=False):
             write_file(path, json.dumps(fresh).encode())
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
-        scaled = sum(problem.endswith(OTHER_SCALE) for problem in problems)
-        advice = []
-        if scaled:
-            advice.append(f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
-        advice += ['skip_broken=True leaves them out'] * is_any_sound
+        advice = ['skip_broken=True leaves them out'] * is_any_sound
+        if scaled := sum(problem.endswith(OTHER_SCALE) for problem in problems):
+            advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
         raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, _, problem in found])
+    kept = {name: getattr(pairs, name)[sound] for name in ('images', 'masks', 'splits', 'drawn')}
     notes = pairs.notes + shorten(f'left out: {problem}' for problem in problems)
-    pairs = dataclasses.replace(pairs, images=pairs.images[sound], masks=pairs.masks[sound],
-                                splits=pairs.splits[sound], drawn=pairs.drawn[sound], notes=notes)
-    return pairs, [entry[1] for _, entry, _ in found if entry]
+    return dataclasses.replace(pairs, notes=notes, **kept), [entry[1] for _, entry, _ in found if entry]
 
 
 def find_sound_pairs(config, decode):
@@ -3354,7 +3349,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
     def read(self, index):
         """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times."""
         image_path, mask_path = self.name(index), os.fsdecode(self.pairs.masks[self.rows[index]])
-        for attempt in range(3):
+        for wait in (0.2, 0.4, 0):                                     # network drives come back
             try:
                 mask = self.coding.encode(read_mask(mask_path, self.config), mask_path)
                 image = read_image(image_path, self.config)
@@ -3362,9 +3357,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
                     refuse_other_scale(image, image_path, self.config)
                 break
             except DataError:
-                if attempt == 2:
+                if not wait:
                     raise
-                time.sleep(0.2 * (attempt + 1))                        # network drives come back
+                time.sleep(wait)
         if self.config['rescale_masks'] and same_shape(mask.shape, image.shape[:2]):
             mask = resize(mask, *image.shape[:2], is_mask=True)
         if image.shape[:2] != mask.shape:                              # another file than the one that was looked at
@@ -3389,7 +3384,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
     def __getitem__(self, key):
         epoch, index = key if isinstance(key, tuple) else (0, key)
         if index in self.kept:
-            return dict(self.kept[index])
+            return self.kept[index]
         sample = {'index': index, '_left_out': False}
         try:
             image, mask = self.read_resized(index) if self.is_training and self.is_resized else self.read(index)
@@ -3410,7 +3405,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
         sample['mask'] = torch.from_numpy(mask)
         if not self.is_training and self.config['cache_images'] is True:
-            self.kept[index] = dict(sample)
+            self.kept[index] = sample
         return sample
 
     def augmented(self, image, mask, epoch, index):
