@@ -2647,7 +2647,8 @@ class Data:
     pairs: Pairs
     coding: Coding
     values: dict                   # code -> (pixels, images), over the splits in use
-    classes: dict                  # class id, 255 for ignored -> the same
+    meaning: dict                  # code -> class id, 255 for ignored
+    classes: dict                  # class id -> (pixels, images)
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
@@ -2855,15 +2856,15 @@ def inspect_data(config, decode=False):
         coding.table |= {colour: coding.table[index] for colour, index in twins.items() if index in coding.table}
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
-    times = Counter(itertools.chain.from_iterable(found))
-    classes = {class_id: [0, count] for class_id, count in sorted(times.items())}
-    for code, (pixels, _) in values.items():
-        classes[meaning[code]][0] += pixels
+    areas, times = Counter(), Counter(itertools.chain.from_iterable(found))
+    for code, class_id in meaning.items():
+        areas[class_id] += pixels[code]
+    classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(areas)}
     shares = np.bincount([*meaning.values()], [in_train[code] for code in meaning], minlength=256)[:coding.num_classes]
     shares /= max(shares.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
-    data = Data(pairs, coding, values, classes, shares, sizes, modes, [*pairs.notes])
+    data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, [*pairs.notes])
     if twins:
         data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
@@ -2874,7 +2875,7 @@ def inspect_data(config, decode=False):
     at_edge = share_at_edge(records, meaning)                          # of the ground there, where objects lie within
     if coding.num_classes == 2 and len(classes) > 1 \
             and (shares[1] > 0.85 or shares[1] > 0.4 and at_edge > 0.8 and 1 - at_edge < 0.6 * (1 - shares[1])):
-        line = line_that_inverts(coding, meaning, kinds, parse_mask_values(config['mask_values']))
+        line = line_that_inverts(data, kinds, parse_mask_values(config['mask_values']))
         data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} along the '
                           f'edges of all masks: are the masks inverted? If so {line}')
     return data
@@ -3016,14 +3017,15 @@ def count_up(masks):
     return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 
-def line_that_inverts(coding, meaning, kinds, wish):
-    """What to type where foreground and background are swapped. meaning: {code: class id}; kinds: of masks; wish: the
-    user's mask_values, parsed."""
+def line_that_inverts(data, kinds, wish):
+    """What to type where foreground and background are swapped. kinds: of masks; wish: the user's mask_values,
+    parsed."""
+    coding = data.coding
     if kinds == {'folder'}:
         return 'invert the files: what is bright in any of an image is united'
     if coding.table is None:
         return f'type mask_values="{">" if coding.below else "<"}{coding.threshold + (not coding.below)}"'
-    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else meaning       # without noise
+    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else data.meaning  # without noise
     return f'type mask_values={suggest({code: {0: 1, 1: 0}.get(i, IGNORE) for code, i in meaning.items()})}'
 
 
@@ -3122,10 +3124,8 @@ def describe_data(data, config):
              f'masks: {data.coding.words}', '   value -> class                 pixels   images']
     names = class_names(config, data.coding.num_classes)
     total = sum(pixels for pixels, _ in data.values.values())
-    codes = sorted(data.values)
-    ids = data.coding.encode(np.array(codes)).tolist()
-    rows = [(name_code(code), i, *data.values[code]) for code, i in zip(codes, ids)]
-    if len(codes) > (max(MOST_CLASSES, 2 * len(data.classes)) if data.coding.table else 16):
+    rows = [(name_code(code), data.meaning[code], *data.values[code]) for code in sorted(data.values)]
+    if len(rows) > (max(MOST_CLASSES, 2 * len(data.classes)) if data.coding.table else 16):
         rows = [('many', i, *counts) for i, counts in data.classes.items()]
     for value, i, pixels, images in rows:
         name = 'ignored' if i == IGNORE else f'{i} {names[i]}'
