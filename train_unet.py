@@ -1617,13 +1617,9 @@ def pair_roles(config, root, files, which=-1):
     return pairs, rule, notes
 
 
-def lines_that_pair(config, root, files, seconds=10.0, broken=frozenset()):
-    """Lines to type, each of them tried on the files: the likeliest of those that pair the most; none where these give
-    no pairs (image, mask) but `broken` ones."""
+def lines_that_pair(config, root, files, seconds=10.0):
+    """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
-    works = {line: found for line, found in works.items() if not found[1] <= broken}
-    if broken and not works:
-        return []
     most = max((len(found) for _, found in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line][1] if UNITED in mask]
@@ -2808,23 +2804,9 @@ def scan(pairs, config, decode=False):
     return dataclasses.replace(pairs, notes=notes, **kept), [entry[1] for _, entry, _ in found if entry]
 
 
-def find_sound_pairs(config, decode):
-    """The pairs that can be used, and their records, as scan has them; where none can, other ways to pair are told."""
-    pairs = find_pairs(config)
-    try:
-        pairs, records = scan(pairs, config, decode)
-    except DataError as error:
-        root = Path(os.path.expanduser(config['data']))
-        broken = {*zip(map(os.fsdecode, pairs.images), map(os.fsdecode, pairs.masks))}
-        if error.title.startswith(f'{len(broken)} of {len(broken)} ') and root.is_dir():       # perhaps none is a pair
-            error.problems += lines_that_pair(config, root, list_files(root), broken=broken)
-        raise
-    return pairs, records
-
-
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
-    pairs, records = find_sound_pairs(config, decode)
+    pairs, records = scan(find_pairs(config), config, decode)
     firsts = copies_of(pairs, records)
     pairs = with_copies_together(pairs, firsts, config)
     if all(as_grey(code) < COLOUR for record in records for code in record['codes']):

@@ -797,23 +797,6 @@ def test_what_pickled_arrays_are_is_said(tmp_path):
     assert 'holds Python objects, which are not read; save its pixels as .npy' in str(ask(tmp_path))
 
 
-def test_where_no_pair_can_be_used_other_lines_are_offered(tmp_path):
-    """Pictures of two folders beside these were taken for their images."""
-    for folder in ('Dataset 1', 'Dataset 2'):
-        save(tmp_path / f'{folder}.png', scene(1, 48))
-        for n in range(6):
-            save(tmp_path / f'{folder}/{n:03}.bmp', scene(n))
-            save(tmp_path / f'{folder}/{n:03}.png', np.eye(24))
-    error = ask(tmp_path)
-    assert error.title.startswith('2 of 2 ')
-    line = next(line for line in error.problems if line.startswith('    '))
-    pairs = partners(inspect(tmp_path, **typed(line.split('   (')[0]))[1], tmp_path)
-    assert len(pairs) == 12 and all(image[:-4] == mask[:-4] for image, mask in pairs.items())
-    for name in ('000', '003'):                                        # a mask that cannot be read is no traceback
-        (tmp_path / f'Dataset 1/{name}.png').write_bytes(b'')
-    assert ask(tmp_path).title.startswith('2 of 2 ')
-
-
 # --- masks of one image in several files ---------------------------------------------------
 
 
