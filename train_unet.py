@@ -2850,7 +2850,7 @@ def inspect_data(config, decode=False):
     if twins:
         data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
-    data.notes += find_leaks(pairs, records, firsts, config)
+    data.notes += find_leaks(pairs, records, firsts)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
@@ -2922,33 +2922,19 @@ def with_copies_together(pairs, firsts, config):
     return dataclasses.replace(pairs, splits=splits, notes=[*pairs.notes, note])
 
 
-def find_leaks(pairs, records, firsts, config):
-    """Notes on images of validation or test that are trained on too: copies (firsts: as copies_of has them), whose
-    masks may differ, and what looks like one of the same stem and mask."""
-    paths, in_train, held_out = [*map(os.fsdecode, pairs.images)], pairs.rows('train'), np.flatnonzero(pairs.splits)
-    masks = [(*record['codes'], *record['pixels']) for record in records]
-    copied = {firsts[row]: row for row in in_train[::-1]}
-    copies = [row for row in held_out if firsts[row] in copied]
-    notes = [f'{len(copies)} images of validation or test, such as {paths[row]}, are trained on too, as '
-             f'{paths[copied[firsts[row]]]}: their scores flatter' for row in copies[:1]]
+def find_leaks(pairs, records, firsts):
+    """Notes on images of validation or test that are trained on too, under any name, and on copies whose masks differ.
+    firsts: as copies_of has them."""
+    copied = {firsts[row]: row for row in pairs.rows('train')[::-1]}
+    copies = [row for row in np.flatnonzero(pairs.splits) if firsts[row] in copied]
+    name = lambda paths, row: os.fsdecode(paths[row])
+    notes = [f'{len(copies)} images of validation or test, such as {name(pairs.images, row)}, are trained on too, as '
+             f'{name(pairs.images, copied[firsts[row]])}: their scores flatter' for row in copies[:1]]
+    masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
-    notes += ['one and the same image has mask files that differ, {} and {}: if folders hold several tasks name those '
-              'of one with images= and masks='.format(*map(os.fsdecode, pairs.masks[[*two]])) for two in differ[:1]]
-
-    keys = [(Path(path).stem, *mask) for path, mask in zip(paths, masks)]
-    alike, trained = [], grouped(in_train, keys.__getitem__)
-    small = functools.cache(lambda row: resize(read_image(paths[row], config), 64, 64).mean(2, dtype=np.float32))
-    # of five real sets the median image saved as JPEG of 75 % is below this, successive frames of a film at 0.12
-    looks_alike = lambda row, other: np.abs(small(row) - small(other)).mean() < 0.025 * small(row).std()
-    twins = [row for row in held_out if keys[row] in trained and firsts[row] not in copied
-             and math.prod(records[row]['size']) <= 2**24]             # larger ones are not decoded for a guess
-    twins.sort(key=lambda row: len(trained[keys[row]]))                # many of one key are alike in little else
-    with contextlib.suppress(DataError):                               # told by who reads the files
-        for row in twins[:8]:
-            alike += [(row, other) for other in trained[keys[row]][:8] if looks_alike(row, other)][:1]
-    return notes + [f'{len(alike)}{" or more" * (len(twins) > 8)} images of validation or test, such as {paths[row]}, '
-                    f'look like {paths[other]} and others that are trained on, and have their masks: if they are '
-                    'these, coded anew, their scores flatter' for row, other in alike[:1]]
+    return notes + [f'one and the same image has mask files that differ, {name(pairs.masks, first)} and '
+                    f'{name(pairs.masks, row)}: if folders hold several tasks name those of one with images= and masks='
+                    for first, row in differ[:1]]
 
 
 def doubts_of_images(pairs, records, config):

@@ -36,22 +36,7 @@ def test_copies_under_other_names_are_told(tmp_path):
     assert [note.split(',')[0] for note in leaks(data)] == ['2 images of validation or test']
 
 
-@pytest.mark.parametrize('same', [True, False])
-def test_photographs_coded_anew_are_told_pictures_of_one_name_are_not(tmp_path, same):
-    """NEU-Seg in two folders, the JPEGs written anew; frames of two films have the same names too."""
-    for part, (folder, quality) in enumerate((('train', 95), ('val', 80))):
-        for n in range(4):
-            coarse = scene(n if same else 10 * part + n)[..., 0].repeat(4, 0).repeat(4, 1)
-            picture = PIL.Image.fromarray(coarse.astype(np.uint8))
-            (tmp_path / f'{folder}/images').mkdir(parents=True, exist_ok=True)
-            picture.save(tmp_path / f'{folder}/images/{n}.jpg', quality=quality)
-            save(tmp_path / f'{folder}/masks/{n}.png', np.eye(96) * (np.arange(96) > n))
-    told = leaks(inspect(tmp_path)[1])
-    assert [note.split(' images')[0] for note in told] == ['4'] * same
-    assert all(f', look like {tmp_path}/train/images/0.jpg and others' in note for note in told)
-
-
-def test_a_copy_hides_none_that_are_coded_anew_nor_do_others_of_its_mark_or_name(tmp_path):
+def test_others_of_its_mark_or_name_do_not_hide_a_copy(tmp_path):
     """Two patients whose slices have equal names and empty masks; uncompressed pictures, black but for their rims."""
     def slice_of(patient, n):
         picture = np.zeros((128, 128))
@@ -64,33 +49,9 @@ def test_a_copy_hides_none_that_are_coded_anew_nor_do_others_of_its_mark_or_name
             suffix = 'bmp' if same else kind
             save(tmp_path / f'{split}/images/p{patient}/{n}.{suffix}', slice_of(patient, n))
             save(tmp_path / f'{split}/masks/p{patient}/{n}.png', np.eye(128) * (patient == 3 or same))
-    copies, alike = leaks(inspect(tmp_path, num_classes=2)[1])
+    copies, = leaks(inspect(tmp_path, num_classes=2)[1])
     assert copies == (f'1 images of validation or test, such as {tmp_path}/val/images/p1/3.bmp, are trained on too, as '
                       f'{tmp_path}/train/images/p1/3.bmp: their scores flatter')
-    assert alike.startswith(f'3 images of validation or test, such as {tmp_path}/val/images/p1/0.png, look like '
-                            f'{tmp_path}/train/images/p1/0.bmp and others')
-
-
-def test_names_of_few_are_compared_before_names_of_many(tmp_path):
-    """Twenty slices that every patient has, with empty masks, and one that was coded anew: not all are decoded."""
-    for patient, (split, count) in enumerate((('train', 20), ('train', 20), ('val', 20))):
-        for n in range(count):
-            save(tmp_path / f'{split}/images/p{patient}/{n:02}.png', scene(100 * patient + n))
-            save(tmp_path / f'{split}/masks/p{patient}/{n:02}.png', np.zeros((24, 24)))
-    for split, suffix in (('train', 'bmp'), ('val', 'png')):
-        save(tmp_path / f'{split}/images/q/z.{suffix}', scene(777))
-        save(tmp_path / f'{split}/masks/q/z.png', np.eye(24))
-    told, = leaks(inspect(tmp_path)[1])
-    assert told.startswith(f'1 or more images of validation or test, such as {tmp_path}/val/images/q/z.png, look like')
-
-
-def test_huge_pictures_are_not_decoded_for_a_guess(tmp_path):
-    picture = np.zeros((4100, 4100), np.uint8)
-    picture[:2000, :1000] = 200
-    for split, suffix in (('train', 'bmp'), ('val', 'png')):
-        save(tmp_path / f'{split}/images/x.{suffix}', picture)
-        save(tmp_path / f'{split}/masks/x.png', picture)
-    assert not leaks(inspect(tmp_path, mask_values='nonzero')[1])
 
 
 def test_black_slices_and_different_scenes_in_one_field_of_view_are_no_leaks(tmp_path):
