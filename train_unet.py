@@ -4821,8 +4821,7 @@ def running_shell():
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    shows = sys.stderr and sys.stderr.isatty() or running_shell()      # a service has no stderr
-    shows = shows and not world().rank                                 # one bar for all processes
+    shows = not world().rank and (sys.stderr and sys.stderr.isatty() or running_shell())       # a service has no stderr
     width = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
     with contextlib.suppress(OSError, ValueError, AttributeError):     # what is no terminal
         if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers tell 0
@@ -5494,10 +5493,8 @@ def has_idle_parameters(model):
         return True                                                    # nobody knows what it takes
     shape = 1, model.config['in_channels'], *model.config['image_size']
     images = torch.zeros(shape, dtype=getattr(torch, model.config['image_dtype']), device=model.mean.device)
-    model.eval()(images).sum().backward()
-    idle = any(p.requires_grad and p.grad is None for p in model.parameters())
-    model.zero_grad(set_to_none=True)
-    return idle
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return any(grad is None for grad in torch.autograd.grad(model.eval()(images).sum(), trained, allow_unused=True))
 
 
 def build_scaler(dtype, config, device):
@@ -5948,12 +5945,9 @@ def amp_settings(dtype):
 
 def take_best(model, config, run):
     """Give the model the weights of best.pt and tell their scores -> scores and epoch; {} if none fits."""
-    def read():
-        path = run.folder / 'best.pt'
-        return run.unsaved or (load_checkpoint(path) if path.exists() else None)
-
+    path = run.folder / 'best.pt'
     try:
-        saved = from_first(read)
+        saved = from_first(lambda: run.unsaved or path.exists() and load_checkpoint(path))
         if not saved:
             return {}
         tell_best(saved['metrics'], saved['epoch'], config)
