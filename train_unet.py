@@ -4967,7 +4967,8 @@ class Run:
         self.after.callback(log.removeHandler, file)
 
     def watch_signals(self):
-        """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work, a later SIGINT at once."""
+        """SIGTERM, SIGINT and SIGUSR1 (SLURM's warning) end the run after the step at work, a later SIGINT at once.
+        SIGHUP, of a terminal that is closed, ends nothing."""
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
@@ -4983,14 +4984,12 @@ class Run:
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             again = ' (Ctrl-C: leave at once)' if world().size == 1 else ''
             say(f'{signal.Signals(number).name}: finishing this step, then saving{again}', sys.stderr)
-        for number in filter(None, (signal.SIGTERM, signal.SIGINT, getattr(signal, 'SIGUSR1', None))):
-            self.after.callback(signal.signal, number, signal.signal(number, stop))
-        if hasattr(signal, 'SIGHUP'):                                  # the terminal is closed
-            self.after.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
-        if hasattr(signal, 'SIGCHLD'):                                 # torch would raise it in the middle of a step
-            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()     # now, or it would come over ours
-            hear = lambda *_: (self.waiting or not self.begun) and torch._C._error_if_any_worker_fails()
-            self.after.callback(signal.signal, signal.SIGCHLD, signal.signal(signal.SIGCHLD, hear))
+        hear = lambda *_: (self.waiting or not self.begun) and torch._C._error_if_any_worker_fails()
+        torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()     # now, or it would raise in mid-step
+        for name, handler in {'SIGTERM': stop, 'SIGINT': stop, 'SIGUSR1': stop, 'SIGHUP': signal.SIG_IGN,
+                              'SIGCHLD': hear}.items():
+            if number := getattr(signal, name, None):                  # Windows has only the first two
+                self.after.callback(signal.signal, number, signal.signal(number, handler))
 
     def open_board(self):
         """Show this run in TensorBoard. Raises UserError where the package is missing."""
@@ -5085,8 +5084,7 @@ class Run:
             self.asked = signal.SIGTERM
         wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes'], broken])
         asked = max(asked for asked, *_ in wishes)
-        if asked:                                                      # else one may have come just now
-            self.asked = asked
+        self.asked = asked or self.asked                               # one may have come just now
         return bool(asked), wishes[0][1], [name for *_, names in wishes for name in names]
 
 
