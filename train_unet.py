@@ -5660,7 +5660,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if own_data:
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
-    run.after.callback(stop_workers, loader, val_loader)
     state.images = name_images(train_data, val_data)
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
@@ -5668,7 +5667,11 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         run.write('config.py', config_text(config))
     smoke_test(state, loader, val_loader, loss_fn, config, run)
     run.begun = True
-    fit(state, loader, val_loader, loss_fn, config, run)
+    try:
+        fit(state, loader, val_loader, loss_fn, config, run)
+    finally:
+        stop_workers(loader, val_loader)                               # a signal to the whole job kills them too
+        run.write('history.csv', history_csv(state.history))           # with what was tried since the last epoch
     return finish(state, val_data, config, run)
 
 
@@ -5786,9 +5789,6 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             run.save(state, config)
         except Interrupted:
             break
-        except TrainingDiverged:
-            run.write('history.csv', history_csv(state.history))       # with what was tried since the last epoch
-            raise
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:
@@ -5801,7 +5801,6 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
-    stop_workers(loader, val_loader)                                   # a signal to the whole job kills them too
 
 
 def end_with_advice(error, state, config, run):
@@ -5993,7 +5992,6 @@ def finish(state, val_data, config, run):
     is_saved, model = run.save(state, config), state.evaluated
     best = take_best(model, config, run)
     model.eval()
-    run.write('history.csv', history_csv(state.history))
     if not (world().rank or run.other_holder()):
         try:
             draw_curves(state.history, run.folder / 'curves.png')
