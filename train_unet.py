@@ -5432,11 +5432,9 @@ def prepare(config, sources, device, decode=False, own_data=False):
         warn(['data=demo is the built-in set; data=demo/ is the folder'])
     data = from_first(lambda: inspect_data(config, decode))
     if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
-        raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn',
-                         *data.notes, f'pairs: {data.pairs.rule}; {data.coding.words}; the values of all masks are '
-                         f'{", ".join(map(name_code, sorted(data.values)[:12]))}: say in mask_values what they mean, '
-                         'or draw another split, with another seed or val_fraction, if validation alone holds the '
-                         'others'])
+        raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn; '
+                         'say in mask_values what the values mean, or draw another split, with another seed or '
+                         'val_fraction, if validation alone holds the others', *describe_data(data, config)])
     if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
         config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, config['data'] == 'demo')
