@@ -5792,9 +5792,9 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         except (RuntimeError, EOFError, ConnectionError) as error:
             has_died = not isinstance(error, RuntimeError) or re.search(r'DataLoader (worker \(|timed out)', str(error))
             deaths += 1
-            if not several and (has_died and deaths > 3 or is_out_of_memory(error)):
+            if has_died and deaths > 3 or is_out_of_memory(error):
                 end_with_advice(error, state, config, run)
-            if not has_died or deaths > 3 or several and state.window == loader.batch_sampler.num_windows:
+            if not has_died or several and state.window == loader.batch_sampler.num_windows:
                 raise                                                  # there the others wait in a collective
             stop_workers(loader, val_loader)                           # the order goes on where it broke
             if not run.asked:                                          # SLURM's signals reach the workers too
