@@ -5075,17 +5075,19 @@ class Run:
                         'training goes on', self.folder / name, error)
         self.trouble = str(error)
 
-    def agree(self, config, broken=()):
-        """What all processes do now -> (stop, save, the broken files that any of them met).
-
-        A signal to one stops all, the first one's clock counts.
-        """
+    def agree(self, state, config, broken=()):
+        """What all processes do now: count the broken files that any of them met, stop (Interrupted) if a signal came
+        to one of them, save if it is time by the first one's clock."""
         if world().size > 1 and os.getppid() != self.launcher:         # torchrun was killed, so nobody would end us
             self.asked = signal.SIGTERM
-        wishes = from_all([self.asked, time.monotonic() - self.last_save > 60 * config['checkpoint_minutes'], broken])
-        asked = max(asked for asked, *_ in wishes)
-        self.asked = asked or self.asked                               # one may have come just now
-        return bool(asked), wishes[0][1], [name for *_, names in wishes for name in names]
+        is_time = time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']
+        asked, is_time, broken = zip(*from_all((self.asked, is_time, broken)))
+        state.left_out = dict(Counter(state.left_out) + Counter(itertools.chain(*broken)))
+        if max(asked):                                                 # else one may have come just now
+            self.asked = max(asked)
+            raise Interrupted
+        if is_time[0]:
+            self.save(state, config)
 
 
 def add_totals(totals):
@@ -5143,13 +5145,7 @@ def train_epoch(state, loader, loss_fn, config, run):
             look(state, window, loss_fn, config, names, run.folder, in_vain)
             if not bar.disable:
                 bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-        broken = [name_of(row) for batch in window for row in broken_rows(batch)]
-        stop, save, left_out = run.agree(config, broken)
-        state.left_out = dict(Counter(state.left_out) + Counter(left_out))
-        if stop:
-            raise Interrupted
-        if save:
-            run.save(state, config)
+        run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
     if images:                                                         # else resumed after the last step of the epoch
         seconds = max(1e-9, time.monotonic() - begun)                  # totals are added up over the processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
@@ -5778,8 +5774,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             metrics = validate(state, val_loader, loss_fn, config, run)
             close_epoch(state, metrics, config, run)
             show_epoch(run, state, val_loader.dataset)
-            if run.agree(config)[0]:
-                break
+            run.agree(state, config)
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             state.bad = totals_alone(state.bad)
@@ -5986,7 +5981,7 @@ def tell_end(state, model, run, is_saved):
 
 def finish(state, val_data, config, run):
     """Everything saved, the best weights back, the pictures, and what to type next -> Result."""
-    run.agree(config)                                                  # all processes return the same signal
+    run.asked = max(from_all(run.asked)) or run.asked                  # all processes return the same signal
     is_saved, model = run.save(state, config), state.evaluated
     best = take_best(model, config, run)
     model.eval()
