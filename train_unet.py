@@ -4858,12 +4858,11 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
             answers = in_halves(forward, batch, model)
             for losses, counts in answers:
                 totals['loss'] += losses.sum()
-                totals['images'] += len(losses)
                 if counts is not None:
                     totals['counts'] = totals.get('counts', 0) + counts
             parts, left_out = max(parts, len(answers)), broken_rows(batch)
             broken += left_out
-            totals['images'] -= len(left_out)
+            totals['images'] += batch_length(batch) - len(left_out)
             if number % 10 == 0 and not bar.disable:
                 bar.set_postfix_str(show_numbers(mean_scores(totals)), refresh=False)
     finally:
