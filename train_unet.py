@@ -4931,8 +4931,8 @@ class Run:
         return self
 
     def __exit__(self, kind, error, _):
-        if self.unsaved is not None and kind is not KeyboardInterrupt:
-            self.write('best.pt', self.unsaved)
+        if kind is not KeyboardInterrupt:
+            self.save_best()
         if self.begun and isinstance(error, UserError) and not world().rank:
             if (self.folder / 'last.pt').exists():
                 error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
