@@ -5719,9 +5719,8 @@ class Plain(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def name(self, index):
-        """What the user's data set calls a sample, if it has names."""
-        name = getattr(self.dataset, 'name', None)
-        return name(index) if callable(name) else f'sample {index}'
+        """What messages call a sample."""
+        return f'sample {index}'
 
     def __getitems__(self, keys):
         """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own; who waits
