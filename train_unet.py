@@ -3747,33 +3747,28 @@ def try_size(model, sizes=()):
     """Empty images through the network: of image_size, of half of it for progressive_resizing and, where nothing is
     resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
     network cannot take, or where a network of your own gives something else than logits."""
-    size = model.config['image_size']
-    try_one_size(model, *size)
-    if model.config['progressive_resizing'] not in ('auto', 0):
-        try_one_size(model, *(side // 2 for side in size), '; or progressive_resizing=0')
-    if sizes and model.config['size_policy'] != 'resize':
-        try_one_size(model, *min((tuple(map(min, one, size)) for one in sizes), key=math.prod),
-                     '; or size_policy=resize')
-
-
-def try_one_size(model, height, width, other=''):
-    """The same for one size; `other` is advice too."""
-    config, classes = model.config, model.config['num_classes']
-    shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
-    try:
-        images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
-        logits = model.eval()(images)
-        if logits.shape != wanted:
-            binary = ', one channel for the foreground' if classes == 2 else ''
-            raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want logits '
-                              f'{wanted}{binary}')
-    except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
-        if is_out_of_memory(error):
-            raise UserError(TOO_LARGE, 'out of memory') from None
-        named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
-        size = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # as timm says
-        raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
-                          f'({in_words(error)}); type another image_size, such as {size}{other}') from None
+    config, size, classes = model.config, model.config['image_size'], model.config['num_classes']
+    tried = {'': size}                                                 # advice beside another image_size -> size
+    if config['progressive_resizing'] not in ('auto', 0):
+        tried['; or progressive_resizing=0'] = [side // 2 for side in size]
+    if sizes and config['size_policy'] != 'resize':
+        tried['; or size_policy=resize'] = min((tuple(map(min, one, size)) for one in sizes), key=math.prod)
+    for other, (height, width) in tried.items():
+        shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
+        try:
+            images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
+            logits = model.eval()(images)
+            if logits.shape != wanted:
+                binary = ', one channel for the foreground' if classes == 2 else ''
+                raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want '
+                                  f'logits {wanted}{binary}')
+        except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise OneTooLarge(TOO_LARGE) from None
+            named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
+            larger = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # timm's own
+            raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
+                              f'({in_words(error)}); type another image_size, such as {larger}{other}') from None
 
 
 def change_forward(module, mixin):
@@ -4391,7 +4386,7 @@ def load_last(folder):
 
 class TrainingDiverged(UserError):
     """Loss or gradients are not finite and no safer precision is left. Names the layer and the files."""
-    exit_code = 1
+    title, exit_code = 'training diverged', 1
 
 
 class Rewind(Exception):
@@ -4684,6 +4679,7 @@ def agree_on_compiling(state, batch, loss_fn):
 
 class OneTooLarge(UserError):
     """A single image does not fit into memory; nothing of its window was kept."""
+    title = 'out of memory'
 
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
@@ -4699,7 +4695,7 @@ def halve(state, config):
     effective = config['batch_size'] * config['accumulation_steps']
     at_once = min(state.batch_size, effective // world().size)         # processes share the accumulation steps first
     if at_once == 1:
-        raise OneTooLarge(TOO_LARGE, 'out of memory')
+        raise OneTooLarge(TOO_LARGE)
     if world().size > 1:
         fewer = at_once // 2
         raise UserError(f'{at_once} images at once do not fit on process {world().rank}: type batch_size={fewer} '
@@ -4742,7 +4738,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         advice += [f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}')"]
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
-        *shorten([f'in the batch: {name}' for name in files]), *advice], 'training diverged')
+        *shorten([f'in the batch: {name}' for name in files]), *advice])
 
 
 def refuse_nonfinite_sample(state, window, loss_fn, names):
@@ -4900,7 +4896,7 @@ def in_halves(function, batch, model=None):
         elif model is None or not gives_up_compiling(model, error):
             raise
     if not most:
-        raise OneTooLarge(TOO_LARGE, 'out of memory')
+        raise OneTooLarge(TOO_LARGE)
     set_random_states(before)
     return [answer for part in split_batch(batch, most) for answer in in_halves(function, part, model)]
 
