@@ -3683,17 +3683,17 @@ def build_network(config):
     name, encoder, weights = config['architecture'], config['encoder'], config['encoder_weights']
     classes = 1 if config['num_classes'] == 2 else config['num_classes']
     extra = {'decoder_channels': config['decoder_channels']} if name in HAVE_WIDTHS else {}
-    is_timm = encoder.startswith('tu-')                                # which has one set of weights for each name
+    advice = f'; encoder_weights={weights!r} may be out of reach: encoder_weights=None starts from scratch'
     if weights:
         ask_hub_once()
         log.info('encoder weights: %s of %s (downloaded where they are not yet kept)', weights, encoder)
     try:
+        has_one = weights and encoder.startswith('tu-')                # timm has one set of weights for each name
         return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes, **extra,
-                                  encoder_weights=True if weights and is_timm else weights)
+                                  encoder_weights=has_one or weights)
     except (OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
-        advice = f'; encoder_weights={weights!r} may be out of reach: encoder_weights=None starts from scratch'
-        advice = advice if weights else ''
-        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {in_words(error)}{advice}') from None
+        told = in_words(error) + (advice if weights else '')
+        raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {told}') from None
 
 
 def ask_hub_once():
@@ -3912,15 +3912,15 @@ class SegmentationLoss:
 
     def losses(self, logits, target):
         """(B, K, H, W) float32 logits, (B, H, W) class ids with 255 ignored -> (B,)."""
-        binary, valid = logits.shape[1] == 1, (target != IGNORE).float()
-        truth, total = target * (target != IGNORE), 0
+        binary, kept = logits.shape[1] == 1, target != IGNORE
+        valid, truth, total = kept.float(), target * kept, 0
         if binary:
             entropy = F.binary_cross_entropy_with_logits(logits[:, 0], truth.float(), reduction='none')
             probability, one_hot = logits.sigmoid(), truth[:, None].float()
         else:
             entropy = F.cross_entropy(logits, truth, reduction='none')
-            probability = logits.softmax(1)
-            one_hot = (truth[:, None] == torch.arange(logits.shape[1], device=truth.device).view(1, -1, 1, 1)).float()
+            classes = torch.arange(logits.shape[1], device=truth.device).view(1, -1, 1, 1)
+            probability, one_hot = logits.softmax(1), (truth[:, None] == classes).float()
         if 'focal' in self.kind:
             entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
         if self.class_weights is not None:
@@ -3930,8 +3930,7 @@ class SegmentationLoss:
             total = total + (entropy * valid).sum((1, 2)) / valid.sum((1, 2)).clamp_min(1)
         if 'dice' in self.kind:
             one_hot = one_hot * valid[:, None]
-            overlap = (probability * one_hot).sum((2, 3))
-            present = one_hot.sum((2, 3))
+            overlap, present = (probability * one_hot).sum((2, 3)), one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
             counted = torch.ones_like(present) if binary else (present > 0).float()
             missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
@@ -3991,10 +3990,9 @@ def tile_offsets(length, side, overlap, stride=32):
 
     Tiles whose overlap leaves less than a stride between them cannot keep to it.
     """
-    step = int(side * (1 - overlap))
-    step, unit = (step // stride * stride, stride) if step >= stride else (step, step)
-    rest = max(length - side, 0)
-    return [*range(0, rest, step), -(-rest // unit) * unit]
+    step, rest = int(side * (1 - overlap)), max(length - side, 0)
+    unit = min(step, stride)
+    return [*range(0, rest, step - step % unit), math.ceil(rest / unit) * unit]
 
 
 @torch.no_grad()
