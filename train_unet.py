@@ -4264,8 +4264,8 @@ def restore(state, saved):
             if is_like and key != 'step' and value.stride() != parameter.stride():
                 kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     if saved['scaler'] and state.scaler.is_enabled():
-        own = {key: state.scaler.state_dict()[key] for key in ('growth_factor', 'backoff_factor', 'growth_interval')}
-        state.scaler.load_state_dict(saved['scaler'] | own)
+        found = {key: saved['scaler'][key] for key in ('scale', '_growth_tracker')}
+        state.scaler.load_state_dict(state.scaler.state_dict() | found)
     if state.average is not None:
         state.average.load_state_dict(saved['average'] or saved['model'])
     for name in TrainState.PLAIN:
@@ -4326,11 +4326,10 @@ def verify_checkpoint(path):
             if any(entry.compress_type for entry in file.infolist()) \
                     or sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
                 raise ValueError('it is compressed, which this program never does, and may be a bomb')
-            damaged = file.testzip()
+            if damaged := file.testzip():
+                raise ValueError(f'at {damaged}')
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise OSError(f'{path} is damaged: {error}') from None
-    if damaged:
-        raise OSError(f'{path} is damaged at {damaged}')
 
 
 def load_checkpoint(path):
@@ -4435,10 +4434,9 @@ def to_float32(values):
 
 def to_device(batch, device):
     """Every tensor of a batch (dict, list, tuple or tensor). Copies to CUDA are not waited for: its kernels do that."""
-    kind = torch.device(device).type
-    to_cuda = kind == 'cuda'                                           # a copy to the CPU is read at once
+    kind = torch.device(device).type                                   # a copy to the CPU is read at once
     known = lambda x: torch.float32 if kind == 'mps' and x.dtype == torch.float64 else x.dtype     # it has no float64
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, known(x), non_blocking=to_cuda), batch)
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, known(x), non_blocking=kind == 'cuda'), batch)
 
 
 def batch_length(batch):
