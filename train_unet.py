@@ -4458,10 +4458,11 @@ def split_batch(batch, most):
             for piece in split_evenly(np.arange(count), most)]
 
 
-def run_loss(loss_fn, model, batch):
-    """loss_fn's answer as (losses (B,), counts or None); any other shape is the caller's mistake."""
+def run_loss(loss_fn, model, dtype, batch):
+    """loss_fn's answer, in a precision, on a batch that is brought to where the model is, as (losses (B,), counts or
+    None); any other shape is the caller's mistake."""
     try:
-        answer = loss_fn(model, batch)
+        answer = loss_fn(UnderAutocast(model, dtype), to_device(batch, next(model.parameters()).device))
     except ValueError as error:
         if 'more than 1 value per channel' in str(error):
             raise UserError(ONE_IMAGE) from None
@@ -4480,7 +4481,6 @@ def train_step(state, window, loss_fn, config):
     if not state.model.training:                                       # it walks through all modules
         state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
-    forward = UnderAutocast(state.engine or state.model, state.dtype)
     several = world().size > 1                                         # which need equally many pieces each
     pieces = window if several else [piece for batch in window for piece in split_batch(batch, state.batch_size)]
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
@@ -4490,7 +4490,7 @@ def train_step(state, window, loss_fn, config):
     for number, piece in enumerate(pieces, 1):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
         with state.engine.no_sync() if waits else contextlib.nullcontext():
-            losses, extra = run_loss(loss_fn, forward, to_device(piece, state.device))
+            losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
             state.scaler.scale(losses.sum() * share).backward()
         loss = loss + losses.detach().sum()
         counts = extra if counts is None else counts + extra
@@ -4662,7 +4662,7 @@ def agree_on_compiling(state, batch, loss_fn):
     """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can."""
     try:
         state.model.train()
-        losses, _ = run_loss(loss_fn, UnderAutocast(state.model, state.dtype), to_device(batch, state.device))
+        losses, _ = run_loss(loss_fn, state.model, state.dtype, batch)
         losses.sum().backward()
     except compiler_faults() as error:
         if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
@@ -4777,7 +4777,7 @@ def find_nonfinite(state, window, loss_fn, dtype):
         after.enter_context(torch.compiler.set_stance('force_eager'))  # compiled code would not call the hooks
         for name, module in state.model.named_modules():
             after.enter_context(module.register_forward_hook(functools.partial(watch, name or 'the model')))
-        forward = lambda batch: run_loss(loss_fn, UnderAutocast(state.model, dtype), to_device(batch, state.device))
+        forward = functools.partial(run_loss, loss_fn, state.model, dtype)
         for batch in window:
             for losses, _ in in_halves(forward, batch):
                 is_lost |= not is_finite(losses)
@@ -4840,9 +4840,8 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     for buffer in model.buffers() if world().size > 1 else ():
         dist.broadcast(buffer, 0)
     model.eval()
-    device, before = next(model.parameters()).device, random_states()
-    forward = lambda batch: run_loss(loss_fn, UnderAutocast(model, dtype), to_device(batch, device))
-    totals, broken, parts = {'loss': torch.zeros((), device=device), 'images': 0}, [], 1
+    forward, before = functools.partial(run_loss, loss_fn, model, dtype), random_states()
+    totals, broken, parts = {'loss': torch.zeros((), device=next(model.parameters()).device), 'images': 0}, [], 1
     seed_everything(0)
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
@@ -6812,7 +6811,7 @@ def saved_bytes(model, batch, loss_fn, dtype):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        run_loss(loss_fn, UnderAutocast(model, dtype), batch)
+        run_loss(loss_fn, model, dtype, batch)
     for own in itertools.chain(model.parameters(), model.buffers()):
         kept.pop(own.untyped_storage()._cdata, None)
     sizes = [tensor.untyped_storage().nbytes() for tensor in kept.values()]
@@ -7119,7 +7118,7 @@ def examine_numbers(model, config, loss_fn, dtypes, batch):
     def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
         seed_everything(config['seed'])                                # dropout drops the same
-        losses, _ = run_loss(loss_fn, UnderAutocast(model, dtype), batch)
+        losses, _ = run_loss(loss_fn, model, dtype, batch)
         (losses.mean() * scale).backward()
         whole = flat(p.grad for p in model.parameters() if p.grad is not None).cpu().double() / scale
         return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler

@@ -94,8 +94,7 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, 
             batch['full_mask'] = [torch.zeros(side, side, dtype=torch.uint8)]
         state.evaluated.eval()
         with torch.no_grad():
-            forward = tu.UnderAutocast(state.evaluated, dtype)
-            losses, counts = tu.run_loss(loss_fn, forward, tu.to_device(batch, GPU))
+            losses, counts = tu.run_loss(loss_fn, state.evaluated, dtype, batch)
         assert losses.device == counts.device == GPU and waits == ['item']
 
 

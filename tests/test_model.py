@@ -357,7 +357,7 @@ def test_a_large_map_of_16_bit_logits_is_summed_in_float32(kind, dtype):
     nn.init.constant_(network.bias, 1)
     batch = {'image': torch.ones(1, 1, 512, 512), 'mask': torch.ones(1, 512, 512).byte()}
     batch['mask'][:, :100] = 0
-    losses, _ = tu.run_loss(loss_of(loss=kind), tu.UnderAutocast(network, dtype), batch)
+    losses, _ = tu.run_loss(loss_of(loss=kind), network, dtype, batch)
     logits = torch.full((1, 1, 512, 512), 3.0, dtype=torch.float64)
     exact = loss_of(loss=kind).losses(logits, batch['mask'].long())
     assert losses.dtype == torch.float32
