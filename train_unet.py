@@ -2343,6 +2343,11 @@ def name_code(code):
     return repr(f'#{code - COLOUR:06x}') if code >= COLOUR else str(code)
 
 
+def share_of(codes, values):
+    """The share of the pixels that hold one of these codes. values: {code: pixels}."""
+    return sum(values.get(code, 0) for code in codes) / sum(values.values())
+
+
 def as_grey(code):
     """The grey value of a grey colour such as #0a0a0a; any other code as it is."""
     return code & 0xff if code >= COLOUR and (code - COLOUR) % 0x010101 == 0 else code
@@ -2358,9 +2363,10 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
         ignored = -1 if ignore is None or ignore not in values or usual else ignore
         words += ' are foreground' if ignored == -1 else f' are foreground; {ignored} is ignored'
         return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
-    grey_only, counts = max(values) < COLOUR, {code: pixels for code, (pixels, _) in values.items()}
+    counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
+    grey_only = max(values) < COLOUR
     if wish is None:
-        coding = guess_coding(counts, values, palette, ignore, config, counts_up, lossy)
+        coding = guess_coding(counts, images, palette, config, counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
         coding = coding_from_table(wish, counts, ignore, lossy)
@@ -2389,7 +2395,7 @@ def coding_from_table(wish, values, ignore, lossy):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     noise = {code: named[name] for code, name in near.items()}
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
-    if 3 * sum(values[code] for code in far) > sum(values.values()):
+    if share_of(far, values) > 1 / 3:
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
                         'these are pictures, not masks')
     if not wish.keys() & values.keys() and not noise:
@@ -2404,7 +2410,7 @@ def coding_from_table(wish, values, ignore, lossy):
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
-    share = sum(values[code] for code in noise.keys() - wish.keys()) / sum(values.values())
+    share = share_of(noise.keys() - wish.keys(), values)
     words += f'; {share:.2%} of the pixels are noise around these' if share else ''
     left_out = sorted(code for code in values if code not in wish and table[code] == IGNORE and code not in noise)
     words += f'; {names(left_out)} is ignored' if left_out else ''
@@ -2441,31 +2447,29 @@ def is_noisy(values, lossy=False):
     """Whether {grey: pixels} are those of 0 and 255 with JPEG noise or soft edges between."""
     if 0 not in values or max(values) != 255 or len(values) <= (2 if lossy else 16):
         return False
-    total = sum(values.values())
-    share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
-    dark, between, bright = share(0, 32), share(33, 222), share(223, 255)
-    peak = max(share(low, low + 15) for low in range(64, 176, 16))     # a class would be one
-    return dark + bright > 0.9 and share(223, 254) > 0 and between / 2 < bright and peak < max(between / 2, 1e-4)
+    dark, between, bright = (share_of(range(*ends), values) for ends in ((0, 33), (33, 223), (223, 256)))
+    peak = max(share_of(range(low, low + 16), values) for low in range(64, 176, 16))       # a class would be one
+    has_noise = any(code in values for code in range(223, 255))
+    return dark + bright > 0.9 and has_noise and between / 2 < bright and peak < max(between / 2, 1e-4)
 
 
-def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
+def guess_coding(values, images, palette, config, counts_up, lossy):
     """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
-    special = {code for code in values if code == ignore or code < 0}
+    special = {code for code in values if code == config['ignore_index'] or code < 0}
     plain = sorted(values.keys() - special)
-    total = sum(values.values())
-    share = lambda low, high: sum(count for code, count in values.items() if low <= code <= high) / total
+    between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
     ignored, wanted = dict.fromkeys(special, IGNORE), config['num_classes']
     said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
     if set(values) <= {0, 255, 65535} and (wanted in ('auto', 2) or 65535 in values):
         tops = sorted(values.keys() - {0}) or [255]
         return Coding({0: 0} | dict.fromkeys(tops, 1), None, 2,
                       f'0 is background, {" and ".join(map(str, tops))} foreground')
-    is_rare_void = 255 not in special or share(1, 1) > share(255, 255) / 10
+    is_rare_void = 255 not in special or share_of([1], values) > void / 10
     if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or is_rare_void):
         said += '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
         return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
     highest = max(plain, default=0)
-    dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and share(1, 254) > share(255, 255) / 10
+    dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and between > void / 10
     if wanted == 'auto':
         fits = plain[:1] == [0] and highest < MOST_CLASSES and (palette or dense) and not counts_up and not lossy
     else:                                                              # who gives a number means indices
@@ -2474,10 +2478,10 @@ def guess_coding(values, raw, palette, ignore, config, counts_up, lossy):
         table = {code: code for code in range(highest + 1 if wanted == 'auto' else wanted)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
     if plain[:1] == [0] and is_noisy(values, lossy):
-        return Coding(None, 127, 2, f'0 and 255 with {share(1, 254):.2%} of the pixels in between '
+        return Coding(None, 127, 2, f'0 and 255 with {between:.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, raw, plain, special, counts_up, lossy),
+    raise DataError(noise + explain_values(values, images, plain, special, counts_up, lossy),
                     'the mask values are not clear')
 
 
@@ -2486,13 +2490,13 @@ def numbered(codes):
     return {code: number for number, code in enumerate(sorted(codes))}
 
 
-def explain_values(values, raw, plain, special, counts_up, lossy):
-    """What was found, what it may be, and the line to type for each reading."""
+def explain_values(values, images, plain, special, counts_up, lossy):
+    """What was found, what it may be, and the line to type for each reading. values, images: {code: how many}."""
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
     colours, many = plain[-1] >= COLOUR, len(plain) > MOST_CLASSES
-    what, images = 'colours' if colours else 'values', lambda code: raw[code][1]
+    what = 'colours' if colours else 'values'
     lines = [list_values(values, images, plain, special)]
     if many:
         lines.append('so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like '
@@ -2502,14 +2506,14 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
         reach = 48 if colours else 16
         main = peaks(values, codes, reach)
-        around = sum(values[code] for code in nearest(codes, main, reach))
-        if 1 < len(main) <= MOST_CLASSES and 3 * around > 2 * sum(values.values()):        # else they are pictures
+        around = share_of(nearest(codes, main, reach), values)
+        if 1 < len(main) <= MOST_CLASSES and around > 2 / 3:           # else they are pictures
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, plain, special, what)
     if plain[:1] in ([0], [COLOUR]) or many:
-        are_ids = counts_up or falls([images(code) for code in plain if 0 < code < COLOUR])
+        are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
@@ -2517,11 +2521,10 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
         lines.append('if they are class numbers, of which some may not occur, '
                      f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
-    if not many and len(plain) > 2 and usual not in (0, COLOUR) and 2 * values[usual] > sum(values.values()):
+    if not many and len(plain) > 2 and usual not in (0, COLOUR) and share_of([usual], values) > 1 / 2:
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
-    middle = sum(values[code] for code in values if 112 <= code < 144) / sum(values.values())
-    ends = (values.get(0, 0) + values.get(255, 0)) / sum(values.values())
+    middle, ends = share_of(range(112, 144), values), share_of([0, 255], values)
     is_clear = noisy or middle < (0.05 if ends > 0.75 else 0.001)      # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         are_specks = ends > 0.9999 and plain[1:2] > [15]
@@ -2533,9 +2536,9 @@ def explain_values(values, raw, plain, special, counts_up, lossy):
 
 
 def list_values(values, images, plain, special):
-    """The values with their shares and images(code): the 24 most frequent ones, and those that may be ignored."""
-    total, often = sum(values.values()), sorted(sorted(plain, key=lambda code: -values[code])[:24])
-    found = ', '.join(f'{name_code(code)} ({values[code] / total:.2%}, {images(code)} images)'
+    """The values with their shares and images: the 24 most frequent ones, and those that may be ignored."""
+    often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
+    found = ', '.join(f'{name_code(code)} ({share_of([code], values):.2%}, {images[code]} images)'
                       for code in [*often, *sorted(special)])
     more = f' and {len(plain) - 24} more' if len(plain) > 24 else ''
     return f'{len(values)} values (share of pixels, images): {found}{more}'
@@ -2545,8 +2548,8 @@ def read_as_classes(values, plain, special, what):
     """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
     is_scale = np.ptp(np.diff(sorted(values))) <= 2                    # 0, 128, 255
-    specks = [code for code in plain if 2000 * values[code] < sum(values.values()) and not is_scale]
-    rare = 10 * sum(values[code] for code in special) < sum(values.values())   # a void label covers no more
+    specks = [code for code in plain if share_of([code], values) < 1 / 2000 and not is_scale]
+    rare = share_of(special, values) < 1 / 10                          # a void label covers no more
     rest = values.keys() - specks - (special if rare else set())
     if specks and len(rest) > 1:
         few = ', '.join(map(name_code, specks[:6]))
