@@ -2353,23 +2353,27 @@ def as_grey(code):
     return code & 0xff if code >= COLOUR and (code - COLOUR) % 0x010101 == 0 else code
 
 
+def say_ignored(ignored):
+    """'; 254, 255 is ignored', of these codes; nothing of none."""
+    return f'; {", ".join(map(name_code, sorted(ignored)[:12]))} is ignored' if ignored else ''
+
+
 def find_coding(values, palette, config, counts_up=False, lossy=False):
     """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
     `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):
-        words = f'values above {wish}' if wish >= 0 else f'values below {-wish}'
-        usual = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
-        ignored = -1 if ignore is None or ignore not in values or usual else ignore
-        words += ' are foreground' if ignored == -1 else f' are foreground; {ignored} is ignored'
-        return Coding(None, wish if wish >= 0 else -wish - 1, 2, words, wish < 0, ignored)
+        is_white = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
+        left_out = [ignore] if ignore in values and not is_white else []
+        words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
+        return Coding(None, -wish - 1 if wish < 0 else wish, 2, words, wish < 0, *left_out)
     counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
-    grey_only = max(values) < COLOUR
+    grey_only, special = max(values) < COLOUR, {code for code in values if code == ignore or code < 0}
     if wish is None:
-        coding = guess_coding(counts, images, palette, config, counts_up, lossy)
+        coding = guess_coding(counts, images, special, palette, config['num_classes'], counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
-        coding = coding_from_table(wish, counts, ignore, lossy)
+        coding = coding_from_table(wish, counts, special, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     wanted = config['num_classes']
@@ -2381,27 +2385,25 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
     return coding
 
 
-def coding_from_table(wish, values, ignore, lossy):
+def coding_from_table(wish, values, special, lossy):
     """The user's mask_values -> Coding. Other values are noise around them, background, or errors if 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
-    named, all_named = dict.fromkeys({ignore} & values.keys(), IGNORE) | wish, 0 in wish.values()
+    named, all_named = dict.fromkeys(special, IGNORE) | wish, 0 in wish.values()
     colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
     near = {}
     if len(colours) > MOST_CLASSES:                                    # who names the background has named all
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
     elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
-    noise = {code: named[name] for code, name in near.items()}
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
                         'these are pictures, not masks')
-    if not wish.keys() & values.keys() and not noise:
+    if not wish.keys() & values.keys() and not near:
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
-    below = {code for code in values if code < 0}                      # GDAL's -9999
-    table = noise | dict.fromkeys({ignore, -1, *below} - {None}, IGNORE) | wish
+    table = {code: named[name] for code, name in near.items()} | named
     unnamed = values.keys() - table.keys()
     if unnamed and all_named:
         line = suggest(wish | dict.fromkeys(sorted(unnamed), IGNORE))
@@ -2410,11 +2412,9 @@ def coding_from_table(wish, values, ignore, lossy):
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
-    share = share_of(noise.keys() - wish.keys(), values)
+    share = share_of(near.keys() - wish.keys(), values)
     words += f'; {share:.2%} of the pixels are noise around these' if share else ''
-    left_out = sorted(code for code in values if code not in wish and table[code] == IGNORE and code not in noise)
-    words += f'; {names(left_out)} is ignored' if left_out else ''
-    return Coding(table, None, max(2, highest + 1), words)
+    return Coding(table, None, max(2, highest + 1), words + say_ignored(special - wish.keys() - near.keys()))
 
 
 def nearest(codes, named, most):
@@ -2453,21 +2453,19 @@ def is_noisy(values, lossy=False):
     return dark + bright > 0.9 and has_noise and between / 2 < bright and peak < max(between / 2, 1e-4)
 
 
-def guess_coding(values, images, palette, config, counts_up, lossy):
-    """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained."""
-    special = {code for code in values if code == config['ignore_index'] or code < 0}
-    plain = sorted(values.keys() - special)
+def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
+    """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained. special: what
+    is ignored of the values; wanted: how many classes, or 'auto'."""
+    plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
     between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
-    ignored, wanted = dict.fromkeys(special, IGNORE), config['num_classes']
-    said = f'; {", ".join(map(str, sorted(special)))} is ignored' if special else ''
     if set(values) <= {0, 255, 65535} and (wanted in ('auto', 2) or 65535 in values):
         tops = sorted(values.keys() - {0}) or [255]
         return Coding({0: 0} | dict.fromkeys(tops, 1), None, 2,
                       f'0 is background, {" and ".join(map(str, tops))} foreground')
     is_rare_void = 255 not in special or share_of([1], values) > void / 10
     if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or is_rare_void):
-        said += '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
-        return Coding({0: 0, 1: 1} | ignored, None, 2, '0 is background, 1 foreground' + said)
+        doubt = '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
+        return Coding({0: 0, 1: 1} | ignored, None, 2, f'0 is background, 1 foreground{say_ignored(special)}{doubt}')
     highest = max(plain, default=0)
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and between > void / 10
     if wanted == 'auto':
@@ -2476,7 +2474,7 @@ def guess_coding(values, images, palette, config, counts_up, lossy):
         fits = plain and 0 <= plain[0] and highest < wanted
     if fits and highest < 255:
         table = {code: code for code in range(highest + 1 if wanted == 'auto' else wanted)} | ignored
-        return Coding(table, None, highest + 1, f'class indices 0 to {highest}{said}')
+        return Coding(table, None, highest + 1, f'class indices 0 to {highest}{say_ignored(special)}')
     if plain[:1] == [0] and is_noisy(values, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {between:.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
