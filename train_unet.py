@@ -1911,8 +1911,7 @@ def read_pillow(path, config, as_mask):
                 raise ValueError(ROTATED)
             content = np.fromfile(path, np.uint8)                      # imread: on Windows ASCII names
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-            colours = colours[..., [2, 1, 0, 3][:colours.shape[2]]]
-            return colours[..., :4 if config['in_channels'] == 4 else 3]
+            return colours[..., [2, 1, 0, 3] if colours.shape[2] == config['in_channels'] == 4 else [2, 1, 0]]
         return mask_pixels(picture, config) if as_mask else pillow_pixels(
             PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
 
@@ -1941,7 +1940,7 @@ def mask_pixels(picture, config):
         return codes[np.array(picture)]
     if picture.mode in ('LA', 'P'):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
-    if picture.mode not in ('1', 'L', 'P', 'I', 'F', 'I;16', 'I;16B', 'I;16L'):
+    if len(picture.getbands()) > 1:
         picture = picture.convert('RGB')
     return np.array(picture)
 
