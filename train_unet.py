@@ -1344,11 +1344,10 @@ def unite(masks):
 
 
 def unite_siblings(images, masks, config):
-    """Masks of one stem in folders of one parent are one where masks= ends in a * that images= has not: leftMask and
-    rightMask by "ManualMask/*Mask". Not where the folders are those of images too."""
-    of_masks, of_images = (config[key] or '' for key in ('masks', 'images'))
-    if '*' not in posixpath.basename(of_masks) or of_masks.count('*') - of_images.count('*') != 1 \
-            or {image.rest for image in images} & {mask.rest for mask in masks}:
+    """Masks of one stem in folders of one parent are one where masks= ends in a name with *: leftMask and rightMask by
+    "ManualMask/*Mask". Not where * stands for folders of images too."""
+    is_meant = '*' in posixpath.basename(config['masks'] or '')
+    if not is_meant or {image.rest for image in images} & {mask.rest for mask in masks}:
         return masks
     groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(os.path.dirname(mask.path)), mask.stem)).values()
     return [mask for group in groups
@@ -1753,8 +1752,7 @@ def folder_answers(files):
     for image, mask in itertools.permutations([*shapes][:24], 2):
         overlap = shapes[image] & shapes[mask]
         if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' \
-                or overlap and (overlap != shapes[mask] or len(shapes[image]) < len(overlap) + 2
-                                or '*' not in image or mask.startswith(image + '/')):
+                or overlap and (overlap != shapes[mask] or '*' not in image or mask.startswith(image + '/')):
             continue
         brothers = [kind[other] for other in shapes if posixpath.dirname(other) == posixpath.dirname(image)
                     and role[other] != 'mask' and shapes[other].isdisjoint(shapes[mask])]
@@ -1776,7 +1774,8 @@ def folder_answers(files):
         if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
             end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
-            yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # left, right
+            if above or word:                                          # * at the top would be the images too
+                yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # left, right
 
 
 def pattern_answers(files):
@@ -2509,7 +2508,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
     middle, ends = share_of(range(112, 144), values), share_of([0, 255], values)
-    is_clear = noisy or middle < (0.05 if ends > 0.75 else 0.001)      # else a class may be 127 here, 128 there
+    is_clear = noisy or middle < 0.05                                  # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         are_specks = ends > 0.9999 and plain[1:2] > [15]
         lines.insert(1 if are_specks else len(lines), 'if bright is foreground type mask_values=">127"')
@@ -2531,7 +2530,7 @@ def list_values(values, images, plain, special):
 def read_as_classes(values, plain, special, what):
     """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
-    is_scale = np.ptp(np.diff(sorted(values))) <= 2                    # 0, 128, 255
+    is_scale = len(values) > 1 and np.ptp(np.diff(sorted(values))) <= 2        # 0, 128, 255
     specks = [code for code in plain if share_of([code], values) < 1 / 2000 and not is_scale]
     rare = share_of(special, values) < 1 / 10                          # a void label covers no more
     rest = values.keys() - specks - (special if rare else set())
@@ -6484,8 +6483,8 @@ def count_at_levels(bands, truth, levels, num_classes):
 
 
 def store_threshold(folder, level, model):
-    """Give the model a tuned threshold, and best.pt, where load and predict find it -> False, and nothing is done, where
-    a training is at work there, or has put other weights there since the model was loaded."""
+    """Give a tuned threshold to the model, and to best.pt, where load and predict find it -> whether that was done: not
+    where a training is at work there, or has put other weights there since the model was loaded."""
     from filelock import FileLock, Timeout                             # comes with torch
     path, weights = best_file(folder), model.state_dict()
     with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):

@@ -1090,3 +1090,11 @@ def test_soft_edges_get_a_threshold_among_the_lines(tmp_path):
     """Enlarged masks: a fifth of the pixels lies between, some of it in the middle."""
     masks = [np.repeat([0, 64, 128, 191, 255], [30, 4, 2, 4, 24]).repeat(64).reshape(64, 64) for _ in range(6)]
     assert '">127"' in str(ask(with_masks(tmp_path, masks)))
+
+
+def test_masks_of_a_single_colour_are_asked_about(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', np.full((24, 24, 3), (18, 52, 86)))
+    error = ask(tmp_path)
+    assert error.title == 'the mask values are not clear' and "'#123456' (100.00%, 4 images)" in str(error)
