@@ -1098,3 +1098,13 @@ def test_masks_of_a_single_colour_are_asked_about(tmp_path):
         save(tmp_path / f'masks/{n}.png', np.full((24, 24, 3), (18, 52, 86)))
     error = ask(tmp_path)
     assert error.title == 'the mask values are not clear' and "'#123456' (100.00%, 4 images)" in str(error)
+
+
+def test_one_black_image_or_one_noisy_mask_hides_no_line(tmp_path):
+    """Of three pairs that are looked at the middle one counts."""
+    for n in range(9):
+        save(tmp_path / f'set/images/{n}.png', scene(n, 64) * (n != 4))
+        for kind in 'ab':
+            save(tmp_path / f'set/masks_{kind}/{n}.png', scene(n, 64)[..., 0] if (n, kind) == (0, 'a') else np.eye(64))
+    lines = [line.split('   (')[0].strip() for line in ask(tmp_path / 'set').problems if line.startswith('    ')]
+    assert lines == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
