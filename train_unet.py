@@ -3188,9 +3188,12 @@ def load_augmentation(path, shape, dtype):
         text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # as yaml.dump has them
         pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
-        left_out = [type(step).__name__ for step in pipeline.transforms if type(step).__name__ in IN_THE_MODEL]
-        kept = [step for step in pipeline.transforms if type(step).__name__ not in IN_THE_MODEL]
-        pipeline = A.Compose(kept, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
+        left_out, is_in_model = [], lambda step: type(step).__name__ in IN_THE_MODEL
+        for step in all_steps(pipeline):
+            if isinstance(step, (A.Compose, A.Sequential)):            # one may stand in another
+                left_out += [type(inner).__name__ for inner in step.transforms if is_in_model(inner)]
+                step.transforms = [inner for inner in step.transforms if not is_in_model(inner)]
+        pipeline = A.Compose(pipeline.transforms, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
         for step in all_steps(pipeline):
             step.deterministic = False                                 # of ReplayCompose
             if hasattr(step, 'fill_mask'):

@@ -161,6 +161,15 @@ def test_what_the_network_does_itself_is_left_out_of_a_saved_pipeline(small_set,
     assert 'Normalize, ToTensorV2 left out' in caplog.text
 
 
+@pytest.mark.parametrize('group', [A.Compose, A.Sequential])
+def test_it_is_left_out_of_pipelines_inside_one_too(small_set, tmp_path, group):
+    """Else float images would be normalised twice, without a word."""
+    ends = group([A.Normalize(), A.VerticalFlip(p=1.0)], p=1.0)
+    data, config = dataset(small_set, image_dtype='float32', augment=saved(tmp_path / 'a.json', ends))
+    sample, (image, _) = data[(0, 0)]['image'], data.read_resized(0)
+    assert torch.equal(sample.permute(1, 2, 0).flip(0), torch.from_numpy(image))
+
+
 TURNS = [A.Affine(rotate=(40, 50), p=1.0), A.Rotate((40, 50), p=1.0)]
 
 
