@@ -365,11 +365,11 @@ def load_preset(name):
     in_run = f'{name}/config.py'
     path = PRESETS.get(str(name)) or Path(in_run if os.path.isfile(in_run) else str(name))
     try:
-        if path.exists() and not path.is_file():
-            raise OSError('no regular file')                           # a pipe has no end, nor has /dev/zero
+        if path.exists() and not (path.is_file() and path.stat().st_size < 2**20):
+            raise OSError('not a file of less than 1 MiB')             # a pipe has no end, nor has /dev/zero
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
-        raise ConfigError(f'preset={shown(name)}: {type(error).__name__} reading {path}'
+        raise ConfigError(f'preset={shown(name)}: {path} cannot be read: {getattr(error, "strerror", None) or error}'
                           f'{did_you_mean(name, PRESETS) or ";"} '
                           f'there are {", ".join(PRESETS)}, or the path of a .py file') from None
     try:

@@ -814,8 +814,15 @@ def test_the_learning_rate_says_its_rule(settings, rate, told):
 
 
 def test_presets_that_are_no_name_are_refused():
-    with pytest.raises(ConfigError, match='FileNotFoundError reading'):
+    with pytest.raises(ConfigError, match='cannot be read: No such file'):
         resolve_config(np.zeros(2))
+
+
+def test_a_preset_without_an_end_is_refused_by_its_size(tmp_path):
+    with open(tmp_path / 'p.py', 'wb') as file:
+        file.truncate(2**33)                                           # 8 GiB of nothing
+    with pytest.raises(ConfigError, match='p.py cannot be read: not a file of less than 1 MiB; there are best'):
+        resolve_config(str(tmp_path / 'p.py'))
 
 
 def test_a_home_that_is_not_there_is_no_such_folder():
