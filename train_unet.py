@@ -5671,6 +5671,13 @@ def refuse_used(folder):
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
 
 
+def refuse_unwritable(folder):
+    """UserError where a run could not write: its folder, or the nearest above it that is there, takes no files."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
+
+
 def choose_model(model, config, data):
     """The config's network; or the one given, with our preprocessing unless its data come from elsewhere too (None)."""
     if isinstance(model, SegmentationModel) and data is not None:      # of an earlier run: a second stage
@@ -6885,12 +6892,14 @@ def show_first_batch(dataset, config, device):
 
 def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
-    then be downloaded (encoder_weights), imported (tensorboard) or written is not tried."""
+    then be downloaded (encoder_weights) or imported (tensorboard) is not tried."""
     config, sources, notes = resolve_config(preset, overrides)
     if folder := find_resume(config):
         config, sources, notes = resume_config(folder, preset, overrides)
-    elif config['run_dir'] != 'auto':
-        refuse_used(Path(config['run_dir']))
+    else:
+        folder = Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])
+        refuse_used(folder)
+    refuse_unwritable(folder)
     device = choose_device(config['device'])
     try:
         config, hardware, precision, data, why = prepare(config, sources, device, decode=True)

@@ -853,6 +853,16 @@ def test_folder_that_may_not_be_entered_is_told(small_set, monkeypatch, capsys, 
     assert 'Permission denied' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('run_dir', ['file', 'file/run', 'file/deeper/run'])
+def test_check_is_not_ready_where_a_run_cannot_be_written(small_set, tmp_path, monkeypatch, capsys, run_dir):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'file').write_text('')
+    for command in (['check'], []):
+        assert train_unet.main([*command, f'data={small_set}', f'run_dir={run_dir}', *WORDS]) == 2
+        assert 'cannot be written' in capsys.readouterr().err
+    assert not (tmp_path / 'runs').exists()
+
+
 def test_name_that_no_folder_can_have_is_told():
     """The system refuses 300 letters before it looks."""
     assert 'n' * 300 in str(ask('n' * 300))
