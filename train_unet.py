@@ -1032,22 +1032,24 @@ def told_role(name):
 
 
 @functools.cache
-def read_place(folder, role=''):
+def read_place(folder, role='', which=-1):
     """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it says nothing.
     split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder name that gave
-    the role, the last that tells one; rest: what is left, a subfolder per city, per patient, per image."""
+    the role; rest: what is left, a subfolder per city, per patient, per image. `which` name counts, of those for images
+    or masks: -1 the last, 0 the first."""
     split, kind, rest, parts = '', '', [], Path(folder).parts
-    roles = [told_role(part) * (not role) for part in parts]
-    last = max((at for at, said in enumerate(roles) if said), default=0)               # masks in Train Images/masks1
-    roles = [said * (at == last) for at, said in enumerate(roles)]
+    roles = [*map(told_role, parts)]
+    told = [at for at, said in enumerate(roles) if said and (which or not role)]       # 0: none below what was named
+    roles = [said * (at in told[which:][:1]) for at, said in enumerate(roles)]         # masks in Train Images/masks1
+    role = role or ''.join(roles)
     for part, said in zip(parts, roles):
         words = folder_words(part)
         is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)   # DIS-TE1, not TCGA-TS-A7P1
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
         split = split or found
-        if said:
-            role, kind = said, part
+        if said and said == role:
+            kind = part
         elif not found or re.search(r'\d', part):                      # train_001/ is for one image, of training
             rest.append(part)
     return split, role, kind, '/'.join(rest)
@@ -1157,7 +1159,7 @@ def by_role(candidates, config, root, ignored):
     return found
 
 
-def collect(config, root, files):
+def collect(config, root, files, which):
     """All candidate files of a folder -> (images, masks, notes). DataError where roles are not plain."""
     sources = {'image': config['images'], 'mask': config['masks']}
     if not any(sources.values()):
@@ -1165,7 +1167,7 @@ def collect(config, root, files):
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     told = len(shared_folder(files)) if '' in sources else 0           # from here on folders tell something
-    candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role))
+    candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role, which))
                   for role, base in sources.items() for path, folder, name in files_of(base, root, files)]
     ignored, seen = defaultdict(list), {path for path, *_ in candidates}       # ignored: {why: names of files}
     ignored['outside of images= and masks='] = [name for folder, name in files
@@ -1571,8 +1573,19 @@ def problems_of_pairs(config, root, files):
 
 
 def pair_files(config, root, files):
-    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner."""
-    images, masks, notes = collect(config, root, files)
+    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. Folders
+    in those for images and masks may have such names too, a film seg_01, a room lab: then the first name counts."""
+    try:
+        return pair_roles(config, root, files)
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            return pair_roles(config, root, files, which=0)
+        raise error
+
+
+def pair_roles(config, root, files, which=-1):
+    """The same, by what read_place tells."""
+    images, masks, notes = collect(config, root, files, which)
     if not images or not masks:
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
@@ -1673,7 +1686,7 @@ def settings_that_pair(config, root, files, seconds):
         if time.monotonic() > deadline:
             break
         try:
-            pairs, _, notes = pair_files({**config, **settings, 'skip_unpaired': True}, root, files)
+            pairs, _, notes = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
         except DataError:
             continue
         some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
