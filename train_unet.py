@@ -409,15 +409,18 @@ def translate(settings, notes):
     for key in sorted(settings, key=lambda key: (key in FOREIGN, key in refused)):     # ours first
         if key in refused and plain(own.get('amp_dtype')) == others[key]:
             continue                                                   # bf16=True fp16=False is one wish, not two
-        value, said = settings[key], f'{key}={shown(settings[key])}'
-        meant = FOREIGN[key].get(plain(value), {}) if key in FOREIGN else {SHORT_NAMES.get(key, key): value}
+        value, name = settings[key], SHORT_NAMES.get(key, key)
+        said = f'{key}={shown(value)}'
+        meant = FOREIGN[key].get(plain(value), {}) if key in FOREIGN else {name: value}
         if not meant:
             problems.append(f'{said}: choose from {", ".join(FOREIGN[key])}')
+        elif name in own:
+            problems.append(f'{said}: {name} is there too, under another name; keep one')
         for ours, wish in meant.items():
             if key in FOREIGN:
                 notes.append(f'{key}={value} is understood as {ours}={wish!r}')
-            if plain(own.get(ours, 'auto')) not in ('auto', plain(wish)):
-                problems.append(f'{typed[ours]} and {said} contradict each other: keep one')
+                if plain(own.get(ours, 'auto')) not in ('auto', plain(wish)):
+                    problems.append(f'{typed[ours]} and {said} contradict each other: keep one')
             own[ours], typed[ours] = wish, said
     return own, problems
 
