@@ -1349,9 +1349,10 @@ def unite(masks):
 
 
 def unite_siblings(images, masks, config):
-    """Masks of one stem in folders of one parent are one where masks= ends in a name with *: leftMask and rightMask by
-    "ManualMask/*Mask". Not where * stands for folders of images too."""
-    is_meant = '*' in posixpath.basename(config['masks'] or '')
+    """Masks of one stem in folders of one parent are one where masks= ends in a * that images= has not: leftMask and
+    rightMask by "ManualMask/*Mask". Not where the folders are those of images too."""
+    of_masks, of_images = (config[key] or '' for key in ('masks', 'images'))
+    is_meant = '*' in posixpath.basename(of_masks) and of_masks.count('*') - of_images.count('*') == 1
     if not is_meant or {image.rest for image in images} & {mask.rest for mask in masks}:
         return masks
     groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(os.path.dirname(mask.path)), mask.stem)).values()
@@ -1694,11 +1695,12 @@ def settings_that_pair(config, root, files, seconds):
             continue
         some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
         sizes = [(size(image), size(mask)) for image, mask in some]
-        if any(image == mask for image, mask in some) or not any(None in two or same_shape(*two) for two in sizes):
+        if any(image.path == mask.path for image, mask in pairs) \
+                or not any(None in two or same_shape(*two) for two in sizes):
             continue                                                   # two kinds of pictures
         skip = ''.join(note for note in notes if note.startswith('skipped '))
         image, mask = (file.path for file in pairs[len(pairs) // 2])
-        if Path(image).stem.isdigit() and re.match(r'skipped (\d+) images and \1 masks', skip):
+        if re.match(r'skipped (\d+) images and \1 masks', skip) and are_numbered(pairs, root, files):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         score = likelihood(image, mask, of_images, of_masks) - any(None not in two and len({*two}) > 1 for two in sizes)
@@ -1711,6 +1713,15 @@ def settings_that_pair(config, root, files, seconds):
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
     return works
+
+
+def are_numbered(pairs, root, files):
+    """Whether images have numbers for names, and all that no pair holds, in the folders of the pairs, have some too."""
+    used = {file.path for pair in pairs for file in pair}
+    folders = {os.path.dirname(path) for path in used}
+    left = [path for file in files if (path := os.path.join(root, *file)) not in used
+            and os.path.dirname(path) in folders]
+    return pairs[0][0].stem.isdigit() and all(re.search(r'\d', Path(path).stem) for path in left)
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -2367,7 +2378,8 @@ def find_coding(values, palette, config, counts_up=False, lossy=False):
         is_white = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         left_out = [ignore] if ignore in values and not is_white else []
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
-        return Coding(None, -wish - 1 if wish < 0 else wish, 2, words, wish < 0, *left_out)
+        threshold = -wish - 1 if wish < 0 else wish
+        return Coding(None, threshold, 2, words, below=wish < 0, ignored=max(left_out, default=-1))
     counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
     grey_only, special = max(values) < COLOUR, {code for code in values if code == ignore or code < 0}
     if wish is None:
@@ -2559,7 +2571,7 @@ def read_as_classes(values, plain, special, what):
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
         lines.insert(0 if rare and not is_scale else 1,
                      f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
-    return [*lines, f'({"255 after a colon means ignored; " * (len(lines) > 1)}reorder as you like)']
+    return [*lines, '(255 after a colon means ignored; reorder as you like)']
 
 
 def lines_of(path):
@@ -2715,11 +2727,13 @@ def scan_pair(image, mask, config):
 
 
 def mark_of(path):
-    """The size of a file and a checksum of its middle: those of a copy are the same."""
-    size = os.path.getsize(path)
+    """The size of a file and a checksum of three places in it: those of a copy are the same."""
+    size, checksum = os.path.getsize(path), 0
     with open(path, 'rb') as file:
-        file.seek(size // 2)
-        return [size, zlib.crc32(file.read(4096))]
+        for place in (size // 4, size // 2, 3 * size // 4):
+            file.seek(place)
+            checksum = zlib.crc32(file.read(4096), checksum)
+    return [size, checksum]
 
 
 def same_file(first, second):
@@ -2737,8 +2751,8 @@ def same_shape(first, second):
 def mask_header(path):
     """(mode of a Pillow mask or else its suffix, {code: colour} of a palette whose numbers count, its orientation)."""
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        shown = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
-        colours = {index: COLOUR + int(colour[1:], 16) for index, colour in shown.items()}
+        numbered = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
+        colours = {index: COLOUR + int(colour[1:], 16) for index, colour in numbered.items()}
         kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
         return kind, colours, orientation(picture)
     return os.path.splitext(path)[1].lower() or 'folder', {}, 1
@@ -2955,15 +2969,17 @@ def doubts_of_images(pairs, records, config):
 def doubts_of_classes(data, found):
     """Notes on classes that training or validation lacks. found: the class ids of each mask."""
     notes, count = [], data.coding.num_classes
-    unseen = [str(i) for i in data.classes if i < count and not data.shares[i] and data.shares[1:].any()]
+    unseen = [str(i) for i in range(count) if not data.shares[i] and data.shares[1:].any()]
     if unseen:
-        notes.append(f'class {", ".join(unseen)} is in no training mask: it cannot be learnt, yet counts in the scores')
+        notes.append(f'class {", ".join(shorten(unseen))} is in no training mask: it cannot be learnt, yet counts in '
+                     'the scores where it is true or predicted')
     held_out = [ids for split, ids in zip(data.pairs.splits, found) if split == SPLITS.index('val')]
     lacking = {i for i in data.classes if 0 < i < count}.difference(*held_out)
     if not held_out:
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
-        notes.append(f'no validation mask has class {", ".join(map(str, sorted(lacking)))}: scores say nothing of it'
+        names = ', '.join(shorten(map(str, sorted(lacking))))
+        notes.append(f'no validation mask has class {names}: it scores 0 where it is found, else it is left out'
                      + (', another seed or val_fraction draws other images' if data.pairs.drawn.any() else ''))
     return notes
 
@@ -5660,7 +5676,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         fit(state, loader, val_loader, loss_fn, config, run)
     finally:
         stop_workers(loader, val_loader)                               # a signal to the whole job kills them too
-        run.write('history.csv', history_csv(state.history))           # with what was tried since the last epoch
+        if state.history:                                              # with what was tried since the last epoch
+            run.write('history.csv', history_csv(state.history))
     return finish(state, val_data, config, run)
 
 
@@ -5804,7 +5821,7 @@ def end_with_advice(error, state, config, run):
     if world().size == 1:
         run.save(state, config)
     if isinstance(error, DataError) and 'cannot be read' in str(error):
-        error.problems.append('skip_broken=True leaves out files that cannot be read')
+        error.problems.append(LEAVE_OUT)
     if isinstance(error, UserError):
         raise error
     if is_out_of_memory(error):                                        # where no smaller batch would help
@@ -6096,6 +6113,9 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config))
 
 
+LEAVE_OUT = 'skip_broken=True leaves out files that cannot be read'
+
+
 def read_all(dataset, indices, skip_broken=True):
     """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
     for index, future in read_ahead(dataset.read, indices, depth=2):
@@ -6104,7 +6124,7 @@ def read_all(dataset, indices, skip_broken=True):
             yield (index, truth), image
         except DataError as error:
             if not skip_broken:
-                raise
+                raise DataError([*error.problems, LEAVE_OUT]) from None
             log.warning('left out: %s', error.problems[0])
 
 
@@ -6541,8 +6561,10 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
                'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
-    agreement = lambda row: torch.tensor([1 - row['wrong_pixels'], row['iou']]).nanmean().nan_to_num(1)
-    worst = {row['index']: f'   IoU {row["iou"]:.3f}' for row in sorted(images, key=agreement)[:12]}
+    right = lambda row: 1 - row['wrong_pixels']
+    agreement = lambda row: right(row) + (right(row) if math.isnan(row['iou']) else row['iou'])
+    worst = {row['index']: f'   IoU {row["iou"]:.3f}, {row["wrong_pixels"]:.1%} wrong'
+             for row in sorted(images, key=agreement)[:12]}
     draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
     with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were

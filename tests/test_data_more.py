@@ -852,6 +852,13 @@ def test_folder_that_may_not_be_entered_is_told(small_set, monkeypatch, capsys, 
     assert 'Permission denied' in capsys.readouterr().err
 
 
+def test_a_cut_image_is_left_out_by_the_line_that_a_training_prints(small_set, capsys):
+    path = sorted((small_set / 'images').iterdir())[0]
+    path.write_bytes(path.read_bytes()[:-60])                          # its header is sound
+    assert train_unet.main([f'data={small_set}', *WORDS]) == 2
+    assert 'skip_broken=True leaves out files that cannot be read' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('run_dir', ['file', 'file/run', 'file/deeper/run'])
 def test_check_is_not_ready_where_a_run_cannot_be_written(small_set, tmp_path, monkeypatch, capsys, run_dir):
     monkeypatch.chdir(tmp_path)

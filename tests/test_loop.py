@@ -1231,6 +1231,19 @@ def test_an_error_of_ones_own_data_in_a_worker_is_no_death(two_minutes):
     assert 'starting the workers again' not in log_text()
 
 
+def test_a_run_that_ends_in_its_first_epoch_leaves_no_empty_table(two_minutes):
+    def loss_fn(model, batch):
+        steps.append(torch.is_grad_enabled())
+        if sum(steps) > 2:                                             # the first one is the smoke test's
+            raise RuntimeError('of the loss (a test)')
+        return squares(model, batch)
+
+    steps = []
+    with pytest.raises(RuntimeError, match='of the loss'):
+        train(None, Samples(12), loss_fn=loss_fn)
+    assert 'run' in os.listdir() and 'history.csv' not in os.listdir('run')
+
+
 def test_workers_that_always_die_end_the_run(two_minutes):
     def loss_fn(model, batch):
         if workers() and torch.is_grad_enabled():

@@ -1105,3 +1105,38 @@ def test_one_black_image_or_one_noisy_mask_hides_no_line(tmp_path):
             save(tmp_path / f'set/masks_{kind}/{n}.png', scene(n, 64)[..., 0] if (n, kind) == (0, 'a') else np.eye(64))
     lines = [line.split('   (')[0].strip() for line in ask(tmp_path / 'set').problems if line.startswith('    ')]
     assert lines == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
+
+
+@pytest.mark.parametrize('count', [6, 40])
+def test_one_mask_of_another_name_is_left_out_by_a_line(tmp_path, count):
+    """Nor does an image get the mask of another, 0.png that of 1.png."""
+    for n in range(count):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n if n != 3 else "three"}.png', np.eye(24))
+    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert lines == [f'images="images" masks="masks" skip_unpaired=True   ({count - 1} pairs)']
+
+
+def test_names_that_are_numbered_otherwise_get_no_line(tmp_path):
+    for n in range(10):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n + 1}.png', np.eye(24))
+    assert not any('skip_unpaired' in line for line in ask(tmp_path).problems)
+
+
+@pytest.mark.parametrize('of_images, of_masks', [('img_*', 'mask_*'), ('im*', 'mm/*Mask')])
+def test_a_star_on_both_sides_unites_nothing(tmp_path, of_images, of_masks):
+    """mask_l and mask_r may be of two people."""
+    for n in range(6):
+        save(tmp_path / f'img_x/{n}.png', scene(n))
+        for side, mask in (('l', corner(0, 0)), ('r', corner(9, 9))):
+            save(tmp_path / of_masks.replace('*', side) / f'{n}.png', mask)
+    assert ask(tmp_path, images=of_images, masks=of_masks).title == 'images and masks do not pair'
+
+
+def test_classes_that_no_mask_has_are_told(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', np.eye(24) + 2 * np.eye(24)[::-1])
+    notes = inspect(tmp_path, num_classes=6)[1].notes
+    assert any(note.startswith('class 3, 4, 5 is in no training mask') for note in notes)
