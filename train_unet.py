@@ -388,12 +388,12 @@ def load_preset(name):
 
 OFF, ON = {'use_amp': False}, {'use_amp': True}
 FP16, BF16 = {'amp_dtype': 'float16'}, {'amp_dtype': 'bfloat16'}
-WORDS = {**dict.fromkeys(['32', '32-true', 'fp32', 'float32', 'no', 'false'], OFF),
-         **dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], ON | FP16),
-         **dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], ON | BF16)}
+PRECISIONS = {**dict.fromkeys(['32', '32-true', 'fp32', 'float32', 'no', 'false'], OFF),
+              **dict.fromkeys(['16', '16-mixed', 'fp16', 'float16'], ON | FP16),
+              **dict.fromkeys(['bf16', 'bf16-mixed', 'bfloat16'], ON | BF16)}
 FOREIGN = {   # words of other trainers: key -> what each value means in ours
-    **dict.fromkeys(['precision', 'precision_type'], WORDS),
-    **dict.fromkeys(['mixed_precision', 'amp', 'training.mixed_precision.enabled'], WORDS | {'true': ON}),
+    **dict.fromkeys(['precision', 'precision_type'], PRECISIONS),
+    **dict.fromkeys(['mixed_precision', 'amp', 'training.mixed_precision.enabled'], PRECISIONS | {'true': ON}),
     'training.mixed_precision.dtype': {'fp16': FP16, 'float16': FP16, 'bf16': BF16, 'bfloat16': BF16},
     'fp16': {'true': ON | FP16, 'false': OFF},
     'bf16': {'true': ON | BF16, 'false': OFF},
@@ -1801,8 +1801,7 @@ def folder_answers(files):
         if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
             end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
-            if above or word:                                          # * at the top would be the images too
-                yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # left, right
+            yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # left, right
 
 
 def pattern_answers(files):
@@ -6561,7 +6560,7 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
                'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
     write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
-    right = lambda row: 1 - row['wrong_pixels']
+    right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])         # NaN: all of it is ignored
     agreement = lambda row: right(row) + (right(row) if math.isnan(row['iou']) else row['iou'])
     worst = {row['index']: f'   IoU {row["iou"]:.3f}, {row["wrong_pixels"]:.1%} wrong'
              for row in sorted(images, key=agreement)[:12]}

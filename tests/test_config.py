@@ -353,6 +353,7 @@ def test_a_refused_dtype_is_float32_whatever_the_preset_has_and_says_so(refused)
 
 @pytest.mark.parametrize('foreign, use_amp, amp_dtype', [
     ({'precision': 'bf16-mixed'}, True, 'bfloat16'),
+    ({'mixed_precision': '16-mixed'}, True, 'float16'), ({'precision': 'no'}, False, 'auto'),
     ({'precision': '16-mixed'}, True, 'float16'),
     ({'precision': 16}, True, 'float16'),
     ({'precision': '32-true'}, False, 'auto'),

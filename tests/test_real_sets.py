@@ -1095,6 +1095,7 @@ def test_masks_of_a_single_colour_are_asked_about(tmp_path):
         save(tmp_path / f'masks/{n}.png', np.full((24, 24, 3), (18, 52, 86)))
     error = ask(tmp_path)
     assert error.title == 'the mask values are not clear' and "'#123456' (100.00%, 4 images)" in str(error)
+    assert '255 after a colon means ignored' in str(error)
 
 
 def test_one_black_image_or_one_noisy_mask_hides_no_line(tmp_path):

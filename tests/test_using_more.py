@@ -759,6 +759,24 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
 
 
+def test_an_image_that_is_ignored_whole_comes_after_the_worst(three, tmp_path, monkeypatch):
+    """It has no score. What the others are sorted by is told below each."""
+    run = shutil.copytree(three[0], tmp_path / 'run')
+    shutil.copytree(three[1], tmp_path / 'set')
+    first = sorted((tmp_path / 'set/masks').iterdir())[0]
+    PIL.Image.fromarray(np.full_like(np.array(PIL.Image.open(first)), 255)).save(first)
+    drawn = {}
+    monkeypatch.setattr(train_unet, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
+    assert train_unet.evaluate_run(run, {'data': str(tmp_path / 'set')}) == 0
+    path, = run.glob('evaluation_set*/metrics.json')
+    rows = {row['index']: row for row in json.loads(path.read_text())['images']}
+    *others, last = drawn
+    assert rows[last]['file'].endswith(first.stem + '.png') and len(others) > 3
+    agreement = [rows[index]['iou'] - rows[index]['wrong_pixels'] for index in others]
+    assert agreement == sorted(agreement)
+    assert all(drawn[index].endswith(f'{rows[index]["wrong_pixels"]:.1%} wrong') for index in others)
+
+
 @pytest.mark.parametrize('wider', [np.int64, np.int32, np.int16])
 def test_whole_numbers_up_to_255_are_an_8_bit_image(two, wider):
     model = train_unet.load(two[0])
