@@ -500,8 +500,9 @@ def check_names(config):
     known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
              'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: one each
     typed = config | {'encoder': encoder, 'optimizer': config['optimizer'].lower()}
-    return [f'{key}={config[key]!r}: no such name or file{did_you_mean(config[key], words) or ";"} '
-            f'there are {", ".join(words)[:300] or "none"}' for key, words in known.items()
+    return [f'{key}={config[key]!r}: there is no such {"name or file" if key == "augment" else "name"}'
+            f'{did_you_mean(config[key], words) or ";"} there are {", ".join(shorten(words, 12)) or "none"}'
+            for key, words in known.items()
             if typed[key] not in (None, *words) and not (key == 'augment' and os.path.isfile(typed[key]))]
 
 
@@ -4339,8 +4340,8 @@ def save_checkpoint(path, content):
 
 def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(f'{path} is no file')                            # a pipe would be waited for
+    if not os.path.isfile(path):                                       # a pipe would be waited for
+        raise OSError(f'{path}: ' + ('is no file' if os.path.exists(path) else 'there is no such file'))
     try:
         with zipfile.ZipFile(path) as file:
             if any(entry.compress_type for entry in file.infolist()) \
