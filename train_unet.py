@@ -295,6 +295,11 @@ def command_line(*words):
     return clean(' '.join(['python', quoted(script), *words]))
 
 
+def counted(number, noun):
+    """'1 image', '2 images'"""
+    return f'{number} {noun}{"s" * (number != 1)}'
+
+
 SHORT = reprlib.Repr()             # looks only at so many items, and not far into nested ones
 SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 40
 SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 200
@@ -310,9 +315,10 @@ def shown(value):
 
 
 def in_words(error):
-    """The type and the message of an exception, short, on one line and without the colours of a terminal."""
-    plain = re.sub(r'\x1b\[[\d;]*m', '', str(error))
-    return f'{type(error).__name__}: {" ".join(plain.split())[:300]}'
+    """The message of an exception, short, on one line and without the colours of a terminal; its type before it, unless
+    it is one whose messages need none."""
+    plain = ' '.join(re.sub(r'\x1b\[[\d;]*m', '', str(error)).split())[:300]
+    return plain if plain and type(error) in (OSError, ValueError) else f'{type(error).__name__}: {plain}'
 
 
 def parse_value(text, kinds=()):
@@ -453,7 +459,6 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):       # else main tells of these names too
-        counted = lambda number, noun: f'{number} {noun}' if number == 1 else f'{number} {noun}s'
         given = [f'preset {str(preset)!r}'] if preset is not None else []
         if overrides:
             given.append(counted(len(overrides), 'override'))
@@ -613,6 +618,8 @@ def find_fault(key, value):
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
         return f'must be a list of texts{default}'
+    if key == 'class_names' and len({*value}) < len(value):
+        return 'two classes have one name'
     if key == 'class_weights' and isinstance(value, list) and value and not any(value):
         return 'one of them must be above 0'
     if key not in RANGES:
@@ -1357,8 +1364,9 @@ def unite_siblings(images, masks, config):
     if not is_meant or {image.rest for image in images} & {mask.rest for mask in masks}:
         return masks
     groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(os.path.dirname(mask.path)), mask.stem)).values()
-    return [mask for group in groups
-            for mask in ([unite(group)] if len({os.path.dirname(m.path) for m in group}) == len(group) else group)]
+    above = lambda mask: dataclasses.replace(mask, rest=posixpath.dirname(mask.rest))      # where its image is
+    return [mask for group in groups for mask in
+            ([above(unite(group))] if len({os.path.dirname(m.path) for m in group}) == len(group) else group)]
 
 
 def unite_numbered(pairs, images, masks, config):
@@ -1392,7 +1400,8 @@ def read_list(path):
                 reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
             table = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f'{path}: cannot be read as csv: {error}') from None
+        advice = '; save it as UTF-8' if isinstance(error, UnicodeDecodeError) else ''
+        raise DataError(f'{path}: cannot be read as csv: {error}{advice}') from None
     if not table or not {'image', 'mask'} <= set(table[0]):
         there = f'; its first line is {",".join(reader.fieldnames)[:100]}' if reader.fieldnames else ''
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image{there}')
@@ -1446,7 +1455,10 @@ def find_pairs(config):
                              *lines_that_pair(config, root, files)], error.title) from None
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
         raise DataError(f'{selves[0]}: would be an image and its mask at once')
-    splits, drawn = choose_splits([image for image, _ in pairs], config)
+    try:
+        splits, drawn = choose_splits([image for image, _ in pairs], config)
+    except DataError as error:                                         # perhaps because all pages are in one file
+        raise DataError([*error.problems, *problems_of_files(pairs, config)], error.title) from None
     named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
     lists = tuple(path for path in named if os.path.isfile(path))      # a pipe would be waited for
     return Pairs(*paths_of(pairs), splits, drawn, rule, notes + doubts(pairs, splits, config), lists)
@@ -1566,12 +1578,17 @@ def paths_of(pairs):
 def problems_of_pairs(config, root, files):
     """What is wrong with the files that do pair: told beside those that do not, instead of by the next run."""
     try:
-        pairs, rule, notes = pair_files({**config, 'skip_unpaired': True}, root, files)
+        pairs, _, _ = pair_files({**config, 'skip_unpaired': True}, root, files)
     except DataError:                                                  # which files belong together is not known
         return []
+    return problems_of_files(pairs, config)
+
+
+def problems_of_files(pairs, config):
+    """What is wrong with the files of these pairs."""
     try:
         none = np.zeros(len(pairs), bool)
-        scan(Pairs(*paths_of(pairs), none, none, rule, notes), {**config, 'skip_broken': False})
+        scan(Pairs(*paths_of(pairs), none, none, '', []), {**config, 'skip_broken': False})
     except DataError as error:
         return error.problems
     return []
@@ -1614,7 +1631,7 @@ def pair_roles(config, root, files, which=-1):
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
-        raise DataError([*shorten(problems + lonely), f'{len(pairs)} pairs were found', *shorten(notes, 5)],
+        raise DataError([*shorten(problems + lonely), f'{counted(len(pairs), "pair")} found', *shorten(notes, 5)],
                         'images and masks do not pair')
     if lonely:
         notes += [f'skipped {len(images)} images and {len(masks)} masks without a partner', *shorten(lonely, 3)]
@@ -1638,10 +1655,10 @@ def lines_that_pair(config, root, files, seconds=10.0):
         is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
         if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    note = lambda line: ', masks united: one class' if united(line) else ''
+    note = lambda line: ', masks united: one class, unless you draw them into one mask' if united(line) else ''
     lines = [f'    {line}   ({len(works[line][1])} pairs{note(line)})' for line in lines]
     if lines:
-        lines = ['type one of these, each tried on your files:', *lines[:6]]
+        lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
     elif not (lines := data_above(root)):
         lines = ['expected folders such as images/ and masks/; polygons, run lengths and volumes are to be drawn '
                  'first, as a picture (or .npy, .mat) for each image']
@@ -1700,7 +1717,7 @@ def settings_that_pair(config, root, files, seconds):
                 or not any(None in two or same_shape(*two) for two in sizes):
             continue                                                   # two kinds of pictures
         skip = ''.join(note for note in notes if note.startswith('skipped '))
-        image, mask = (file.path for file in pairs[len(pairs) // 2])
+        image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
         if re.match(r'skipped (\d+) images and \1 masks', skip) and are_numbered(pairs, root, files):
             continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
@@ -1810,7 +1827,7 @@ def pattern_answers(files):
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
-    examples = dict.fromkeys(images[at] for at in (0, len(images) // 2, -1)) if images else ()
+    examples = dict.fromkeys(images[len(images) * at // 9] for at in range(9)) if images else ()     # some have no mask
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
     for image in examples:
         stem, suffix = os.path.splitext(image)
@@ -1851,7 +1868,8 @@ def choose_splits(images, config):
         if len(groups) > 1:
             break
     if len(groups) < 2:
-        raise DataError([f'{len(pool)} image(s) in {len(groups)} group(s) cannot be split into train and val',
+        several = f'{counted(len(pool), "image")} in {counted(len(groups), "group")}'
+        raise DataError([f'{several} cannot be split into train and val',
                          'val_fraction=0 validates on the training images'])
     drawn = np.isin(np.arange(len(images)), pool)
     splits[pool] = train
@@ -1901,9 +1919,9 @@ def open_pillow(path, config):
         picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     except PIL.UnidentifiedImageError:
         with open(path, 'rb') as file:
-            if file.read(23) == b'version https://git-lfs':
-                raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull') from None
-        raise
+            is_pointer = file.read(23) == b'version https://git-lfs'
+        raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull' if is_pointer else
+                         'is no picture of a known format, whatever its name says') from None
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
         picture.filename = ''                                          # else Pillow maps a rotated one, side for side
@@ -2077,8 +2095,8 @@ def open_npy(path, config, as_mask):
     try:
         array = np.load(path, mmap_mode='r', allow_pickle=False)
     except ValueError as error:
-        raise ValueError('holds Python objects, which are not read; save its pixels as .npy'
-                         if 'Python objects' in str(error) else str(error)) from None
+        raise ValueError('holds Python objects, which are not read; save its pixels as .npy' if 'Python objects' in
+                         str(error) else 'is no array that np.save has written, or it is cut off') from None
     if array.ndim not in (2, 3):
         raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
     if array.ndim == 3 and array.shape[0] == config['in_channels'] != array.shape[2] and not as_mask:
@@ -2112,6 +2130,8 @@ def read_mat(path, config, as_mask):
         content = scipy.io.loadmat(path, simplify_cells=True)
     except scipy.io.matlab.MatReadError as error:
         raise ValueError(str(error)) from None
+    except NotImplementedError:
+        raise ValueError('is of MATLAB 7.3; save it with -v7, or as .npy') from None
     arrays = list(matrices(content))
     if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
@@ -2934,7 +2954,7 @@ def with_copies_together(pairs, firsts, config):
     splits = np.where(pairs.drawn, train, pairs.splits)
     splits[hold_out(groups, pairs.drawn.sum(), config)] = val
     count, (first, second, *_) = sum(len(rows) > 1 for rows in same.values()), map(os.fsdecode, pairs.images[parted[0]])
-    note = f'{count} images are there several times, such as {first} and {second}: all copies are on one side'
+    note = f'{counted(count, "image")} with copies, such as {first} and {second}: all copies are on one side'
     return dataclasses.replace(pairs, splits=splits, notes=[*pairs.notes, note])
 
 
@@ -2944,8 +2964,9 @@ def find_leaks(pairs, records, firsts):
     copied = {firsts[row]: row for row in pairs.rows('train')[::-1]}
     copies = [row for row in np.flatnonzero(pairs.splits) if firsts[row] in copied]
     name = lambda paths, row: os.fsdecode(paths[row])
-    notes = [f'{len(copies)} images of validation or test, such as {name(pairs.images, row)}, are trained on too, as '
-             f'{name(pairs.images, copied[firsts[row]])}: their scores flatter' for row in copies[:1]]
+    notes = [f'trained on too: {counted(len(copies), "image")} of validation or test, such as '
+             f'{name(pairs.images, row)} as {name(pairs.images, copied[firsts[row]])}: the scores flatter'
+             for row in copies[:1]]
     masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
     return notes + [f'one and the same image has mask files that differ, {name(pairs.masks, first)} and '
@@ -2971,16 +2992,16 @@ def doubts_of_classes(data, found):
     notes, count = [], data.coding.num_classes
     unseen = [str(i) for i in range(count) if not data.shares[i] and data.shares[1:].any()]
     if unseen:
-        notes.append(f'class {", ".join(shorten(unseen))} is in no training mask: it cannot be learnt, yet counts in '
-                     'the scores where it is true or predicted')
+        notes.append(f'no training mask has class {", ".join(shorten(unseen))}: what is not seen is not learnt, yet '
+                     'counts in the scores where it is true or predicted')
     held_out = [ids for split, ids in zip(data.pairs.splits, found) if split == SPLITS.index('val')]
     lacking = {i for i in data.classes if 0 < i < count}.difference(*held_out)
     if not held_out:
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
         names = ', '.join(shorten(map(str, sorted(lacking))))
-        notes.append(f'no validation mask has class {names}: it scores 0 where it is found, else it is left out'
-                     + (', another seed or val_fraction draws other images' if data.pairs.drawn.any() else ''))
+        notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
+                     + ('; another seed or val_fraction draws other images' if data.pairs.drawn.any() else ''))
     return notes
 
 
@@ -3591,7 +3612,8 @@ def usual_size(config, data, limit):
     median = np.median(sizes, axis=0)
     scale = 1 if config['size_policy'] == 'crop' else min(1, limit / median.max())
     size = [min(limit, max(32, round(side * scale / 32) * 32)) for side in median]
-    return size, f'the usual image ({median[1]:.0f} x {median[0]:.0f}), at most {limit}, in steps of 32'
+    finer = '; size_policy=crop keeps details' if scale < 0.5 else ''
+    return size, f'the usual image ({median[1]:.0f} x {median[0]:.0f}), at most {limit}, in steps of 32{finer}'
 
 
 def cached_bytes(config, data):
@@ -5231,7 +5253,7 @@ def close_epoch(state, metrics, config, run):
     elif math.isnan(row['train_loss']):
         done = 'no sound step'
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
-        done = f'no better for {since} epoch{"s" * (since != 1)}' + (f', stops at {patience}' if patience else '')
+        done = f'no better for {counted(since, "epoch")}' + (f', stops at {patience}' if patience else '')
     else:
         done = 'no better, on small images'
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
@@ -5699,6 +5721,9 @@ def refuse_used(folder):
     if any((folder / name).exists() for name in CHECKPOINTS):
         raise UserError(f'{folder}: holds a run already; {as_typed("resume", folder)} continues it, another run_dir '
                         'starts afresh')
+    pictures = [*filter(may_be_read, os.listdir(folder))] if folder.is_dir() else ()
+    if pictures:
+        raise UserError(f'{folder}: holds {pictures[0]}; a run wants a folder of its own: choose another run_dir')
     settings = folder / 'config.py'
     if settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode())):
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
@@ -6311,7 +6336,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     print(f'{written} masks in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
     print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:
-        print(UserError(broken, f'{len(broken)} files could not be predicted'), file=sys.stderr)
+        print(UserError(broken, f'{counted(len(broken), "file")} could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
 
 
@@ -6902,7 +6927,7 @@ def describe_memory(parts, how='estimated'):
 
 def print_settings(config, sources, why):
     """Every setting, with where its value came from."""
-    print('\nsettings:')
+    print('settings:')
     for key, value in config.items():
         found = sources[key] == 'default' and value != CONFIG[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
@@ -6936,7 +6961,8 @@ def check(preset, overrides):
         config, sources, notes = resume_config(folder, preset, overrides)
     else:
         folder = Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])
-        refuse_used(folder)
+        if config['run_dir'] != 'auto':
+            refuse_used(folder)
     refuse_unwritable(folder)
     device = choose_device(config['device'])
     try:
@@ -6944,10 +6970,10 @@ def check(preset, overrides):
     except UserError as error:
         error.problems = [line for problem in error.problems for line in getattr(problem, 'hidden', [problem])]
         raise
-    print('\n'.join(clean(line) for line in describe_data(data, config)))
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     settle_statistics(config, train_data)
-    print_settings(config, sources, why)
+    print_settings(config, sources, why)                               # first, or what follows would scroll away
+    print('\n'.join(clean(line) for line in ['', *describe_data(data, config)]))
     scaled = ' with gradient scaler' if precision.dtype == 'float16' else ''
     print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}{scaled}, because {precision.reason}')
     warn([*notes, *precision.warnings])

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 from pathlib import Path
@@ -29,18 +30,57 @@ def default_data(name=''):
 
 
 def base_parser(doc, rounds=5, seeds=3, data=None):
-    """Options of every benchmark; `doc` is the docstring of the script. None leaves one out."""
+    """Options of every benchmark; `doc` is the docstring of the script. None leaves one out, data=False too."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=form)
     option = parser.add_argument
-    option('--data', default=data or default_data('nuclei_dsb2018'), help='folder, or demo')
+    if data is not False:
+        option('--data', type=data_folder, default=data or default_data('nuclei_dsb2018'),
+               help='folder, or demo')
     if rounds is not None:
-        option('--rounds', type=int, default=rounds, help=f'interleaved rounds ({rounds})')
+        option('--rounds', type=whole_number, default=rounds, help=f'interleaved rounds ({rounds})')
     if seeds is not None:
-        option('--seeds', type=int, default=seeds, help=f'number of seeds: 0, 1, ... ({seeds})')
+        option('--seeds', type=whole_number, default=seeds, help=f'number of seeds: 0, 1, ... ({seeds})')
     option('--device', default='auto', help='cpu, cuda, mps; auto: the best that is there')
-    option('--out', help='JSON file to write (runs/benchmarks/NAME.json)')
+    option('--out', type=json_file, help='JSON file to write (runs/benchmarks/NAME.json)')
     return parser
+
+
+def whole_number(text):
+    """An option that counts something: a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'{text}: must be a whole number above 0')
+    return int(text)
+
+
+def data_folder(text):
+    """An option that names a folder that is there, or demo."""
+    if text != 'demo' and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f'{text}: there is no such folder')
+    return text
+
+
+def json_file(text):
+    """An option that names a file to write: refused before anything is measured if that cannot be."""
+    path = Path(text).absolute()
+    there = next(folder for folder in path.parents if folder.exists())
+    if path.is_dir() or not (there.is_dir() and os.access(there, os.W_OK)):
+        raise argparse.ArgumentTypeError(f'{text}: no file can be written there')
+    return text
+
+
+def exit_with(main):
+    """main() of a script, whose exit code it gives. Ctrl-C and what train_unet refuses end in one line."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print('\nstopped; of what was measured the JSON file has what it had been told before', file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        refused = getattr(sys.modules.get('train_unet'), 'UserError', ())
+        if not isinstance(error, refused):
+            raise
+        sys.exit(str(error))
 
 
 def describe_hardware():
@@ -82,10 +122,10 @@ def describe_machine():
 
 
 def median_and_spread(values):
-    """(median, half the distance between the quartiles); (nan, nan) of nothing."""
+    """(median, half the distance between the quartiles), which is nan of less than two values."""
     values = sorted(float(value) for value in values)
     if len(values) < 2:
-        return (values[0], 0.0) if values else (float('nan'), float('nan'))
+        return (values or [float('nan')])[0], float('nan')             # of one nobody knows the spread
     low, middle, high = statistics.quantiles(values, n=4, method='inclusive')
     return middle, (high - low) / 2
 
@@ -123,7 +163,7 @@ def save_json(name, results, out=None, n=None, seed=None):
     path = json_path(name, out)
     path.parent.mkdir(parents=True, exist_ok=True)
     program = hashlib.sha256((ROOT / 'train_unet.py').read_bytes()).hexdigest()[:12]
-    record = {'benchmark': name, 'command': ' '.join(sys.argv), 'n': n, 'seed': seed,
+    record = {'benchmark': name, 'command': shlex.join(sys.argv), 'n': n, 'seed': seed,
               'train_unet.py': program,
               'date': datetime.datetime.now().isoformat(timespec='seconds'),
               'hardware': describe_hardware(), 'versions': describe_versions(), 'results': results}

@@ -32,8 +32,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import (ROOT, base_parser, default_data, describe_machine, median_and_spread,
-                    print_table, save_json)
+from common import (ROOT, base_parser, default_data, describe_machine, exit_with,
+                    median_and_spread, print_table, save_json, whole_number)
 from plain import OurData, Ours, PathDataset, Plain, read_batches, train_unet
 from processes import ask_subprocess, run_within
 
@@ -344,11 +344,11 @@ def parse_args():
     option('--iou-data', nargs='+', default=[default_data(name) for name in sets],
            help='folders for part iou')
     option('--encoder', default='resnet34')
-    option('--size', type=int, default=512, help='side of the images (512)')
-    option('--batch', type=int, default=16, help='images per step (16)')
-    option('--steps', type=int, default=20, help='steps of a round in part speed (20)')
-    option('--epochs', type=int, default=15, help='in part iou (15)')
-    option('--iou-size', type=int, default=256, help='side of the images in part iou (256)')
+    option('--size', type=whole_number, default=512, help='side of the images (512)')
+    option('--batch', type=whole_number, default=16, help='images per step (16)')
+    option('--steps', type=whole_number, default=20, help='steps of a round in part speed (20)')
+    option('--epochs', type=whole_number, default=15, help='in part iou (15)')
+    option('--iou-size', type=whole_number, default=256, help='side of the images in part iou (256)')
     option('--minutes', type=float, default=9, help='time for all parts (9)')
     option('--parts', nargs='+', choices=PARTS, default=list(PARTS))
     option('--quick', action='store_true', help='everything in small')
@@ -382,6 +382,7 @@ def main():
             print_table(name, rows)
     print_table('Parts', states)
     print(f'\n{describe_machine()}\n{path}')
+    return int(any(part['state'].startswith('failed') for part in states))
 
 
 def run_part(name, args, left, results):
@@ -405,4 +406,4 @@ def run_part(name, args, left, results):
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

@@ -24,16 +24,19 @@ round, of 'equal'; 'as it comes' is that of 'auto'.
 import dataclasses
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from common import base_parser, describe_machine, median_and_spread, print_table, save_json
+from common import (base_parser, count_cores, describe_machine, exit_with, median_and_spread,
+                    print_table, save_json, whole_number)
 from tqdm import tqdm
 
-AHEAD = 4       # batches that DataLoader's workers have ready: two for each of two
+AHEAD = 2 * max(2, count_cores())     # batches that DataLoader's workers have ready: two for each
+KEEP_MEMORY = {'MALLOC_TRIM_THRESHOLD_': str(2**31 - 1), 'MALLOC_MMAP_THRESHOLD_': str(32 * 2**20)}   # of glibc
 NAMES = ('ours', 'plain', 'lightning', 'fastai', 'monai', 'accelerate')
 
 
@@ -43,12 +46,17 @@ def parse_args():
     option = parser.add_argument
     option('--encoders', nargs='+', default=['resnet18', 'resnet34'])
     option('--contenders', nargs='+', default=list(NAMES), choices=NAMES)
-    option('--size', type=int, default=128, help='pixels (128)')
-    option('--batch', type=int, default=8, help='images per step (8)')
-    option('--steps', type=int, default=20,
-           help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count (20)')
+    option('--size', type=whole_number, default=128, help='pixels (128)')
+    option('--batch', type=whole_number, default=8, help='images per step (8)')
+    option('--steps', type=whole_number, default=5 * AHEAD,
+           help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count ({5 * AHEAD})')
+    option('--frugal', action='store_true', help='tuned peers also keep freed memory, and read without '
+           'workers, as ours does on a CPU')
     option('--worker', help='internal: measure this one job and write its figures to --out')
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.steps < 2:
+        parser.error(f'--steps {args.steps}: one step has no rate; type 2 or more')
+    return args
 
 
 def main():
@@ -61,7 +69,7 @@ def main():
     import peers
     names = [name for name in args.contenders if is_installed(name, peers.NEEDS.get(name, []))]
     variants = peers.list_variants(names)
-    records, total = [], args.rounds * len(args.encoders) * len(variants)
+    records, failed, total = [], 0, args.rounds * len(args.encoders) * len(variants)
     with tempfile.TemporaryDirectory() as folder, tqdm(total=total, desc='Trainings') as bar:
         data = prepare_data(args, Path(folder) / 'data')
         for number in range(args.rounds):
@@ -70,8 +78,9 @@ def main():
                 for contender, variant in variants[turn:] + variants[:turn]:
                     bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
                     job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
-                                    args.steps, args.device, seed=number)
-                    records += measure(job, Path(folder))
+                                    args.steps, args.device, seed=number, frugal=args.frugal)
+                    found = measure(job, Path(folder))
+                    records, failed = records + found, failed + (not found)
                     path = save_json('images_per_second', {'settings': vars(args), 'runs': records},
                                      args.out, n=args.rounds, seed=f'0..{args.rounds - 1}')
                     bar.update()
@@ -80,6 +89,7 @@ def main():
                  f'{args.rounds} rounds, spread: half the distance between the quartiles')
         print_table(title, build_rows([r for r in records if r['encoder'] == encoder], variants))
     print(f'\n{describe_machine()}\n{path}')
+    return int(failed > 0)
 
 
 def find_device():
@@ -121,7 +131,8 @@ def measure(job, folder):
     command = [sys.executable, str(Path(__file__).resolve()), '--out', str(answer),
                '--worker', json.dumps(dataclasses.asdict(job))]
     with open(words, 'w', encoding='utf-8') as output:
-        subprocess.run(command, cwd=scratch, stdout=output, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=scratch, stdout=output, stderr=subprocess.STDOUT, check=False,
+                       env={**os.environ, **(KEEP_MEMORY if job.frugal and job.tuned else {})})
     if not answer.exists():
         last = words.read_text(encoding='utf-8', errors='replace').strip().splitlines()[-1:]
         tqdm.write(f'failed: {job.contender}, {job.variant}: {"".join(last)[:300]}')
@@ -198,4 +209,4 @@ def build_rows(records, variants):
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

@@ -22,7 +22,8 @@ import tifffile
 import torch
 from tqdm import tqdm
 
-from common import ROOT, base_parser, describe_machine, median_and_spread, print_table, save_json
+from common import (ROOT, base_parser, describe_machine, exit_with, median_and_spread, print_table,
+                    save_json, whole_number)
 from plain import train_unet
 from processes import run_watched
 
@@ -130,10 +131,10 @@ def main():
     parser = base_parser(__doc__, rounds=1, seeds=None)
     option = parser.add_argument
     option('--run', help='folder of a trained run with size_policy=crop')
-    option('--sides', nargs='+', type=int, default=[1000, 5000, 20_000])
+    option('--sides', nargs='+', type=whole_number, default=[1000, 5000, 20_000])
     option('--photo', help="what is shown; the run's largest validation image")
-    option('--tile', type=int, default=128, help='image_size of the small training (128)')
-    option('--epochs', type=int, default=5, help='of the small training (5)')
+    option('--tile', type=whole_number, default=128, help='image_size of the small training (128)')
+    option('--epochs', type=whole_number, default=5, help='of the small training (5)')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -151,4 +152,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from common import base_parser, describe_machine, median_and_spread, print_table, save_json
+from common import (base_parser, describe_machine, exit_with, median_and_spread, print_table,
+                    save_json, whole_number)
 from plain import Ours, train_unet
 
 SHAPES = [(64, 64, 64), (128, 128, 32), (256, 256, 16), (512, 512, 8),
@@ -215,8 +216,8 @@ def main():
     parser = base_parser(__doc__, rounds=10, seeds=None)
     option = parser.add_argument
     option('--encoder', default='resnet34', help='encoder of the U-Net (resnet34)')
-    option('--size', type=int, default=256, help='side of the images (256)')
-    option('--batch', type=int, default=8, help='images per step (8)')
+    option('--size', type=whole_number, default=256, help='side of the images (256)')
+    option('--batch', type=whole_number, default=8, help='images per step (8)')
     option('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16', 'float16'])
     args = parser.parse_args()
     amp = {'auto': {}, 'float32': {'use_amp': False}}.get(args.dtype)
@@ -264,4 +265,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

@@ -11,7 +11,8 @@ import json
 import torch
 from tqdm import tqdm
 
-from common import base_parser, describe_machine, median_and_spread, print_table, save_json
+from common import (base_parser, describe_machine, exit_with, median_and_spread, print_table,
+                    save_json, whole_number)
 from plain import OurData, Ours, PathDataset, Plain, read_batches, train_unet
 from processes import ask_subprocess, peak_resident, resident
 
@@ -52,9 +53,9 @@ def main():
     parser = base_parser(__doc__, rounds=3, seeds=None)
     option = parser.add_argument
     option('--encoder', default='resnet34', help='encoder of the U-Net (resnet34)')
-    option('--size', type=int, default=256, help='side of the images (256)')
-    option('--batch', type=int, default=8, help='effective batch, low_memory in 4 passes (8)')
-    option('--steps', type=int, default=3, help='steps of each contender (3)')
+    option('--size', type=whole_number, default=256, help='side of the images (256)')
+    option('--batch', type=whole_number, default=8, help='effective batch, low_memory in 4 passes (8)')
+    option('--steps', type=whole_number, default=3, help='steps of each contender (3)')
     option('--contenders', nargs='+', default=CONTENDERS,
            help='plain, default, any preset, with -eager never compiled')
     option('--measure', metavar='NAME', help='internal: one contender, in this process')
@@ -86,4 +87,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

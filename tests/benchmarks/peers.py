@@ -9,10 +9,9 @@ batches are tensors in memory and there is no metric.
 """
 import dataclasses
 import functools
-import os
 from pathlib import Path
 
-import common  # noqa: F401  finds train_unet
+import common                     # which finds train_unet too
 import cv2
 import segmentation_models_pytorch as smp
 import torch
@@ -36,6 +35,7 @@ class Job:
     device: str
     seed: int
     loaded: bool = True
+    frugal: bool = False     # tuned peers read without workers, as ours does on a CPU
 
     @property
     def tuned(self):
@@ -78,8 +78,10 @@ def build_loader(job, collate=lambda images, masks: (images, masks)):
     dataset = FolderDataset(job.folder, job.size)
     if job.loaded:
         more = {'persistent_workers': True, 'pin_memory': job.device != 'cpu'} if job.tuned else {}
-        return torch.utils.data.DataLoader(dataset, job.batch, shuffle=True,
-                                           num_workers=os.cpu_count(), **more)
+        workers = common.count_cores()
+        if job.frugal and job.tuned:
+            workers, more = 0, {}
+        return torch.utils.data.DataLoader(dataset, job.batch, shuffle=True, num_workers=workers, **more)
     batches = [collate(*batch) for batch in torch.utils.data.DataLoader(dataset, job.batch)]
     return torch.utils.data.DataLoader(batches, batch_size=None, shuffle=True)
 
@@ -286,7 +288,7 @@ def monai(job):
         files = [dict(zip(keys, pair)) for pair in list_pairs(job.folder)]
         dataset = CacheDataset(files, steps, progress=False) if job.tuned else Dataset(files, steps)
         loader = DataLoader(dataset, batch_size=job.batch, shuffle=True,
-                            num_workers=0 if job.tuned else os.cpu_count())
+                            num_workers=0 if job.tuned else common.count_cores())
     else:
         loader = build_loader(job, lambda images, masks: {'image': images, 'label': masks})
 

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 
-from common import ROOT, base_parser, describe_machine, print_table, save_json
+from common import (ROOT, base_parser, describe_machine, exit_with, print_table, save_json,
+                    whole_number)
 from tqdm import tqdm
 
 PRECISIONS = {'float32': ['use_amp=False', 'tf32_matmul_precision=highest'],
@@ -41,8 +42,8 @@ def main():
     option = parser.add_argument
     option('--encoder', default='tu-test_resnet', help='half a million weights by default')
     option('--decoder', default='[32,16,16,8,8]', help='channels of the decoder')
-    option('--size', type=int, default=64, help='side of the images (64)')
-    option('--epochs', type=int, default=8)
+    option('--size', type=whole_number, default=64, help='side of the images (64)')
+    option('--epochs', type=whole_number, default=8)
     option('--precisions', nargs='+', choices=PRECISIONS, default=['float32', 'bfloat16'])
     option('--within', type=float, default=0.005, help='largest difference of the means (0.005)')
     option('settings', nargs='*', help='more settings of the training: key=value')
@@ -66,6 +67,7 @@ def main():
         for name, runs in found.items()])
     same = all(abs(mean - means[first]) <= args.within for mean in means.values())
     verdict = f'Equal within {args.within}' if same else f'NOT equal within {args.within}'
+    verdict = verdict if len(means) > 1 else 'One precision alone: nothing was compared'
     others = {name: precisions for name, runs in found.items() for *_, precisions in runs if precisions != [name]}
     if others:                                                         # no such units, or healed
         verdict, same = f'NOT comparable: what was to train in these precisions trained in {others}', False
@@ -74,4 +76,4 @@ def main():
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    exit_with(main)

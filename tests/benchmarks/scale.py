@@ -8,6 +8,7 @@ first      seconds to the first batch and memory of each process, at 1,000 to 10
 processes  images per second of training with 1 and 2 processes (torchrun, gloo on a CPU)
 size       seconds per image of a training step, against the side of the images
 """
+import argparse
 import csv
 import json
 import os
@@ -22,7 +23,8 @@ import PIL.Image
 import torch
 from tqdm import tqdm
 
-from common import ROOT, base_parser, describe_machine, median_and_spread, print_table, save_json
+from common import (ROOT, base_parser, describe_machine, exit_with, median_and_spread, print_table,
+                    save_json, whole_number)
 from plain import OurData, Ours, PathDataset, read_batches
 from processes import ask_subprocess, proportional
 
@@ -138,19 +140,20 @@ PARTS = {'first': measure_first, 'processes': measure_processes, 'size': measure
 
 
 def main():
-    parser = base_parser(__doc__, rounds=3, seeds=None)
+    parser = base_parser(__doc__, rounds=3, seeds=None, data=False)
     option = parser.add_argument
     option('--parts', nargs='+', choices=PARTS, default=list(PARTS))
-    option('--counts', nargs='+', type=int, default=[1000, 10_000, 40_000, 100_000])
+    option('--counts', nargs='+', type=whole_number, default=[1000, 10_000, 40_000, 100_000])
     option('--workers', type=int, default=2, help='loader processes in part first (2)')
-    option('--batches', type=int, default=50, help='batches before memory is read (50)')
-    option('--processes', nargs='+', type=int, default=[1, 2])
-    option('--images', type=int, default=160, help='images in part processes (160)')
-    option('--sizes', nargs='+', type=int, default=[64, 128, 256, 512])
-    option('--size', type=int, default=128, help='side of the images in part processes (128)')
-    option('--batch', type=int, default=4, help='images per step in part size (4)')
+    option('--batches', type=whole_number, default=50, help='batches before memory is read (50)')
+    option('--processes', nargs='+', type=whole_number, default=[1, 2])
+    option('--images', type=whole_number, default=160, help='images in part processes (160)')
+    option('--sizes', nargs='+', type=whole_number, default=[64, 128, 256, 512])
+    option('--size', type=whole_number, default=128, help='side of the images in part processes (128)')
+    option('--batch', type=whole_number, default=4, help='images per step in part size (4)')
     option('--encoder', default='resnet18')
-    option('--measure', metavar='NAME', help='internal: one loader, in this process')
+    option('--measure', metavar='NAME', help='internal: one loader, in this process, of --data')
+    option('--data', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         return measure(args.measure, args)
@@ -170,4 +173,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

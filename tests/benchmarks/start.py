@@ -20,7 +20,8 @@ import tempfile
 import termios
 import time
 
-from common import ROOT, base_parser, describe_machine, median_and_spread, print_table, save_json
+from common import (ROOT, base_parser, describe_machine, exit_with, median_and_spread, print_table,
+                    save_json)
 from tqdm import tqdm
 
 TRAIN = [sys.executable, str(ROOT / 'train_unet.py')]
@@ -95,4 +96,4 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)

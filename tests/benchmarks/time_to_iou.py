@@ -30,14 +30,15 @@ there' tells when, and 'against that' is the ratio to it.
 import contextlib
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from common import (base_parser, default_data, describe_machine, json_path, median_and_spread,
-                    print_table, save_json)
+from common import (base_parser, default_data, describe_machine, exit_with, json_path,
+                    median_and_spread, print_table, save_json, whole_number)
 import albumentations  # noqa: F401  (train_unet imports it when it is used: not on the clock)
 import cv2
 import numpy as np
@@ -61,7 +62,7 @@ def parse_args():
     option('--sets', nargs='+', default=list(SETS), help=f'folders in --data ({", ".join(SETS)})')
     option('--size', default='128', help='pixels, 128 or 96x128 (height x width)')
     option('--budget', type=float, default=420, help='seconds of the plain recipe (420)')
-    option('--epochs', type=int, help='both train for so many epochs, however long that takes')
+    option('--epochs', type=whole_number, help='both train for so many epochs, however long that takes')
     option('--limit', type=float, default=1.5, help='ours may take that many budgets (1.5)')
     option('--contender', choices=('plain', 'ours', 'both'), default='both')
     option('--ours', nargs='*', default=[], metavar='KEY=VALUE',
@@ -69,6 +70,10 @@ def parse_args():
     option('--resume', action='store_true', help='keep what the JSON file has, measure the rest')
     option('--redo', action='store_true', help='with --resume: measure --contender again')
     args = parser.parse_args()
+    if not re.fullmatch(r'[1-9]\d*(x[1-9]\d*)?', args.size):
+        parser.error(f'--size {args.size}: type pixels, as 128 or 96x128')
+    if args.budget <= 0:
+        parser.error(f'--budget {args.budget:g}: must be above 0')
     sides = [int(side) for side in args.size.split('x')]
     args.size = [sides[0], sides[-1]]
     return args
@@ -83,6 +88,8 @@ def main():
     for name in [name for name in args.sets if not (Path(args.data) / name / 'masks').is_dir()]:
         print(f'skipped: {name}, because {Path(args.data) / name} has no images and masks')
         args.sets.remove(name)
+    if not args.sets:
+        sys.exit(f'--data {args.data}: none of the --sets is in there')
     runs = read_runs(path) if path.exists() else []
     label = ' '.join(['ours', *sorted(args.ours)])
     chosen = {'plain': ['plain'], 'ours': [label], 'both': ['plain', label]}[args.contender]
@@ -115,7 +122,10 @@ def main():
 
 def read_runs(path):
     """The runs of an earlier JSON file."""
-    return json.loads(path.read_text(encoding='utf-8'))['results']['runs']
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))['results']['runs']
+    except (ValueError, LookupError, TypeError):
+        sys.exit(f'{path}: holds no results of this benchmark; --out writes elsewhere')
 
 
 def measure(job, args, target, bar):
@@ -306,8 +316,11 @@ def build_rows(runs, name, args):
                   for curve in curves]
         took = [seconds_to(curve, target) for curve in curves]
         median = args.budget if is_plain else statistics.median_high(took)
+        finals = [scores[-1] for scores in within if scores]
         rows.append({'set': name, 'contender': contender, 'seeds': len(curves),
-                     'IoU at the budget': median_and_spread(s[-1] for s in within if s)[0],
+                     'IoU at the budget': median_and_spread(finals)[0],
+                     'lowest': min(finals, default=None), 'highest': max(finals, default=None),
+                     'its seconds': max(curve[-1]['seconds'] for curve in curves),
                      'best until then': median_and_spread(max(s) for s in within if s)[0],
                      'seeds that reach it': sum(seconds < NEVER for seconds in took),
                      'seconds to target': median if median < NEVER else None,
@@ -344,4 +357,4 @@ def seconds_to(curve, target):
 
 
 if __name__ == '__main__':
-    main()
+    exit_with(main)
