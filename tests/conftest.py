@@ -3,6 +3,8 @@ import gc
 import multiprocessing
 import os
 import runpy
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 SHARED = ROOT.parent / 'shared' / 'data'
 
+pytest.register_assert_rewrite('helpers')
+
 WRITES_ONNX = pytest.mark.skipif('torch.__version__ < (2, 9)', reason='torch 2.6 cannot write these networks as ONNX')
 
 FORKS = multiprocessing.get_context('forkserver')
@@ -24,6 +28,7 @@ FORKS = multiprocessing.get_context('forkserver')
 # A network small enough for tests: one second per epoch.
 TINY = dict(encoder='tu-test_resnet', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
             use_amp=False, num_workers=0, device='cpu', encoder_weights=None)
+ENOUGH = TINY | {'image_size': 64, 'num_epochs': 6, 'learning_rate': 0.01}       # to find the discs of draw_set
 
 
 def draw_set(folder, count=12, size=40, seed=0, values=(0, 255)):
@@ -39,6 +44,18 @@ def draw_set(folder, count=12, size=40, seed=0, values=(0, 255)):
             path.parent.mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(array.astype(np.uint8)).save(path)
     return Path(folder)
+
+
+def draw_three(folder, count=12):
+    """draw_set with a third class: a blue corner. The values are class ids."""
+    draw_set(folder, count, values=(0, 1))
+    for number in range(count):
+        for kind, value in (('images', (0, 0, 255)), ('masks', 2)):
+            path = folder / kind / f'{number:03d}.png'
+            array = np.array(PIL.Image.open(path))
+            array[:15, :15] = value
+            PIL.Image.fromarray(array).save(path)
+    return folder
 
 
 def run_script(words, output, environment, first):
@@ -73,7 +90,8 @@ def pytest_configure(config):
 
 
 # Files whose tests are long: they begin first, so that short ones are left to share at the end.
-LONG = ('test_using', 'test_processes', 'test_kills', 'test_checkpoints', 'test_loop', 'test_measuring', 'test_model')
+LONG = ('test_using', 'test_processes', 'test_kills', 'test_checkpoints', 'test_training', 'test_export', 'test_epochs',
+        'test_step', 'test_measuring', 'test_model')
 
 
 def pytest_collection_modifyitems(config, items):
@@ -127,16 +145,48 @@ def forks():
 
 @pytest.fixture
 def one_thread():
-    """Tiny networks are fastest with one thread, above all where cores are shared."""
+    """Tiny networks are fastest with one thread, where cores are shared, and bits are equal for equal numbers of them.
+    Signals are handled afterwards as they were, and one that a failure leaves unheard does not end pytest."""
     import torch
     before = torch.get_num_threads()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
 def hasty(monkeypatch):
     """torch waits five seconds for a worker that it has asked to end; who tests one that hangs need not."""
     monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.5)
+
+
+@pytest.fixture(scope='session')
+def two(tmp_path_factory):
+    """A small run of two classes and its data: (run folder, data folder). Not to be changed."""
+    import train_unet
+    folder = tmp_path_factory.mktemp('two')
+    train_unet.train(**ENOUGH, data=str(draw_set(folder / 'set')), run_dir=str(folder / 'run'))
+    return folder / 'run', folder / 'set'
+
+
+@pytest.fixture(scope='session')
+def three(tmp_path_factory):
+    """A small run of three classes and its data; a module of the network is kept in float32. Not to be changed."""
+    import train_unet
+    folder = tmp_path_factory.mktemp('three')
+    names = ['ground', 'disc', 'corner']
+    data = draw_three(folder / 'set')
+    train_unet.train(**ENOUGH, data=str(data), run_dir=str(folder / 'run'), class_names=names,
+                     keep_float32='segmentation_head')
+    return folder / 'run', folder / 'set'
+
+
+@pytest.fixture
+def own(two, tmp_path):
+    """A copy of the run of two classes, for tests that write into it."""
+    return shutil.copytree(two[0], tmp_path / 'own')

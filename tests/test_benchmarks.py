@@ -1,39 +1,179 @@
-"""The benchmarks still run: in small, and with no clock that decides.
+"""The benchmarks still run: from their options to their table and JSON file, in small, and with no clock that decides.
 
 Run: python -m pytest tests/test_benchmarks.py
 """
+import contextlib
+import io
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 
 import pytest
 import torch
-from conftest import ROOT, TINY, draw_set
+
+from conftest import FORKS, ROOT, TINY, draw_set, run_script
+from helpers import as_words
 
 sys.path.insert(0, str(ROOT / 'tests' / 'benchmarks'))
+import common  # noqa: E402
 import gpu  # noqa: E402
 import images_per_second  # noqa: E402
+import large_image  # noqa: E402
 import limit  # noqa: E402
+import memory  # noqa: E402
 import peers  # noqa: E402
 import plain  # noqa: E402
+import precision_iou  # noqa: E402
 import processes  # noqa: E402
+import scale  # noqa: E402
+import start  # noqa: E402
 import time_to_iou  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
 
+def words_of(**options):
+    return [f'--{key}={value}' for key, value in options.items()]
+
+
+def numbers(value):
+    """All numbers in a nest of lists and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for part in value for number in numbers(part)]
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
 @pytest.fixture
-def split_set(tmp_path):
-    """images/{train,val} and masks/{train,val}: eight and four images of 40 x 40."""
-    drawn, folder = draw_set(tmp_path / 'drawn'), tmp_path / 'set'
+def results(monkeypatch, capsys, tmp_path):
+    """Runs main() of a benchmark -> (results of its JSON file, what it printed); every number must be one."""
+    def run(module, *words):
+        path = tmp_path / 'found.json'
+        monkeypatch.setattr(sys, 'argv', [module.__name__, *map(str, words), f'--out={path}'])
+        assert not module.main()
+        record, printed = json.loads(path.read_text()), capsys.readouterr().out
+        assert {'benchmark', 'command', 'hardware', 'versions', 'results'} <= set(record)
+        assert 'torch' in record['versions']
+        assert all(number == number and abs(number) < float('inf') for number in numbers(record['results']))
+        assert '\n|' in printed and ' nan ' not in printed.lower()
+        return record['results'], printed
+    return run
+
+
+@pytest.fixture
+def asked_here(monkeypatch):
+    """Whoever asks a process of its own (`--measure`) is answered by this one: its words, its JSON, no five seconds."""
+    def ask(module):
+        def answer(script, *words, env=None, cwd=None, timeout=None):
+            out = io.StringIO()
+            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+                patch.setattr(sys, 'argv', [str(script), '--measure', *map(str, words)])
+                patch.chdir(cwd or os.getcwd())
+                for key, value in (env or {}).items():
+                    patch.setenv(key, value)
+                module.main()
+            return json.loads(out.getvalue().strip().splitlines()[-1])
+        monkeypatch.setattr(module, 'ask_subprocess', answer)
+    return ask
+
+
+def run_here(forks_words, folder, environment=None):
+    """The program in a forked process that has imported everything -> exit code."""
+    process = FORKS.Process(target=run_script, args=(forks_words, str(folder / 'said.txt'), environment or {}, ''))
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+@pytest.fixture
+def quick_runs(forks, monkeypatch, tmp_path):
+    """subprocess.run of the program, also below torchrun (as one process), without its imports."""
+    def run(command, cwd=None, env=None, **_):
+        words = command[1 + next(i for i, word in enumerate(command) if str(word).endswith('train_unet.py')):]
+        code = run_here([str(word) for word in words], tmp_path)
+        return subprocess.CompletedProcess(command, code, '', (tmp_path / 'said.txt').read_text())
+    monkeypatch.setattr(subprocess, 'run', run)
+
+
+# --- what they share ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('script', sorted(p.name for p in (ROOT / 'tests' / 'benchmarks').glob('*.py')
+                                          if 'base_parser(' in p.read_text() and p.name != 'common.py'))
+def test_each_script_has_help(script, capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', [script, '--help'])
+    module = __import__(script[:-3])
+    with pytest.raises(SystemExit) as done:
+        getattr(module, 'parse_args', module.main)()
+    assert done.value.code == 0 and '--out' in capsys.readouterr().out
+
+
+def test_json_is_whole_and_says_where_it_comes_from(tmp_path):
+    path = common.save_json('x', {'a': float('1.5')}, tmp_path / 'deep' / 'x.json', n=1)
+    record = json.loads(path.read_text())
+    assert record['hardware']['cores'] >= 1 and record['hardware']['torch_threads'] == torch.get_num_threads()
+    assert record['results'] == {'a': 1.5} and not list(path.parent.glob('*.partial'))
+
+
+def test_medians_and_spreads():
+    assert common.median_and_spread([1, 2, 3, 4, 5]) == (3, 1) and common.median_and_spread([7]) == (7, 0)
+    assert [common.show(value) for value in (None, float('nan'), 0.12345, 12.34, 1236.2, 7)] == \
+        ['-', '-', '0.123', '12.3', '1236', '7']
+
+
+def test_a_process_is_watched():
+    code = 'x = b"1" * 2**26; import time; time.sleep(0.2)'
+    seconds, peak, code = processes.run_watched([sys.executable, '-c', code])
+    assert 0.2 < seconds < 20 and 2**26 < peak < 2**27 and code == 0
+    assert processes.peak_resident() >= processes.resident() > 2**26 and processes.proportional() > 2**26
+
+
+def test_what_runs_too_long_ends_with_all_that_it_started(tmp_path):
+    """Also where that runs something within a time of its own, in a session of its own."""
+    inner = f"import os, time; open('{tmp_path}/pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    middle = f"import sys; sys.path.insert(0, '{ROOT}/tests/benchmarks'); import processes; " \
+             f"processes.run_within([sys.executable, '-c', {inner!r}])"
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes.run_within([sys.executable, '-c', middle], timeout=3)
+    pid, end = int((tmp_path / 'pid').read_text()), time.monotonic() + 10
+    while os.path.exists(f'/proc/{pid}') and 'Z' not in open(f'/proc/{pid}/stat').read().split()[2]:
+        assert time.monotonic() < end, 'it lives on'
+        time.sleep(0.05)
+
+
+# --- images per second ----------------------------------------------------------------
+
+
+@pytest.fixture
+def split_set(small_set):
+    """images/{train,val}: eight and four."""
     for kind in ('images', 'masks'):
-        for number, path in enumerate(sorted((drawn / kind).iterdir())):
-            target = folder / kind / ('train' if number < 8 else 'val') / path.name
-            target.parent.mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(sorted((small_set / kind).iterdir())):
+            target = small_set / kind / ('train' if number < 8 else 'val') / path.name
+            target.parent.mkdir(exist_ok=True)
             path.rename(target)
-    return folder
+    return small_set
+
+
+def test_images_per_second(split_set, results, monkeypatch):
+    """The rounds, the worker's words, the table: with both contenders that need no package."""
+    def run(command, cwd, **_):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, 'argv', command[1:])
+            patch.chdir(cwd)
+            images_per_second.main()
+
+    monkeypatch.setattr(images_per_second.subprocess, 'run', run)
+    monkeypatch.setattr(peers, 'os', types.SimpleNamespace(cpu_count=lambda: 1))       # worker
+    found, printed = results(images_per_second, f'--data={split_set}', '--contenders', 'ours', 'plain', '--rounds=1',
+                             '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_resnet', '--device=cpu')
+    assert len(found['runs']) == 10 and all(run['images_per_second'] > 0 for run in found['runs'])
+    assert '| ours, equal ' in printed and '1.000' in printed
 
 
 @pytest.mark.parametrize('variant', ['equal', 'default', 'auto'])
@@ -51,6 +191,16 @@ def test_images_per_second_of_a_plain_loop(split_set, variant, loaded):
     assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
 
 
+@pytest.mark.parametrize('contender', [name for name in peers.CONTENDERS if name not in ('ours', 'plain')])
+@pytest.mark.parametrize('variant', ['documented', 'tuned'])
+def test_images_per_second_of_a_peer(split_set, contender, variant, monkeypatch):
+    for package in peers.NEEDS[contender]:
+        pytest.importorskip(package)
+    monkeypatch.setattr(peers, 'os', types.SimpleNamespace(cpu_count=lambda: 1))
+    job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0)
+    assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
+
+
 @pytest.mark.parametrize('preset', [None, 'low_memory'])
 def test_steps_of_ours_move_the_weights(split_set, preset):
     ours = plain.Ours(preset, data=str(split_set), **TINY)
@@ -58,6 +208,9 @@ def test_steps_of_ours_move_the_weights(split_set, preset):
     assert sum(ours.step() for _ in range(3)) >= 12                    # over the end of an epoch
     moved = [not torch.equal(a, b) for a, b in zip(before, ours.state.model.parameters())]
     assert sum(moved) > 0.9 * len(moved)
+
+
+# --- time to an IoU, IoU of each precision --------------------------------------------
 
 
 def test_time_to_iou_takes_a_point_of_the_curve_after_each_epoch(split_set):
@@ -79,8 +232,8 @@ def test_after_equal_epochs_both_contenders_are_compared(split_set, tmp_path, mo
     settings = [f'{key}={value}'.replace(' ', '') for key, value in TINY.items()
                 if key not in ('image_size', 'device', 'num_epochs')]
     monkeypatch.setattr(sys, 'argv', [
-        'time_to_iou.py', f'--data={split_set.parent}', '--sets', 'set', '--size', '32', '--epochs', '2', '--seeds', '1',
-        '--device', 'cpu', '--out', str(tmp_path / 'out.json'), '--ours', *settings])
+        'time_to_iou.py', f'--data={split_set.parent}', '--sets', 'set', '--size', '32', '--epochs', '2', '--seeds',
+        '1', '--device', 'cpu', '--out', str(tmp_path / 'out.json'), '--ours', *settings])
     time_to_iou.main()
     runs = time_to_iou.read_runs(tmp_path / 'out.json')
     assert [[point['epoch'] for point in run['curve']] for run in runs] == [[1, 2], [1, 2]]
@@ -93,6 +246,43 @@ def test_the_time_of_the_plain_recipe_is_told_from_when_it_was_first_there():
             for name, found in (('plain', curve((200, 0.49), (300, 0.52), (420, 0.48))), ('ours', curve((130, 0.49))))]
     row = time_to_iou.build_rows(runs, 'x', types.SimpleNamespace(size=[8, 8], budget=420, epochs=None))[1]
     assert row['times faster'] == 420 / 130 and row['against that'] == 200 / 130
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_precision_iou(small_set, results):
+    found, printed = results(precision_iou, *words_of(data=small_set, decoder='[16,12,8,8,8]', size=32, epochs=1,
+                                                      seeds=1, device='cpu', within=2), 'num_workers=0', 'batch_size=4')
+    assert 'Equal within' in printed
+    for name, runs in found['iou_seconds_precisions'].items():
+        assert all(0 <= iou <= 1 and 0 < seconds < 60 and precisions == [name] for iou, seconds, precisions in runs)
+
+
+# --- the limit of a machine, memory ---------------------------------------------------
+
+
+@pytest.fixture
+def small_shapes(monkeypatch):
+    """A tenth of a second for what no network has to do with."""
+    monkeypatch.setattr(limit, 'SHAPES', [(8, 8, 16)])
+    monkeypatch.setattr(limit.measure_bandwidth, '__defaults__', (2 ** 16,))
+
+
+@pytest.mark.usefixtures('small_shapes')
+def test_limit(small_set, results):
+    found, printed = results(limit, *words_of(data=small_set, encoder='tu-test_resnet', size=32, batch=2, rounds=1,
+                                              device='cpu', dtype='float32'))
+    assert found['flops'] > 10**7 and found['bytes_as_run'] > found['bytes_at_least'] > 10**6
+    assert all(value > 0 for key, value in found['profile_ms'].items() if key in ('convolution', *limit.REGIONS))
+    assert sum(found['profile_ms'].values()) == pytest.approx(found['profiled_step_ms'])
+
+
+def test_where_a_step_goes_is_looked_for_where_it_is(small_set):
+    """named_regions leaves out what it does not find: whoever renames a part would not be told."""
+    ours = plain.Ours(data=str(small_set), **TINY)
+    with limit.named_regions(ours):
+        wrapped = [ours.loss_fn.losses, plain.train_unet.confusion_matrix, plain.train_unet.commit,
+                   plain.train_unet.Snapshot, torch.nn.utils.clip_grad_norm_]
+        assert all(one.__qualname__.startswith('recorded') for one in wrapped)
 
 
 def test_bytes_are_counted_as_operators_read_and_write_them():
@@ -112,17 +302,129 @@ def test_bytes_are_counted_as_operators_read_and_write_them():
     assert moved(optimizer.step) == pytest.approx(7, abs=0.1)          # weight and two states both ways, the gradient
 
 
-def test_what_runs_too_long_ends_with_all_that_it_started(tmp_path):
-    """Also where that runs something within a time of its own, in a session of its own."""
-    inner = f"import os, time; open('{tmp_path}/pid', 'w').write(str(os.getpid())); time.sleep(60)"
-    middle = f"import sys; sys.path.insert(0, '{ROOT}/tests/benchmarks'); import processes; " \
-             f"processes.run_within([sys.executable, '-c', {inner!r}])"
-    with pytest.raises(subprocess.TimeoutExpired):
-        processes.run_within([sys.executable, '-c', middle], timeout=3)
-    pid, end = int((tmp_path / 'pid').read_text()), time.monotonic() + 10
-    while os.path.exists(f'/proc/{pid}') and 'Z' not in open(f'/proc/{pid}/stat').read().split()[2]:
-        assert time.monotonic() < end, 'it lives on'
-        time.sleep(0.05)
+def test_memory(small_set, results, asked_here):
+    asked_here(memory)
+    found, printed = results(memory, *words_of(data=small_set, encoder='tu-test_resnet', size=64, batch=4, steps=1,
+                                               rounds=1, device='cpu'),
+                             '--contenders', 'plain', 'default', 'low_memory')
+    assert list(found['bytes']) == ['plain', 'default', 'low_memory'] and '100%' in printed
+    assert all(one['peak'] >= one['imported'] > 10**7 for ones in found['bytes'].values() for one in ones)
+
+
+def test_the_effective_batch_of_a_preset_is_that_of_the_others(tmp_path):
+    args = types.SimpleNamespace(data=str(draw_set(tmp_path / 'set', 40)), encoder='tu-test_resnet', size=64, batch=8,
+                                 device='cpu')
+    assert {memory.build(name, args).step() for name in ('plain', 'default', 'low_memory')} == {8}
+
+
+# --- scale, start, large images -------------------------------------------------------
+
+
+def test_scale_of_the_first_batch(results, asked_here):
+    asked_here(scale)
+    found, _ = results(scale, '--parts=first', '--counts=40', '--batches=1', '--rounds=1', '--workers=1',
+                       '--device=cpu')
+    assert [row['loader'] for row in found['first']] == ['plain', 'ours, cold', 'ours, warm']
+    assert all(row['first batch s'] > 0 and row['each worker MiB'] > 1 for row in found['first'])
+
+
+def test_scale_of_sizes(results):
+    found, _ = results(scale, '--parts=size', '--sizes', 32, 64, '--rounds=1', '--batch=2', '--encoder=tu-test_resnet',
+                       '--device=cpu')
+    assert [row['side'] for row in found['size']] == [32, 64] and all(row['images/s'] > 0 for row in found['size'])
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_scale_of_processes(results):
+    """All but torchrun itself."""
+    found, _ = results(scale, '--parts=processes', '--processes', 1, '--images=24', '--size=32', '--rounds=1',
+                       '--encoder=tu-test_resnet', '--device=cpu')
+    assert found['processes'][0]['images/s'] > 0 and found['processes'][0]['against the first'] == 1
+
+
+SETTINGS = as_words(TINY)
+
+
+class Forked:
+    """Popen of the program in a terminal, from a process that has imported everything."""
+
+    def __init__(self, command, stdin, cwd, **_):
+        terminal = f"import os, sys; [os.dup2(os.open({os.ttyname(stdin)!r}, os.O_RDWR), n) for n in (0, 1, 2)]; " \
+                   f"sys.stdout, sys.stderr = open(1, 'w', 1), open(2, 'w', 1); os.chdir({str(cwd)!r})"
+        self.process = FORKS.Process(target=run_script, args=(command[2:], os.devnull, dict(os.environ), terminal))
+        self.process.start()
+        held = os.dup(stdin)                                           # the process opens it later
+        self.end = threading.Thread(target=lambda: (self.process.join(), os.close(held)))
+        self.end.start()
+
+    def __enter__(self):
+        return self
+
+    def send_signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def __exit__(self, *_):
+        self.end.join(20)
+
+
+def test_start(forks, tmp_path, results, monkeypatch):
+    small_set = draw_set(tmp_path / 'set', 200)                        # a bar shows what takes a tenth of a second
+    monkeypatch.setattr(start, 'LIBRARIES', 'pass')
+    monkeypatch.setattr(start.subprocess, 'Popen', Forked)
+    runs = []
+
+    def run(command, **_):                                             # subprocess.run would ask for Popen
+        runs.append(command)
+        code = os.spawnv(os.P_WAIT, command[0], command) if 'batchsize=4' not in command else 2
+        return subprocess.CompletedProcess(command, code, '', '')
+
+    monkeypatch.setattr(start.subprocess, 'run', run)
+    monkeypatch.setattr(start, 'time_first_step', lambda *how, of=start.time_first_step: of(*how, most=30))
+    found, printed = results(start, '--rounds=1', f'--data={small_set}', '--device=cpu',
+                             *[word for word in SETTINGS if not word.startswith('device')])
+    assert len(found['seconds']) == 6 and 'first step again' in printed and len(runs) == 4
+    assert all(0 < seconds[0] < 30 for seconds in found['seconds'].values())
+
+
+def test_what_is_refused_ends_with_the_code_that_start_expects(forks, tmp_path):
+    assert run_here(['batchsize=4'], tmp_path) == 2
+
+
+@pytest.mark.usefixtures('quick_runs')
+def test_large_image(small_set, results, monkeypatch):
+    def watched(command, **_):
+        words = [str(word) for word in command[2:]]
+        return 1.0, 2**20, run_here(words, small_set.parent)
+
+    monkeypatch.setattr(large_image, 'run_watched', watched)
+    monkeypatch.setattr(large_image, 'train_small', lambda args, folder: plain.train_unet.train(
+        run_dir=str(folder), data=str(small_set), size_policy='crop', **TINY | {'num_epochs': 1}) and folder)
+    photo = small_set.parent / 'photo.png'
+    large_image.PIL.Image.open(small_set / 'images' / '000.png').resize((100, 80)).save(photo)
+    found, _ = results(large_image, '--sides=600', '--tile=32', '--device=cpu', f'--photo={photo}',
+                       f'--data={small_set}')
+    assert [row['side'] for row in found['scans']] == [600] and found['scans'][0]['file MiB'] > 0.1
+    assert len(found['seam']) == 3 and found['seam'][0]['largest difference'] > 0
+
+
+# --- on a GPU -------------------------------------------------------------------------
+
+
+NETWORK = dict(encoder='tu-test_resnet', decoder_channels=[16, 12, 8, 8, 8])
+
+
+def test_gpu_measures_speed_and_overflow_without_one(small_set, results, asked_here, monkeypatch):
+    asked_here(gpu)
+    monkeypatch.setattr(gpu, 'settings_of', lambda args, of=gpu.settings_of, **more: of(
+        args, **{'data': str(small_set), **more}) | {'data': str(small_set), **NETWORK})
+    monkeypatch.setattr(gpu, 'build_plain', lambda args, dtype, of=gpu.build_plain: of(
+        args, dtype) if setattr(args, 'encoder', 'tu-test_resnet') is None else None)
+    found, printed = results(gpu, '--device=cpu', '--quick', f'--data={small_set}', '--parts', 'speed', 'overflow',
+                             'largest', '--minutes=2')
+    assert [part['state'] for part in found['parts']] == ['done', 'done', 'skipped: has no meaning on a CPU']
+    assert all(row['images/s'] > 0 for row in found['speed']) and found['speed'][1]['of plain float32'] == 1
+    assert [row['precision at the end'] for row in found['overflow']][0] == 'float32'
 
 
 def test_a_part_that_fails_on_a_gpu_is_not_called_done(tmp_path, monkeypatch):
@@ -135,11 +437,7 @@ def test_a_part_that_fails_on_a_gpu_is_not_called_done(tmp_path, monkeypatch):
         assert gpu.run_part('limit', args, 60, {}) == state
 
 
-@pytest.mark.parametrize('script', sorted(p.name for p in (ROOT / 'tests' / 'benchmarks').glob('*.py')
-                                          if 'base_parser(' in p.read_text() and p.name != 'common.py'))
-def test_each_script_has_help(script, capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', [script, '--help'])
-    module = __import__(script[:-3])
-    with pytest.raises(SystemExit) as done:
-        getattr(module, 'parse_args', module.main)()
-    assert done.value.code == 0 and '--out' in capsys.readouterr().out
+@pytest.mark.parametrize('name', ['plain', 'default', 'fast-eager', 'stable', 'older_gpu', 'best', 'low_memory'])
+def test_the_presets_that_gpu_asks_memory_for_are_there(name):
+    preset = name.partition('-')[0]
+    assert preset in ('plain', 'default') or plain.train_unet.load_preset(preset)

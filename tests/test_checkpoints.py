@@ -1,12 +1,10 @@
-"""Determinism, checkpoints that survive, and resuming to the bit.
+"""Checkpoints and resume: the same seed, files that survive, and going on to the bit.
 
 Run: python -m pytest tests/test_checkpoints.py
 """
 import builtins
 import errno
 import fcntl
-import gc
-import io
 import math
 import multiprocessing
 import os
@@ -16,43 +14,22 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
-import weakref
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, draw_set, start_script
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
+from conftest import draw_set, start_script
+from helpers import OWN, SMALL, Harm, Samples, as_words, assert_same, at_training_call, final, last, network
+from helpers import noisy_squares, squares, stop_at, stopping_at, train, train_own
 
-SMALL = {**TINY, 'encoder': 'tu-test_efficientnet', 'run_dir': 'run', 'data': 'set',
-         'learning_rate': 0.01}
-OWN = dict(device='cpu', use_amp=False, batch_size=4, num_epochs=3, learning_rate=0.01,
-           num_workers=0, run_dir='run')
-TIMES = {'seconds', 'images_per_second', 'peak_memory_gib'}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Bits are equal for equal numbers of threads; one is fastest where cores are shared."""
-    threads = torch.get_num_threads()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    signal.signal(signal.SIGUSR1, lambda *_: None)                     # a failure must not end pytest
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    [signal.signal(number, handler) for number, handler in handlers.items()]
-
-
-@pytest.fixture
-def data(tmp_path):
-    return draw_set(tmp_path / 'set')
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 @pytest.fixture(scope='module')
@@ -74,65 +51,6 @@ def run_of_one(trained):
 def run_of_two(trained):
     """run/: two epochs of SMALL."""
     return shutil.copytree(trained[2], 'run')
-
-
-class Samples(torch.utils.data.Dataset):
-    """Small images with a map to learn."""
-
-    def __init__(self, count=12):
-        self.images = torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return {'image': self.images[index], 'target': self.images[index].mean(0, keepdim=True)}
-
-
-def noisy_squares(model, batch):
-    """A loss that draws random numbers, as a diffusion network's does, from every generator."""
-    noise = 0.1 * torch.randn_like(batch['image'])
-    if torch.is_grad_enabled():
-        noise = noise * (1 + random.random() + np.random.default_rng(np.random.randint(99)).random()
-                         + np.random.rand())
-    return (model(batch['image'] + noise) - batch['target']).square().mean((1, 2, 3))
-
-
-def squares(model, batch):
-    return (model(batch['image']) - batch['target']).square().mean((1, 2, 3))
-
-
-def network(dropout=0.0):
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(),
-                         nn.Dropout(dropout), nn.Conv2d(6, 1, 3, padding=1))
-
-
-def train_own(model=None, loss_fn=squares, **changes):
-    return tu.train(model=network() if model is None else model, loss_fn=loss_fn,
-                    train_data=Samples(), val_data=Samples(4), **{**OWN, **changes})
-
-
-def final(folder='run'):
-    """What must be equal to the bit: weights, their average, optimizer, history without times."""
-    saved = torch.load(f'{folder}/last.pt', weights_only=True)
-    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in saved['history']]
-    keys = ('model', 'average', 'optimizer', 'scaler', 'dtype', 'batch_size', 'epoch', 'window', 'step',
-            'best_score', 'best_epoch', 'bad')
-    return {key: saved[key] for key in keys} | {'history': rows}
-
-
-def assert_same(a, b, where=''):
-    if torch.is_tensor(a):
-        assert torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        [assert_same(a[key], b[key], f'{where} {key}') for key in a]
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        [assert_same(x, y, f'{where} {i}') for i, (x, y) in enumerate(zip(a, b))]
-    else:
-        assert a == b or a != a and b != b, where
 
 
 class Start:
@@ -163,262 +81,8 @@ class Start:
             self.process.kill()
 
 
-# --- the same seed gives the same weights ---
+THIRTY_STEPS = SMALL | {'num_epochs': 10, 'checkpoint_minutes': 0.0}
 
-def test_a_seed_decides_every_bit_whatever_the_number_of_workers(data):
-    runs = [tu.train(**SMALL | dict(run_dir=name, num_workers=workers, seed=seed, augment='strong'))
-            for name, workers, seed in (('a', 0, 0), ('b', 0, 0), ('c', 2, 0), ('d', 0, 1))]
-    assert_same(final('a'), final('b'))
-    assert_same(final('a'), final('c'))
-    first = [run.model.state_dict()['network.segmentation_head.0.weight'] for run in runs]
-    assert not torch.equal(first[0], first[3])
-
-
-def test_training_moves_every_weight(data, monkeypatch):
-    tu.train(**SMALL | {'num_epochs': 1})
-    monkeypatch.setattr(tu, 'fit', lambda *_: None)
-    tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'start'})
-    start = torch.load('start/last.pt', weights_only=True)
-    end = torch.load('run/last.pt', weights_only=True)
-    assert start['step'] == 0 and end['step'] == 3
-    unmoved = {key for key, value in end['model'].items()
-               if torch.equal(value, start['model'][key])}
-    assert unmoved == {'mean', 'std'}
-
-
-def test_dropout_does_not_depend_on_the_workers():
-    for name, workers in (('a', 0), ('b', 2)):
-        train_own(network(dropout=0.5), run_dir=name, num_workers=workers)
-    assert_same(final('a'), final('b'))
-
-
-# --- resuming gives what the undisturbed run gives ---
-
-LONG = SMALL | {'num_epochs': 10, 'checkpoint_minutes': 0.0}         # 30 steps
-
-
-@pytest.fixture
-def undisturbed(data):
-    """The end of a run that nothing happened to."""
-    tu.train(**LONG | {'run_dir': 'undisturbed', 'checkpoint_minutes': 10.0})
-    return final('undisturbed')
-
-
-def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(forks, undisturbed):
-    settings = LONG
-    for number in (signal.SIGTERM, signal.SIGINT):
-        run = Start(**settings)
-        assert run.until_saved(6), open('output.txt').read()[-3000:]
-        assert run.end(number) == 128 + number
-        assert 0 < tu.load_last('run')[0]['step'] < 30
-        settings = {'resume': 'run'}
-    output = open('output.txt').read()
-    assert output.count('resume=run') == 2 and 'Traceback' not in output
-    tu.train(resume='run')
-    assert_same(final(), undisturbed)
-
-
-def stop_at(call, loss=noisy_squares, number=signal.SIGTERM, times=1):
-    """A loss that sends a signal to this process at one of its calls (1 and 2: the smoke test)."""
-    calls = []
-
-    def loss_fn(model, batch):
-        calls.append(1)
-        for _ in range(times if len(calls) == call else 0):
-            os.kill(os.getpid(), number)
-        return loss(model, batch)
-    loss_fn.calls = calls
-    return loss_fn
-
-
-def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():
-    """SLURM and systemd signal every process of a job; not from within it, which torch tells."""
-    def loss_fn(model, batch):
-        calls.append(1)
-        if len(calls) == 3 + 4 + 1:                                    # the second step of epoch 2
-            job = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
-            subprocess.run(['kill', '-TERM', *map(str, job)], check=True)
-            time.sleep(0.5)                                            # torch raises in here
-        return squares(model, batch)
-
-    calls = []
-    train_own(run_dir='undisturbed')
-    result = train_own(loss_fn=loss_fn, num_workers=2)
-    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 5
-    train_own(resume='run', run_dir='auto')
-    assert_same(final(), final('undisturbed'))
-
-
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_each_signal_finishes_the_step_and_saves_at_once(number):
-    """SIGUSR1 is what SLURM sends before its time limit. The result so far is returned."""
-    loss_fn = stop_at(4, number=number)
-    result = train_own(loss_fn=loss_fn)
-    assert len(loss_fn.calls) == 4                                     # the step at work and no other
-    assert result.stopped_by == number and result.run_dir == tu.Path('run')
-    assert tu.load_last('run')[0]['step'] == 2
-
-
-def test_main_exits_with_128_and_the_number_of_the_signal(data, monkeypatch):
-    real = tu.SegmentationLoss.__call__
-
-    def loss_fn(self, model, batch):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return real(self, model, batch)
-
-    monkeypatch.setattr(tu.SegmentationLoss, '__call__', loss_fn)
-    words = [f'{key}={str(value).replace(" ", "")}' for key, value in SMALL.items()]
-    assert tu.main(words) in (128 + signal.SIGUSR1, 130)               # a second one leaves at once
-
-
-def test_a_second_signal_leaves_at_once_and_cleans_up():
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    loss_fn = stop_at(5, number=signal.SIGINT, times=2)
-    with pytest.raises(KeyboardInterrupt):
-        train_own(loss_fn=loss_fn)
-    assert len(loss_fn.calls) == 5                                     # the step was not finished
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert tu.load_last('run')[0]['step'] == 0                         # of the smoke test
-    train_own(run_dir='undisturbed')
-    train_own(resume='run', run_dir='auto')                            # the lock is free again
-    assert_same(final(), final('undisturbed'))
-
-
-# The calls 3, 4, 5 are windows, 6 is validation, 7, 8, 9 are windows again.
-@pytest.mark.parametrize('call, step, workers', [(4, 2, 0), (5, 3, 0), (6, 3, 0), (9, 6, 0), (5, 3, 1)])
-def test_random_numbers_go_on_where_they_were(call, step, workers):
-    """Without workers Python's are drawn anew for each sample; with one they are nobody else's."""
-    train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed', num_workers=workers)
-    result = train_own(network(dropout=0.5), stop_at(call), num_workers=workers)
-    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == step
-    train_own(network(dropout=0.5), noisy_squares, resume='run', run_dir='auto')
-    assert_same(final(), final('undisturbed'))
-
-
-def test_validation_draws_nothing_that_training_would_miss():
-    """Stopped in mid-validation: what it drew from Python and NumPy was drawn in vain."""
-    def loss_fn(model, batch):
-        return noisy_squares(model, batch) * (1 + random.random() + np.random.rand())
-
-    train_own(loss_fn=loss_fn, run_dir='undisturbed')
-    train_own(loss_fn=stop_at(6, loss_fn))
-    train_own(loss_fn=loss_fn, resume='run', run_dir='auto')
-    assert_same(final(), final('undisturbed'))
-
-
-@pytest.mark.parametrize('settings', [
-    {'use_amp': True, 'amp_dtype': 'float16', 'growth_interval': 2, 'init_scale': 64.0},
-    {'use_amp': True, 'amp_dtype': 'bfloat16', 'batch_size': 2, 'accumulation_steps': 2},
-    {'optimizer': 'SGD', 'grad_clip': None}, {'ema_decay': 0.9}, {'num_workers': 2}], ids=str)
-def test_whatever_a_step_depends_on_comes_with_a_resume(settings):
-    """The scale of float16 and its counter, momentum, a window of two passes."""
-    train_own(run_dir='undisturbed', **settings)
-    train_own(loss_fn=stop_at(5 * settings.get('accumulation_steps', 1), squares), **settings)
-    assert 0 < tu.load_last('run')[0]['step'] < 9
-    train_own(resume='run', **settings | {'run_dir': 'auto'})
-    assert_same(final(), final('undisturbed'))
-
-
-def test_early_stopping_counts_on_over_a_resume():
-    """Validation is best in the first epoch; patience is 3; the run is cut in the third."""
-    def worse(model, batch):
-        return squares(model, batch) * 0 + (1 if torch.is_grad_enabled() else next(levels))
-
-    for cut in (None, 3 + 2 * 4 + 1):
-        levels = iter(range(99))
-        loss_fn = stop_at(cut, worse) if cut else worse
-        train_own(loss_fn=loss_fn, num_epochs=20, early_stopping_patience=3,
-                  run_dir='run' if cut else 'undisturbed')
-    assert len(final()['history']) == 2
-    train_own(loss_fn=worse, resume='run', run_dir='auto', num_epochs=20)
-    assert [row['epoch'] for row in final()['history']] == [1, 2, 3, 4]
-    assert [row['epoch'] for row in final('undisturbed')['history']] == [1, 2, 3, 4]
-
-
-def test_a_machine_with_fewer_threads_is_warned_about():
-    train_own(num_epochs=1)
-    path = tu.Path('run/last.pt')
-    tu.save_checkpoint(path, tu.load_checkpoint(path) | {'threads': 10 ** 6})
-    result = train_own(resume='run', run_dir='auto', num_epochs=2)
-    assert 'used 1000000 threads' in (result.run_dir / 'log.txt').read_text()
-
-
-def test_a_free_setting_may_change_without_a_word():
-    train_own(run_dir='undisturbed')
-    train_own(loss_fn=stop_at(4, squares))
-    result = train_own(resume='run', run_dir='auto', num_workers=2, checkpoint_minutes=0.0)
-    assert 'changes the result' not in (result.run_dir / 'log.txt').read_text()
-    assert_same(final(), final('undisturbed'))
-
-
-def test_auto_starts_continues_and_does_not_continue_what_is_done():
-    auto = {'resume': 'auto', 'run_dir': 'run'}
-    train_own(run_dir='undisturbed')
-    train_own(loss_fn=stop_at(4, squares), **auto)
-    assert tu.load_last('run')[0]['step'] == 2
-    train_own(**auto)
-    assert_same(final(), final('undisturbed'))
-    again = train_own(**auto)                                          # SLURM starts a finished job anew: it is done
-    assert_same(final(), final('undisturbed'))
-    assert [row['epoch'] for row in again.history] == [row['epoch'] for row in final()['history']]
-
-
-def test_a_setting_that_defines_the_run_cannot_change_on_resume(run_of_two):
-    for change in ({'encoder': 'resnet18'}, {'seed': 1}, {'optimizer': 'SGD'}, {'val_fraction': 0.5},
-                   {'architecture': 'FPN'}, {'in_channels': 1}, {'num_classes': 3}, {'mean': 9.0},
-                   {'decoder_channels': [8] * 5}, {'ema_decay': None}, {'group_pattern': '.'}):
-        with pytest.raises(tu.ConfigError, match=f'{[*change][0]}=.*cannot change on resume'):
-            tu.train(resume='run', **change)
-    assert len(final()['history']) == 2
-
-
-def test_a_run_can_be_made_longer(run_of_two):
-    result = tu.train(resume='run', num_epochs=4)
-    assert [row['epoch'] for row in result.history] == [1, 2, 3, 4]
-    log = (result.run_dir / 'log.txt').read_text()
-    assert 'num_epochs: 2 -> 4 changes the result of the run' in log
-
-
-def test_a_resumed_run_uses_the_threads_it_was_begun_with():
-    train_own()
-    torch.set_num_threads(2)
-    train_own(resume='run', run_dir='auto', num_epochs=4)
-    assert torch.get_num_threads() == 1
-
-
-def test_what_healing_arrived_at_comes_with_a_resume():
-    train_own(num_epochs=1, use_amp=True, amp_dtype='float16')
-    path = tu.Path('run/last.pt')
-    saved = tu.load_checkpoint(path)
-    healed = {'dtype': 'float32', 'batch_size': 2, 'config': saved['config'] | tu.amp_settings('float32')}
-    tu.save_checkpoint(path, saved | healed)
-    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(), val_data=Samples(4),
-                      resume='run', num_epochs=2)
-    assert [row['precision'] for row in result.history] == ['float16', 'float32']
-    assert [row['batch_size'] for row in result.history] == [4, 2]
-    assert 'use_amp' not in (result.run_dir / 'log.txt').read_text().partition('Continuing')[2]
-
-
-def test_a_preset_is_not_dropped_on_resume(run_of_two):
-    with open('longer.py', 'w') as file:
-        file.write("config = {'num_epochs': 3}\n")
-    assert len(tu.train('longer.py', resume='run').history) == 3
-
-
-def test_a_run_folder_in_use_is_not_continued_by_accident(data):
-    tu.train(**SMALL)
-    before = final()
-    try:
-        result = tu.train(**SMALL | {'num_epochs': 3, 'seed': 1})      # no word of resume
-    except tu.UserError as error:
-        assert 'resume' in str(error)
-        assert_same(final(), before)
-    else:
-        tu.train(**SMALL | {'num_epochs': 3, 'seed': 1, 'run_dir': 'fresh'})
-        assert_same(final(result.run_dir), final('fresh'))
-
-
-# --- a checkpoint is there at any time ---
 
 def content(step):
     return {'format': 1, 'step': step, 'config': {}, 'weights': {},
@@ -445,6 +109,668 @@ def patch_call(monkeypatch, name, instead):
         writes = name != 'open' or 'w' in str((*args, kwargs.get('mode', ''))[1:2])
         return instead(real, *args, **kwargs) if writes else real(*args, **kwargs)
     monkeypatch.setattr(builtins if name == 'open' else os, name, call)
+
+
+def damage(path, kind):
+    whole = bytearray(path.read_bytes())
+    if kind == 'flipped in a tensor':
+        whole[whole.find(torch.ones(100).numpy().tobytes()) + 50] ^= 1
+    elif kind == 'flipped at the end':
+        whole[-30] ^= 1
+    path.write_bytes({'cut': whole[:len(whole) // 2], 'empty': b'', 'text': b'not a checkpoint',
+                      'an empty archive': b'PK\x05\x06' + bytes(18)}.get(kind, bytes(whole)))
+
+
+def patch_last(change, folder='run'):
+    """last.pt with something changed in it."""
+    saved = torch.load(f'{folder}/last.pt', weights_only=True)
+    change(saved)
+    tu.save_checkpoint(tu.Path(folder) / 'last.pt', saved)
+    (tu.Path(folder) / 'previous.pt').unlink()
+
+
+# --- the same seed gives the same weights ---------------------------------------------
+
+
+def test_a_seed_decides_every_bit_whatever_the_number_of_workers(small_set):
+    runs = [tu.train(**SMALL | dict(run_dir=name, num_workers=workers, seed=seed, augment='strong'))
+            for name, workers, seed in (('a', 0, 0), ('b', 0, 0), ('c', 2, 0), ('d', 0, 1))]
+    assert_same(final('a'), final('b'))
+    assert_same(final('a'), final('c'))
+    first = [run.model.state_dict()['network.segmentation_head.0.weight'] for run in runs]
+    assert not torch.equal(first[0], first[3])
+
+
+def test_training_moves_every_weight(small_set, monkeypatch):
+    tu.train(**SMALL | {'num_epochs': 1})
+    monkeypatch.setattr(tu, 'fit', lambda *_: None)
+    tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'start'})
+    start = torch.load('start/last.pt', weights_only=True)
+    end = torch.load('run/last.pt', weights_only=True)
+    assert start['step'] == 0 and end['step'] == 3
+    unmoved = {key for key, value in end['model'].items()
+               if torch.equal(value, start['model'][key])}
+    assert unmoved == {'mean', 'std'}
+
+
+def test_dropout_does_not_depend_on_the_workers():
+    for name, workers in (('a', 0), ('b', 2)):
+        train_own(network(dropout=0.5), run_dir=name, num_workers=workers)
+    assert_same(final('a'), final('b'))
+
+
+# --- signals --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def undisturbed(small_set):
+    """The end of a run that nothing happened to."""
+    tu.train(**THIRTY_STEPS | {'run_dir': 'undisturbed', 'checkpoint_minutes': 10.0})
+    return final('undisturbed')
+
+
+def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(forks, undisturbed):
+    settings = THIRTY_STEPS
+    for number in (signal.SIGTERM, signal.SIGINT):
+        run = Start(**settings)
+        assert run.until_saved(6), open('output.txt').read()[-3000:]
+        assert run.end(number) == 128 + number
+        assert 0 < tu.load_last('run')[0]['step'] < 30
+        settings = {'resume': 'run'}
+    output = open('output.txt').read()
+    assert output.count('resume=run') == 2 and 'Traceback' not in output
+    tu.train(resume='run')
+    assert_same(final(), undisturbed)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_each_signal_finishes_the_step_and_saves_at_once(number):
+    """SIGUSR1 is what SLURM sends before its time limit. The result so far is returned."""
+    loss_fn = stop_at(4, number=number)
+    result = train_own(loss_fn=loss_fn)
+    assert len(loss_fn.calls) == 4                                     # the step at work and no other
+    assert result.stopped_by == number and result.run_dir == tu.Path('run')
+    assert tu.load_last('run')[0]['step'] == 2
+
+
+def test_main_exits_with_128_and_the_number_of_the_signal(small_set, monkeypatch):
+    real = tu.SegmentationLoss.__call__
+
+    def loss_fn(self, model, batch):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(self, model, batch)
+
+    monkeypatch.setattr(tu.SegmentationLoss, '__call__', loss_fn)
+    words = as_words(SMALL)
+    assert tu.main(words) in (128 + signal.SIGUSR1, 130)               # a second one leaves at once
+
+
+def test_a_second_signal_leaves_at_once_and_cleans_up():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    loss_fn = stop_at(5, number=signal.SIGINT, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        train_own(loss_fn=loss_fn)
+    assert len(loss_fn.calls) == 5                                     # the step was not finished
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert tu.load_last('run')[0]['step'] == 0                         # of the smoke test
+    train_own(run_dir='undisturbed')
+    train_own(resume='run', run_dir='auto')                            # the lock is free again
+    assert_same(final(), final('undisturbed'))
+
+
+@pytest.mark.parametrize('first', [signal.SIGTERM, signal.SIGUSR1])
+def test_a_sigterm_after_a_signal_does_not_lose_the_step(first):
+    """SLURM sends both; make and a shell's trap send one twice."""
+    def loss_fn(model, batch):
+        if len(inner.calls) == 4 - 1:
+            os.kill(os.getpid(), first)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(model, batch)
+
+    inner = stop_at(None)
+    assert train_own(loss_fn=loss_fn).stopped_by == first
+    assert tu.load_last('run')[0]['step'] == 2
+
+
+def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
+    draw_set('set', count=400, size=8)
+    real, seen = tu.PIL.Image.open, []
+
+    def slow(path, **how):
+        seen.append(path)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.005)
+        return real(path, **how)
+
+    monkeypatch.setattr(tu.PIL.Image, 'open', slow)
+    words = as_words(SMALL)
+    assert tu.main(words) == 143
+    assert len(seen) < 800 and not os.path.exists('run/last.pt')       # of 1,200: the rest was not looked at
+
+
+def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():
+    """SLURM and systemd signal every process of a job; not from within it, which torch tells."""
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 3 + 4 + 1:                                    # the second step of epoch 2
+            job = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
+            subprocess.run(['kill', '-TERM', *map(str, job)], check=True)
+            time.sleep(0.5)                                            # torch raises in here
+        return squares(model, batch)
+
+    calls = []
+    train_own(run_dir='undisturbed')
+    result = train_own(loss_fn=loss_fn, num_workers=2)
+    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 5
+    train_own(resume='run', run_dir='auto')
+    assert_same(final(), final('undisturbed'))
+
+
+class Hanging(Samples):
+    """From the second epoch on, a sample never comes."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.asked = multiprocessing.Value('i', 0)
+
+    def __getitem__(self, index):
+        self.asked.value += 1
+        if self.asked.value > 30:                                      # two samples of the smoke test, 12 an epoch
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+def wait_for(condition, seconds=60):
+    """Until the condition holds."""
+    begun = time.monotonic()
+    while not condition() and time.monotonic() - begun < seconds:
+        time.sleep(0.05)
+
+
+def test_a_signal_does_not_wait_for_a_worker_that_hangs(hasty):
+    data, begun = Hanging(12), time.monotonic()
+    ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
+                                            os.kill(os.getpid(), signal.SIGTERM)))
+    ring.start()
+    result = tu.train(model=network(), loss_fn=squares, train_data=data, val_data=Samples(4),
+                      **{**OWN, 'num_workers': 1, 'num_epochs': 9})
+    ring.join()
+    assert result.stopped_by == signal.SIGTERM and time.monotonic() - begun < 60
+    assert tu.load_last('run')[0]['step'] >= 3
+
+
+def test_a_signal_does_not_wait_for_a_worker_that_hangs_in_validation(hasty):
+    data, begun = Hanging(12), time.monotonic()
+    ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
+                                            os.kill(os.getpid(), signal.SIGTERM)))
+    ring.start()
+    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(12), val_data=data,
+                      **{**OWN, 'num_workers': 1, 'num_epochs': 9})
+    ring.join()
+    assert result.stopped_by == signal.SIGTERM and time.monotonic() - begun < 60
+    saved = tu.load_last('run')[0]                                     # 4 + 12 + 12 samples, then it hangs
+    assert (saved['epoch'], saved['window']) == (2, 3)
+
+
+@pytest.mark.parametrize('call', [30, 45])
+def test_a_signal_while_a_sample_is_seeded_leaves_the_random_numbers_alone(call, monkeypatch):
+    """Dropout draws from the generator that a sample of one's own is given a seed for."""
+    calm, seeded, seed = train(network(dropout=0.5), run_dir='calm'), [], np.random.seed
+
+    def interrupted(number):
+        seeded.append(number)
+        seed(number)
+        if len(seeded) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(np.random, 'seed', interrupted)
+    assert train(network(dropout=0.5)).stopped_by == signal.SIGTERM
+    resumed = train(network(dropout=0.5), resume='run', run_dir='auto')
+    assert_same(resumed.model.state_dict(), calm.model.state_dict())
+
+
+def test_a_signal_while_the_pictures_are_drawn_gives_its_exit_code(small_set, monkeypatch):
+    real = tu.draw_curves
+    monkeypatch.setattr(tu, 'draw_curves', lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args)))
+    assert tu.train(**{**SMALL, 'num_epochs': 1}).stopped_by == signal.SIGTERM
+
+
+def test_a_terminal_that_is_closed_ends_no_training():
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return squares(model, batch)
+
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail('the signal was not ignored'))
+    try:
+        assert not train_own(loss_fn=loss_fn).stopped_by
+        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN   # as it was
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- resuming gives what the undisturbed run gives ------------------------------------
+
+
+# The calls 3, 4, 5 are windows, 6 is validation, 7, 8, 9 are windows again.
+@pytest.mark.parametrize('call, step, workers', [(4, 2, 0), (5, 3, 0), (6, 3, 0), (9, 6, 0), (5, 3, 1)])
+def test_random_numbers_go_on_where_they_were(call, step, workers):
+    """Without workers Python's are drawn anew for each sample; with one they are nobody else's."""
+    train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed', num_workers=workers)
+    result = train_own(network(dropout=0.5), stop_at(call), num_workers=workers)
+    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == step
+    train_own(network(dropout=0.5), noisy_squares, resume='run', run_dir='auto')
+    assert_same(final(), final('undisturbed'))
+
+
+def test_validation_draws_nothing_that_training_would_miss():
+    """Stopped in mid-validation: what it drew from Python and NumPy was drawn in vain."""
+    def loss_fn(model, batch):
+        return noisy_squares(model, batch) * (1 + random.random() + np.random.rand())
+
+    train_own(loss_fn=loss_fn, run_dir='undisturbed')
+    train_own(loss_fn=stop_at(6, loss_fn))
+    train_own(loss_fn=loss_fn, resume='run', run_dir='auto')
+    assert_same(final(), final('undisturbed'))
+
+
+class Drawing(Samples):
+    """Augmented at random, as people write it."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        noise = torch.rand(1) + random.random() + np.random.rand()
+        return {**sample, 'image': sample['image'] + 0.1 * noise}
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_random_data_set_of_ones_own_resumes_to_the_bit(workers):
+    def run(folder, **changes):
+        return tu.train(model=network(), train_data=Drawing(12), val_data=Samples(4),
+                        **{**OWN, 'loss_fn': squares, 'num_workers': workers, 'run_dir': folder, **changes})
+
+    run('calm')
+    run('run', loss_fn=stop_at(8, squares))
+    run('run', resume='run')
+    assert_same(final('run')['model'], final('calm')['model'])
+
+
+class Mixed(Samples):
+    """Mixup, drawn while a batch is joined."""
+
+    def collate_fn(self, samples):
+        batch = torch.utils.data.default_collate(samples)
+        share = torch.rand(()) * random.random() * np.random.rand()
+        return batch | {'image': batch['image'] * share + batch['image'].flip(0) * (1 - share)}
+
+
+def test_what_is_drawn_while_a_batch_is_joined_is_the_same_after_a_resume_and_with_workers():
+    def run(name, **changes):
+        sets = dict(train_data=Mixed(12), val_data=Mixed(4), ema_decay=None, model=network(dropout=0.5))
+        return tu.train(**{**OWN, 'loss_fn': squares, 'run_dir': name, **sets, **changes})
+
+    run('plain')
+    run('workers', num_workers=2)
+    run('cut', num_workers=2, loss_fn=stop_at(5, squares))
+    run('cut', num_workers=2, resume='cut')
+    for name in ('workers', 'cut'):
+        assert_same(final('plain')['model'], final(name)['model'])
+
+
+@pytest.mark.parametrize('settings', [
+    {'use_amp': True, 'amp_dtype': 'float16', 'growth_interval': 2, 'init_scale': 64.0},
+    {'use_amp': True, 'amp_dtype': 'bfloat16', 'batch_size': 2, 'accumulation_steps': 2},
+    {'optimizer': 'SGD', 'grad_clip': None}, {'ema_decay': 0.9}, {'num_workers': 2}], ids=str)
+def test_whatever_a_step_depends_on_comes_with_a_resume(settings):
+    """The scale of float16 and its counter, momentum, a window of two passes."""
+    train_own(run_dir='undisturbed', **settings)
+    train_own(loss_fn=stop_at(5 * settings.get('accumulation_steps', 1), squares), **settings)
+    assert 0 < tu.load_last('run')[0]['step'] < 9
+    train_own(resume='run', **settings | {'run_dir': 'auto'})
+    assert_same(final(), final('undisturbed'))
+
+
+def test_another_memory_layout_at_a_resume_keeps_the_momentum(run_of_one):
+    before = torch.load('run/last.pt', weights_only=True)['optimizer']['state']
+    calls = []
+
+    def stop(optimizer, *_):
+        calls.append([{k: v.clone() for k, v in kept.items()} for kept in optimizer.state.values()])
+
+    hook = register_optimizer_step_pre_hook(stop)
+    tu.train(resume='run', num_epochs=2, channels_last=False)
+    hook.remove()
+    momentum = [kept['exp_avg'] for kept in calls[-3]]                 # of the first real step
+    assert sum(m.is_contiguous() for m in momentum) == len(momentum) and len(before) == len(momentum)
+
+
+def test_what_healing_arrived_at_comes_with_a_resume():
+    train_own(num_epochs=1, use_amp=True, amp_dtype='float16')
+    path = tu.Path('run/last.pt')
+    saved = tu.load_checkpoint(path)
+    healed = {'dtype': 'float32', 'batch_size': 2, 'config': saved['config'] | tu.amp_settings('float32')}
+    tu.save_checkpoint(path, saved | healed)
+    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(12), val_data=Samples(4),
+                      resume='run', num_epochs=2)
+    assert [row['precision'] for row in result.history] == ['float16', 'float32']
+    assert [row['batch_size'] for row in result.history] == [4, 2]
+    assert 'use_amp' not in (result.run_dir / 'log.txt').read_text().partition('Continuing')[2]
+
+
+def test_early_stopping_counts_on_over_a_resume():
+    """Validation is best in the first epoch; patience is 3; the run is cut in the third."""
+    def worse(model, batch):
+        return squares(model, batch) * 0 + (1 if torch.is_grad_enabled() else next(levels))
+
+    for cut in (None, 3 + 2 * 4 + 1):
+        levels = iter(range(99))
+        loss_fn = stop_at(cut, worse) if cut else worse
+        train_own(loss_fn=loss_fn, num_epochs=20, early_stopping_patience=3,
+                  run_dir='run' if cut else 'undisturbed')
+    assert len(final()['history']) == 2
+    train_own(loss_fn=worse, resume='run', run_dir='auto', num_epochs=20)
+    assert [row['epoch'] for row in final()['history']] == [1, 2, 3, 4]
+    assert [row['epoch'] for row in final('undisturbed')['history']] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_uses_the_threads_it_was_begun_with():
+    train_own()
+    torch.set_num_threads(2)
+    train_own(resume='run', run_dir='auto', num_epochs=4)
+    assert torch.get_num_threads() == 1
+
+
+def test_a_machine_with_fewer_threads_is_warned_about():
+    train_own(num_epochs=1)
+    path = tu.Path('run/last.pt')
+    tu.save_checkpoint(path, tu.load_checkpoint(path) | {'threads': 10 ** 6})
+    result = train_own(resume='run', run_dir='auto', num_epochs=2)
+    assert 'used 1000000 threads' in (result.run_dir / 'log.txt').read_text()
+
+
+def test_a_resumed_run_keeps_its_tuned_threshold(own, two):
+    tu.store_threshold(own, 0.7, tu.load(own))
+    assert tu.train(resume=str(own)).model.threshold == 0.7
+
+
+def test_a_resume_without_best_pt_keeps_the_best_from_there_on(run_of_two, caplog):
+    os.remove('run/best.pt')
+    result = tu.train(resume='run', num_epochs=3)
+    assert 'best.pt is gone' in caplog.text
+    assert os.path.exists('run/best.pt') and result.best['epoch'] == 3
+
+
+def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
+    damage(tu.Path('run/best.pt'), 'cut')
+    result = tu.train(resume='run')  # nothing better comes: it was done
+    assert [row['epoch'] for row in result.history] == [1, 2]
+    assert 'best.pt is damaged' in (result.run_dir / 'log.txt').read_text()
+
+
+# --- settings at a resume -------------------------------------------------------------
+
+
+def test_a_free_setting_may_change_without_a_word():
+    train_own(run_dir='undisturbed')
+    train_own(loss_fn=stop_at(4, squares))
+    result = train_own(resume='run', run_dir='auto', num_workers=2, checkpoint_minutes=0.0)
+    assert 'changes the result' not in (result.run_dir / 'log.txt').read_text()
+    assert_same(final(), final('undisturbed'))
+
+
+def test_a_setting_that_defines_the_run_cannot_change_on_resume(run_of_two):
+    for change in ({'encoder': 'resnet18'}, {'seed': 1}, {'optimizer': 'SGD'}, {'val_fraction': 0.5},
+                   {'architecture': 'FPN'}, {'in_channels': 1}, {'num_classes': 3}, {'mean': 9.0},
+                   {'decoder_channels': [8] * 5}, {'ema_decay': None}, {'group_pattern': '.'}):
+        with pytest.raises(tu.ConfigError, match=f'{[*change][0]}=.*cannot change on resume'):
+            tu.train(resume='run', **change)
+    assert len(final()['history']) == 2
+
+
+def test_a_run_can_be_made_longer(run_of_two):
+    result = tu.train(resume='run', num_epochs=4)
+    assert [row['epoch'] for row in result.history] == [1, 2, 3, 4]
+    log = (result.run_dir / 'log.txt').read_text()
+    assert 'num_epochs: 2 -> 4 changes the result of the run' in log
+
+
+def test_fewer_epochs_than_are_done_are_refused_at_a_resume(run_of_two):
+    with pytest.raises(tu.UserError, match='num_epochs=1: 2 are done already'):
+        tu.train(resume='run', num_epochs=1)
+    assert tu.train(resume='run', num_epochs=2).history                # the same line once more is fine
+
+
+def test_a_preset_is_not_dropped_on_resume(run_of_two):
+    with open('longer.py', 'w') as file:
+        file.write("config = {'num_epochs': 3}\n")
+    assert len(tu.train('longer.py', resume='run').history) == 3
+
+
+@pytest.mark.parametrize('change', [{'weight_decay': 0.5}, {'momentum': 0.5}])
+def test_what_is_changed_on_resume_is_at_work(change):
+    first = dict(optimizer='SGD', ema_decay=None)
+    train_own(num_epochs=1, **first)
+    shutil.copytree('run', 'copy')
+    train_own(resume='run', run_dir='auto', num_epochs=2)
+    train_own(resume='copy', run_dir='auto', num_epochs=2, **change)
+    [(key, value)] = change.items()
+    assert final('copy')['optimizer']['param_groups'][0][key] == value
+    assert not torch.equal(final()['model']['0.weight'], final('copy')['model']['0.weight'])
+
+
+def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
+    config, _, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
+    assert config['class_weights'] == 'auto' and len(notes) == 2
+    assert all('changes the result' in note for note in notes)
+
+
+def test_the_effective_batch_stays_what_it_was():
+    train_own(num_epochs=1)
+    with pytest.raises(tu.ConfigError, match='must stay 4 on resume'):
+        train_own(resume='run', run_dir='auto', batch_size=8)
+    train_own(resume='run', run_dir='auto', batch_size=2, accumulation_steps=2)
+
+
+def test_typing_the_device_that_is_taken_anyway_changes_nothing(run_of_one):
+    patch_last(lambda saved: saved['config'].update(device='auto'))
+    path = tu.Path('run/config.py')
+    path.write_text(path.read_text().replace("'device': 'cpu'", "'device': 'auto'"))
+    config, sources, notes = tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})
+    assert config['device'] == 'cpu' and sources['device'] == 'you' and notes == []
+
+
+def test_the_device_of_a_run_can_be_left_to_the_machine(own):
+    settings = own / 'config.py'
+    settings.write_text(settings.read_text().replace("'device': 'cpu'", "'device': 'cuda:1'"))
+    assert tu.resume_config(own, None, {'device': 'auto'})[0]['device'] == 'auto'
+
+
+@pytest.mark.parametrize('words', [{'mean': 127.5, 'std': 58}, {'num_classes': 'auto', 'ema_decay': 'auto'}], ids=str)
+def test_the_same_line_once_more_goes_on(small_set, words):
+    settings = {**SMALL, **words, 'resume': 'auto'}
+    tu.train(**{**settings, 'num_epochs': 1})
+    assert len([row for row in tu.train(**{**settings, 'num_epochs': 2}).history if not row['event']]) == 2
+
+
+def test_the_same_line_once_more_keeps_what_healing_arrived_at():
+    """batch_size=4 typed for the start and again for the resume, as in a job that SLURM starts again."""
+    def loss_fn(model, batch):
+        if len(batch['image']) > 2 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return squares(model, batch)
+
+    train_own(loss_fn=loss_fn, num_epochs=1)
+    result = train_own(loss_fn=squares, num_epochs=2, resume='auto')
+    assert [row['batch_size'] for row in result.history if not row['event']] == [2, 2]
+
+
+def test_another_run_dir_at_a_resume_is_refused(run_of_one):
+    with pytest.raises(tu.UserError, match="run_dir='other': a resumed run stays where it is"):
+        tu.train(resume='run', run_dir='other')
+
+
+def test_a_refused_resume_leaves_the_settings_of_the_run_alone(small_set):
+    train_own(num_epochs=1)
+    before = tu.Path('run/config.py').read_text()
+    with pytest.raises(tu.UserError, match='does not belong'):
+        tu.train(resume='run', data='set', num_epochs=3, device='cpu')  # without the network it was given
+    assert tu.Path('run/config.py').read_text() == before
+
+
+def test_a_finished_run_keeps_the_settings_it_was_trained_with():
+    train_own(num_epochs=1)
+    before = tu.Path('run/config.py').read_text()
+    train_own(resume='run', run_dir='auto', num_epochs=1, learning_rate=0.5)
+    assert tu.Path('run/config.py').read_text() == before
+
+
+def test_a_torn_config_is_replaced_by_that_of_the_checkpoint():
+    train_own(num_epochs=2)
+    text = tu.Path('run/config.py').read_text()
+    tu.Path('run/config.py').write_text(text[:len(text) // 2])
+    assert train_own(resume='run', run_dir='auto', num_epochs=3).history[-1]['epoch'] == 3
+    assert tu.load_preset('run/config.py')['num_epochs'] == 3          # whole again
+
+
+def test_a_checkpoint_with_a_key_that_is_no_more_goes_on(run_of_one):
+    patch_last(lambda saved: saved['config'].update(of_an_older_version=1))
+    assert tu.resume_config(tu.Path('run'), None, {'num_epochs': 2})[0]['num_epochs'] == 2
+
+
+# --- data and network at a resume -----------------------------------------------------
+
+
+def test_other_images_than_the_run_began_with_are_told(small_set, caplog):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' not in caplog.text
+    for kind in ('images', 'masks'):
+        shutil.copy(f'set/{kind}/003.png', f'set/{kind}/903.png')
+    tu.train(resume='run', num_epochs=3)
+    assert 'not those this run began with' in caplog.text
+
+
+def test_other_images_under_the_same_names_are_told(small_set, caplog):
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    shutil.copy('set/images/003.png', 'set/images/004.png')
+    tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' in caplog.text
+
+
+def test_a_resume_of_moved_data_wants_its_place(own, two, tmp_path, capsys):
+    assert tu.main([f'resume={own}', 'num_epochs=7', f'data={tmp_path / "gone"}']) == 2
+    assert 'there is no such folder' in capsys.readouterr().err
+    assert tu.main([f'resume={own}', 'num_epochs=7', f'data={two[1]}']) == 0
+
+
+def test_the_home_of_moved_data_may_be_typed_as_usual(own, two, monkeypatch):
+    monkeypatch.setenv('HOME', str(two[1].parent))
+    config, _, notes = tu.resume_config(own, None, {'data': f'~/{two[1].name}'})
+    assert config['data'] == str(two[1]) and not notes
+
+
+def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_one):
+    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'model': {'x': torch.ones(1)}})
+    with pytest.raises(tu.UserError, match='one with a network of your own is resumed from Python'):
+        tu.train(resume='run', num_epochs=2)
+
+
+# --- which run is resumed -------------------------------------------------------------
+
+
+def test_auto_starts_continues_and_does_not_continue_what_is_done():
+    auto = {'resume': 'auto', 'run_dir': 'run'}
+    train_own(run_dir='undisturbed')
+    train_own(loss_fn=stop_at(4, squares), **auto)
+    assert tu.load_last('run')[0]['step'] == 2
+    train_own(**auto)
+    assert_same(final(), final('undisturbed'))
+    again = train_own(**auto)                                          # SLURM starts a finished job anew: it is done
+    assert_same(final(), final('undisturbed'))
+    assert [row['epoch'] for row in again.history] == [row['epoch'] for row in final()['history']]
+
+
+def test_a_run_that_stopped_early_is_done_for_resume_auto(small_set):
+    settings = {**SMALL, 'run_dir': 'auto', 'num_epochs': 30, 'early_stopping_patience': 1, 'learning_rate': 1e-9}
+    assert len(tu.train(**settings).history) < 30
+    assert tu.find_resume({**tu.CONFIG, **settings, 'resume': 'auto'}) is None
+
+
+def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):
+    os.replace('run/last.pt', 'run/previous.pt')
+    path = tu.Path('run/config.py')                                    # as if it had not been done
+    path.write_text(path.read_text().replace("'num_epochs': 2", "'num_epochs': 4"))
+    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}) == tu.Path('run')
+
+
+def test_auto_reads_no_checkpoint_of_other_data(run_of_one, monkeypatch):
+    shutil.copytree('run', 'runs/set-1')
+    monkeypatch.setattr(tu, 'load_last', None)
+    assert tu.find_resume({**tu.CONFIG, 'data': 'other', 'resume': 'auto'}) is None
+
+
+@pytest.mark.parametrize('way', ['./set', 'set/', 'elsewhere/../set'])
+def test_auto_goes_on_however_the_data_is_typed(small_set, way, tmp_path):
+    os.mkdir('elsewhere')
+    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto'}
+    first = tu.train(**words | {'num_epochs': 1}).run_dir
+    again = tu.train(**words | {'num_epochs': 2, 'data': way})         # more epochs than it has
+    assert again.run_dir == first and len(again.history) == 2
+    assert 'changes the result' not in (first / 'log.txt').read_text().replace('num_epochs: 1 -> 2 changes', '')
+
+
+def test_auto_goes_on_though_the_config_is_torn(small_set):
+    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto', 'num_epochs': 2}
+    first = tu.train(**words).run_dir
+    saved = torch.load(first / 'last.pt', weights_only=True)
+    (first / 'config.py').write_text((first / 'config.py').read_text()[:200])
+    patch_last(lambda saved: saved.update(epoch=1, window=0), first)
+    assert tu.train(**words).run_dir == first and saved['epoch'] == 2
+
+
+def test_a_torn_config_of_another_run_is_no_hindrance(small_set):
+    (tu.Path('runs') / 'other-1').mkdir(parents=True)
+    (tu.Path('runs') / 'other-1' / 'config.py').write_text('config = {')
+    settings = {**SMALL, 'num_epochs': 1, 'resume': 'auto', 'run_dir': 'auto'}
+    assert tu.train(**settings).run_dir == tu.Path('runs/set-1')
+
+
+def test_auto_does_not_go_on_with_an_older_run_where_the_newest_is_damaged(run_of_one):
+    for name in ('runs/set-1', 'runs/set-2'):
+        shutil.copytree('run', name)
+    for path in tu.Path('runs/set-2').glob('*.pt'):
+        path.write_bytes(b'torn')
+    os.utime('runs/set-1', (1, 1))
+    data = tu.load_preset('run/config.py')['data']
+    with pytest.raises(tu.UserError, match='runs/set-2/.*is damaged'):
+        tu.train(resume='auto', data=data, num_epochs=9)
+
+
+def test_a_run_on_the_demo_set_goes_on_where_the_set_is_gone():
+    tu.write_demo(tu.DEMO_FOLDER, num_train=4, num_val=2)
+    settings = {**SMALL, 'data': 'demo', 'run_dir': 'auto', 'num_epochs': 1}
+    assert tu.train(**settings).run_dir == tu.Path('runs/demo-1')
+    found = tu.find_resume({**tu.CONFIG, 'data': 'demo', 'num_epochs': 2, 'resume': 'auto'})
+    assert found == tu.Path('runs/demo-1') and tu.resume_config(found, None, {})[0]['data'] == 'demo'
+
+
+def test_a_run_goes_on_from_any_folder(run_of_one, tmp_path, monkeypatch):
+    monkeypatch.chdir('/')
+    assert len(tu.train(resume=str(tmp_path / 'run'), num_epochs=2).history) == 2
+    assert tu.main(['evaluate', str(tmp_path / 'run')]) == 0
+
+
+def test_a_file_of_a_run_given_to_resume_is_answered_with_its_folder(tmp_path):
+    (tmp_path / 'last.pt').touch()
+    with pytest.raises(tu.UserError, match=f'is no run folder.*; type resume={tmp_path}$'):
+        tu.train(resume=str(tmp_path / 'last.pt'))
+
+
+# --- a checkpoint is there at any time ------------------------------------------------
 
 
 def count_calls(name, folder):
@@ -521,6 +847,15 @@ def test_dying_at_any_call_leaves_a_checkpoint(name, moment, saved):
         tu.save_checkpoint(saved / 'last.pt', OLD)
 
 
+def test_a_crash_between_two_renames_costs_nothing():
+    """last.pt has become previous.pt, the newer one is still called last.new."""
+    train_own()
+    newer = torch.load('run/last.pt', weights_only=True)
+    os.replace('run/last.pt', 'run/last.new')
+    torch.save(newer | {'epoch': 1}, 'run/previous.pt')
+    assert tu.load_last('run')[0]['epoch'] == newer['epoch'] > 1
+
+
 def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_old_one(tmp_path, monkeypatch):
     calls = []
 
@@ -569,6 +904,19 @@ def test_every_file_of_a_run_that_matters_takes_the_place_of_a_whole_one(monkeyp
     assert whole <= replaced and not whole & opened
 
 
+def test_a_checkpoint_of_an_epoch_comes_after_its_line_in_the_log(monkeypatch):
+    seen = []
+
+    def replaced(real, source, target):
+        real(source, target)
+        if os.path.basename(target) == 'last.pt':
+            seen.append((tu.load_last('run')[0]['epoch'], tu.Path('run/log.txt').read_text().count('Epoch ')))
+
+    patch_call(monkeypatch, 'replace', replaced)
+    train_own(num_epochs=3)
+    assert {epoch for epoch, _ in seen} == {0, 1, 2, 3} and all(epoch == lines for epoch, lines in seen)
+
+
 @pytest.mark.parametrize('spoil', [
     lambda whole: whole[:-200],
     lambda whole: whole[:len(whole) // 2] + bytes(9) + whole[len(whole) // 2 + 9:]],
@@ -591,168 +939,15 @@ def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monk
     assert_same(tu.load_checkpoint(saved / 'last.pt'), OLD)
 
 
-def test_a_checkpoint_of_an_epoch_comes_after_its_line_in_the_log(monkeypatch):
-    seen = []
-
-    def replaced(real, source, target):
-        real(source, target)
-        if os.path.basename(target) == 'last.pt':
-            seen.append((tu.load_last('run')[0]['epoch'], tu.Path('run/log.txt').read_text().count('Epoch ')))
-
-    patch_call(monkeypatch, 'replace', replaced)
-    train_own(num_epochs=3)
-    assert {epoch for epoch, _ in seen} == {0, 1, 2, 3} and all(epoch == lines for epoch, lines in seen)
+def test_left_overs_of_a_save_that_was_killed_go_away():
+    train_own(num_epochs=1)
+    tu.Path('run/.last.new.4711.tmp').write_bytes(bytes(100))
+    train_own(resume='run', run_dir='auto', num_epochs=2)
+    assert not [path for path in tu.Path('run').iterdir() if path.name.endswith('.tmp')]
 
 
-def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):
-    os.replace('run/last.pt', 'run/previous.pt')
-    path = tu.Path('run/config.py')                                    # as if it had not been done
-    path.write_text(path.read_text().replace("'num_epochs': 2", "'num_epochs': 4"))
-    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}) == tu.Path('run')
+# --- a full disk, a folder that is gone -----------------------------------------------
 
-
-# --- damaged and hostile files ---
-
-def damage(path, kind):
-    whole = bytearray(path.read_bytes())
-    if kind == 'flipped in a tensor':
-        whole[whole.find(torch.ones(100).numpy().tobytes()) + 50] ^= 1
-    elif kind == 'flipped at the end':
-        whole[-30] ^= 1
-    path.write_bytes({'cut': whole[:len(whole) // 2], 'empty': b'', 'text': b'not a checkpoint',
-                      'an empty archive': b'PK\x05\x06' + bytes(18)}.get(kind, bytes(whole)))
-
-
-@pytest.mark.parametrize('kind', ['flipped in a tensor', 'flipped at the end', 'cut', 'empty',
-                                  'text', 'an empty archive'])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(kind, saved, caplog):
-    damage(saved / 'last.pt', kind)
-    loaded, path = tu.load_last(saved)
-    assert loaded['step'] == 0 and path.name == 'previous.pt'
-    assert 'last.pt' in caplog.text and 'trying the one before it' in caplog.text
-
-
-def test_any_flipped_byte_is_noticed_or_changes_nothing(saved):
-    path = saved / 'last.pt'
-    whole = path.read_bytes()
-    directory = len(whole) - 900                                       # of the zip file
-    for position in [*range(0, directory, 61), *range(directory, len(whole), 3)]:
-        for bit in (1, 8):
-            spoiled = bytearray(whole)
-            spoiled[position] ^= bit
-            path.write_bytes(spoiled)
-            try:
-                loaded = tu.load_checkpoint(path)
-            except OSError:
-                continue
-            assert_same(loaded, OLD, f'position {position} of {len(whole)}')
-
-
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(data):
-    tu.train(**SMALL | {'run_dir': 'whole', 'num_epochs': 3})
-    tu.train(**SMALL | {'num_epochs': 3})
-    damage(tu.Path('run/last.pt'), 'cut')
-    result = tu.train(resume='run')
-    assert 'run/last.pt is damaged' in (result.run_dir / 'log.txt').read_text()
-    assert_same(final(), final('whole'))
-
-
-class Harm:
-    def __reduce__(self):
-        return os.system, ('touch harmed',)
-
-
-@pytest.fixture(params=['in torch.save', 'as a pickle'])
-def hostile(request):
-    """Writes a file that runs a command when it is unpickled."""
-    def write(path):
-        if request.param == 'in torch.save':
-            torch.save({'weights': Harm(), 'config': Harm(), 'step': 1}, path)
-        else:
-            with open(path, 'wb') as file:
-                pickle.dump(Harm(), file)
-    yield write
-    assert not os.path.exists('harmed')
-
-
-def test_a_hostile_checkpoint_is_refused_and_not_run(hostile, run_of_two):
-    for name in ('last.pt', 'previous.pt'):
-        hostile(f'run/{name}')
-    with pytest.raises(tu.UserError, match='last.pt'):
-        tu.train(resume='run')
-
-
-def test_a_hostile_model_is_refused_and_not_run(hostile):
-    os.mkdir('run')
-    hostile('run/best.pt')
-    with pytest.raises(tu.UserError, match='best.pt'):
-        tu.load('run')
-
-
-@pytest.mark.parametrize('program', [
-    b'.', b'0.', b'\x80\x02(t.', b'\x80\x02N\x85R.', b'\x80\x02h\x05.', b'\xff', b'',
-    b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.',
-    b'\x80\x02G\x00.', b'\x80\x02M}\x05Q.'])
-def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, saved):
-    with zipfile.ZipFile(saved / 'last.pt', 'w') as file:
-        for name, content in (('data.pkl', program), ('byteorder', b'little'), ('version', b'3\n')):
-            file.writestr(f'archive/{name}', content)
-    assert tu.load_last(saved)[0]['step'] == 0
-
-
-@pytest.mark.parametrize('foreign', [{'a': 1}, [1, 2], torch.ones(3)], ids=type)
-def test_a_file_of_another_program_is_told_apart(foreign, run_of_one):
-    for name in ('last.pt', 'previous.pt', 'best.pt'):
-        torch.save(foreign, f'run/{name}')
-    with pytest.raises(tu.UserError):
-        tu.load('run')
-    with pytest.raises(tu.UserError):
-        tu.train(resume='run')
-
-
-def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
-    damage(tu.Path('run/best.pt'), 'cut')
-    result = tu.train(resume='run')  # nothing better comes: it was done
-    assert [row['epoch'] for row in result.history] == [1, 2]
-    assert 'best.pt is damaged' in (result.run_dir / 'log.txt').read_text()
-
-
-@pytest.mark.parametrize('scores', [{'iou': 'high'}, {'iou': 0.5, 'dice': 0.5, 'iou_per_class': [0.5] * 3}, [0.5]])
-def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores, run_of_two, caplog):
-    saved = tu.load_checkpoint('run/best.pt')
-    tu.save_checkpoint(tu.Path('run/best.pt'), saved | {'metrics': scores})
-    assert tu.train(resume='run').best == {}
-    assert 'the last weights are returned instead' in caplog.text
-
-
-# --- one run per folder ---
-
-def test_a_folder_in_use_is_refused_until_its_process_is_gone(forks, data):
-    run = Start(**LONG | {'num_epochs': 1000, 'num_workers': 2})
-    try:
-        assert run.until_saved(3), open('output.txt').read()[-3000:]
-        with pytest.raises(tu.UserError, match=f'in use by process {run.process.pid} on '):
-            tu.train(resume='run', num_epochs=3)
-        assert os.path.exists('run/last.pt')
-    finally:
-        run.end(signal.SIGKILL)  # .lock and .holder stay behind
-    done = tu.load_last('run')[0]['epoch']
-    result = tu.train(resume='run', num_epochs=done + 1)
-    assert result.history[-1]['epoch'] == done + 1
-
-
-def test_a_refused_start_leaves_signals_and_folder_as_they_were():
-    os.mkdir('run')
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with open('run/.lock', 'w') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(tu.UserError, match='in use'):
-            train_own()
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert os.listdir('run') == ['.lock']
-
-
-# --- a full disk ---
 
 @pytest.fixture
 def disk(monkeypatch):
@@ -772,6 +967,12 @@ def disk(monkeypatch):
     patch_call(monkeypatch, 'fsync', fsync)
     patch_call(monkeypatch, 'open', open_file)
     return state
+
+
+def test_a_disk_that_is_full_from_the_start_is_told_before_training(disk):
+    disk['full'] = True
+    with pytest.raises(tu.UserError, match='(?s)cannot start.*No space left on device'):
+        train_own()
 
 
 def fill_at(disk, begin, end=math.inf, validation=(1, 1, 1), trouble='full'):
@@ -807,10 +1008,84 @@ def test_a_disk_with_space_again_gets_everything(disk, validation, best):
     assert result.best['loss'] == min(row['val_loss'] for row in result.history)
 
 
-def test_a_disk_that_is_full_from_the_start_is_told_before_training(disk):
-    disk['full'] = True
-    with pytest.raises(tu.UserError, match='(?s)cannot start.*No space left on device'):
-        train_own()
+def test_a_last_save_that_fails_is_tried_again(monkeypatch):
+    """No space while the last epoch is closed, then there is some again."""
+    real, full = os.fsync, [False]
+
+    def fsync(file):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file)
+
+    real_evaluate, calls = tu.evaluate, []
+
+    def evaluate(*args, **named):
+        calls.append(1)
+        full[0] = len(calls) == 4                                      # the smoke test, then three epochs
+        return real_evaluate(*args, **named)
+
+    real_agree = tu.Run.agree
+
+    def agree(self, *args):
+        if len(calls) == 4 and self.last_save and self.trouble:
+            full[0] = False
+        return real_agree(self, *args)
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    monkeypatch.setattr(tu, 'evaluate', evaluate)
+    monkeypatch.setattr(tu.Run, 'agree', agree)
+    result = train_own(num_epochs=3)
+    assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == 3
+    assert tu.load_checkpoint('run/best.pt')['epoch'] == 3
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(small_set, monkeypatch):
+    words = as_words(SMALL)
+    real, calls = os.fsync, []
+
+    def fsync(file):
+        calls.append(1)
+        if len(calls) > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file)
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    assert tu.main([*words, 'num_epochs=4']) == 1
+    assert 'The newest weights are NOT there: ' in (tu.Path('run') / 'log.txt').read_text()
+
+
+def test_best_weights_that_no_disk_took_are_told_with_the_reason_once(caplog):
+    def in_the_way(model, batch):
+        os.makedirs('run/best.pt', exist_ok=True)
+        return squares(model, batch)
+
+    assert not train_own(loss_fn=in_the_way).is_saved
+    [told] = [line for line in caplog.messages if 'could not be saved' in line]
+    [end] = [line for line in caplog.messages if 'NOT there' in line]
+    assert 'Is a directory' in told and 'Is a directory' in end
+
+
+def test_a_best_epoch_that_the_disk_did_not_take_is_not_lost_by_a_resume(monkeypatch):
+    """Epoch 2 is the best, and the disk takes last.pt but not best.pt; the run is stopped in epoch 3."""
+    replace, scores = os.replace, iter([9.0, 3.0, 1.0, 9.0, 2.0])      # smoke test, epoch 1, 2; smoke test, epoch 3
+
+    def full(source, target):
+        if str(target).endswith('best.pt') and Path('run/history.csv').exists():
+            raise OSError(28, 'No space left on device')
+        replace(source, target)
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    monkeypatch.setattr(os, 'replace', full)
+    stopped = train(stopping_at(network(), 1 + 2 + 2 + 1), val_data=Samples(4), loss_fn=scripted)
+    assert stopped.stopped_by == signal.SIGTERM and not stopped.is_saved
+    assert torch.load('run/best.pt', weights_only=True)['epoch'] == 1
+    monkeypatch.setattr(os, 'replace', replace)
+    resumed = train(val_data=Samples(4), loss_fn=scripted, resume='run', run_dir='auto')
+    best = torch.load('run/best.pt', weights_only=True)
+    assert (best['epoch'], best['metrics']['loss'], resumed.best['epoch']) == (2, 1.0, 2)
+    assert last()['unsaved'] is None
 
 
 @pytest.mark.parametrize('returns', [False, True])
@@ -844,44 +1119,160 @@ def test_a_folder_that_vanishes_stops_no_training(gone, returns, capsys):
         assert tu.load_checkpoint(tu.Path('run/best.pt'))['epoch'] == result.best['epoch']
 
 
-# --- what would fail in hour three fails in the first minute ---
-
-class OddState(nn.Conv2d):
-    """A layer whose state cannot be read back without running code."""
-
-    def get_extra_state(self):
-        return Harm()
-
-    def set_extra_state(self, state):
-        pass
-
-
-def test_a_checkpoint_that_could_not_be_resumed_ends_the_run_before_it_begins():
-    loss_fn = stop_at(99, squares)
-    with pytest.raises(tu.UserError, match='more than tensors'):
-        train_own(nn.Sequential(OddState(3, 1, 1)), loss_fn)
-    assert len(loss_fn.calls) <= 2 and not os.path.exists('harmed')
-
-
-def test_a_validation_that_fails_ends_the_run_before_it_begins():
-    calls = []
+def test_a_folder_that_vanished_can_be_resumed_all_the_same():
+    real, calls = squares, []
 
     def loss_fn(model, batch):
-        calls.append(torch.is_grad_enabled())
-        if not calls[-1]:
-            raise ZeroDivisionError('in validation (a test)')
-        return squares(model, batch)
+        calls.append(1)
+        if len(calls) == 8:
+            shutil.rmtree('run')
+        return real(model, batch)
 
-    with pytest.raises(ZeroDivisionError):
-        train_own(loss_fn=loss_fn)
-    assert calls == [True, False]
+    train_own(loss_fn=loss_fn)
+    assert train_own(resume='run', run_dir='auto', num_epochs=4).history[-1]['epoch'] == 4
 
 
-def test_the_smoke_test_leaves_no_trace(monkeypatch):
-    train_own(network(dropout=0.5), noisy_squares)
-    monkeypatch.setattr(tu, 'smoke_test', lambda state, *args: args[-1].save(state, args[-2]))
-    train_own(network(dropout=0.5), noisy_squares, run_dir='without')
-    assert_same(final(), final('without'))
+# --- one run per folder ---------------------------------------------------------------
+
+
+def test_a_folder_in_use_is_refused_until_its_process_is_gone(forks, small_set):
+    run = Start(**THIRTY_STEPS | {'num_epochs': 1000, 'num_workers': 2})
+    try:
+        assert run.until_saved(3), open('output.txt').read()[-3000:]
+        with pytest.raises(tu.UserError, match=f'in use by process {run.process.pid} on '):
+            tu.train(resume='run', num_epochs=3)
+        assert os.path.exists('run/last.pt')
+    finally:
+        run.end(signal.SIGKILL)  # .lock and .holder stay behind
+    done = tu.load_last('run')[0]['epoch']
+    result = tu.train(resume='run', num_epochs=done + 1)
+    assert result.history[-1]['epoch'] == done + 1
+
+
+def test_a_refused_start_leaves_signals_and_folder_as_they_were():
+    os.mkdir('run')
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with open('run/.lock', 'w') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(tu.UserError, match='in use'):
+            train_own()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert os.listdir('run') == ['.lock']
+
+
+def test_a_run_folder_in_use_is_not_continued_by_accident(small_set):
+    tu.train(**SMALL)
+    before = final()
+    try:
+        result = tu.train(**SMALL | {'num_epochs': 3, 'seed': 1})      # no word of resume
+    except tu.UserError as error:
+        assert 'resume' in str(error)
+        assert_same(final(), before)
+    else:
+        tu.train(**SMALL | {'num_epochs': 3, 'seed': 1, 'run_dir': 'fresh'})
+        assert_same(final(result.run_dir), final('fresh'))
+
+
+def test_a_folder_that_another_run_has_taken_is_left_to_it(caplog):
+    """Somebody deletes the folder, and another run begins there."""
+    model = network()
+
+    def take(output):
+        shutil.rmtree('run')
+        os.mkdir('run')
+        Path('run/.holder').write_text('process 7 on another')
+
+    at_training_call(model[0], lambda call: call == 1 + 2 + 1, take)
+    assert not train(model).is_saved and 'is in use by process 7 on another' in caplog.text
+    assert {path.name for path in Path('run').iterdir()} == {'.holder'}
+
+
+# --- damaged files --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('kind', ['flipped in a tensor', 'flipped at the end', 'cut', 'empty',
+                                  'text', 'an empty archive'])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(kind, saved, caplog):
+    damage(saved / 'last.pt', kind)
+    loaded, path = tu.load_last(saved)
+    assert loaded['step'] == 0 and path.name == 'previous.pt'
+    assert 'last.pt' in caplog.text and 'trying the one before it' in caplog.text
+
+
+def test_any_flipped_byte_is_noticed_or_changes_nothing(saved):
+    path = saved / 'last.pt'
+    whole = path.read_bytes()
+    directory = len(whole) - 900                                       # of the zip file
+    for position in [*range(0, directory, 61), *range(directory, len(whole), 3)]:
+        for bit in (1, 8):
+            spoiled = bytearray(whole)
+            spoiled[position] ^= bit
+            path.write_bytes(spoiled)
+            try:
+                loaded = tu.load_checkpoint(path)
+            except OSError:
+                continue
+            assert_same(loaded, OLD, f'position {position} of {len(whole)}')
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(small_set):
+    tu.train(**SMALL | {'run_dir': 'whole', 'num_epochs': 3})
+    tu.train(**SMALL | {'num_epochs': 3})
+    damage(tu.Path('run/last.pt'), 'cut')
+    result = tu.train(resume='run')
+    assert 'run/last.pt is damaged' in (result.run_dir / 'log.txt').read_text()
+    assert_same(final(), final('whole'))
+
+
+@pytest.mark.parametrize('program', [
+    b'.', b'0.', b'\x80\x02(t.', b'\x80\x02N\x85R.', b'\x80\x02h\x05.', b'\xff', b'',
+    b'\x80\x02]N\x86Q.', b'\x80\x02K\x01K\x02s.', b'\x80\x02X\xff\xff\xff\x7f.',
+    b'\x80\x02G\x00.', b'\x80\x02M}\x05Q.'])
+def test_a_checkpoint_with_a_broken_pickle_is_damaged_and_no_traceback(program, saved):
+    with zipfile.ZipFile(saved / 'last.pt', 'w') as file:
+        for name, content in (('data.pkl', program), ('byteorder', b'little'), ('version', b'3\n')):
+            file.writestr(f'archive/{name}', content)
+    assert tu.load_last(saved)[0]['step'] == 0
+
+
+# --- hostile and senseless files ------------------------------------------------------
+
+
+@pytest.fixture(params=['in torch.save', 'as a pickle'])
+def hostile(request):
+    """Writes a file that runs a command when it is unpickled."""
+    def write(path):
+        if request.param == 'in torch.save':
+            torch.save({'weights': Harm(), 'config': Harm(), 'step': 1}, path)
+        else:
+            with open(path, 'wb') as file:
+                pickle.dump(Harm(), file)
+    yield write
+    assert not os.path.exists('harmed')
+
+
+def test_a_hostile_checkpoint_is_refused_and_not_run(hostile, run_of_two):
+    for name in ('last.pt', 'previous.pt'):
+        hostile(f'run/{name}')
+    with pytest.raises(tu.UserError, match='last.pt'):
+        tu.train(resume='run')
+
+
+def test_a_hostile_model_is_refused_and_not_run(hostile):
+    os.mkdir('run')
+    hostile('run/best.pt')
+    with pytest.raises(tu.UserError, match='best.pt'):
+        tu.load('run')
+
+
+@pytest.mark.parametrize('foreign', [{'a': 1}, [1, 2], torch.ones(3)], ids=type)
+def test_a_file_of_another_program_is_told_apart(foreign, run_of_one):
+    for name in ('last.pt', 'previous.pt', 'best.pt'):
+        torch.save(foreign, f'run/{name}')
+    with pytest.raises(tu.UserError):
+        tu.load('run')
+    with pytest.raises(tu.UserError):
+        tu.train(resume='run')
 
 
 @pytest.mark.parametrize('change', [
@@ -897,361 +1288,6 @@ def test_a_last_file_of_something_else_is_refused_in_one_line(change):
         train_own(resume='run', run_dir='auto', num_epochs=9)
 
 
-def test_a_crash_between_two_renames_costs_nothing():
-    """last.pt has become previous.pt, the newer one is still called last.new."""
-    train_own()
-    newer = torch.load('run/last.pt', weights_only=True)
-    os.replace('run/last.pt', 'run/last.new')
-    torch.save(newer | {'epoch': 1}, 'run/previous.pt')
-    assert tu.load_last('run')[0]['epoch'] == newer['epoch'] > 1
-
-
-# --- what an audit by running found ---
-
-def test_a_screen_that_is_gone_ends_no_training(monkeypatch):
-    """A full disk behind stdout, as when slurm.out lies on it; also what the handler of a signal writes."""
-    class Full(io.TextIOBase):
-        def write(self, text):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, 'stdout', Full())
-        patch.setattr(sys, 'stderr', Full())
-        result = train_own(loss_fn=stop_at(4))
-    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 2
-
-
-def test_a_torn_config_is_replaced_by_that_of_the_checkpoint():
-    train_own(num_epochs=2)
-    text = tu.Path('run/config.py').read_text()
-    tu.Path('run/config.py').write_text(text[:len(text) // 2])
-    assert train_own(resume='run', run_dir='auto', num_epochs=3).history[-1]['epoch'] == 3
-    assert tu.load_preset('run/config.py')['num_epochs'] == 3          # whole again
-
-
-def test_a_torn_config_of_another_run_is_no_hindrance(data):
-    (tu.Path('runs') / 'other-1').mkdir(parents=True)
-    (tu.Path('runs') / 'other-1' / 'config.py').write_text('config = {')
-    settings = {**SMALL, 'num_epochs': 1, 'resume': 'auto', 'run_dir': 'auto'}
-    assert tu.train(**settings).run_dir == tu.Path('runs/set-1')
-
-
-def test_a_folder_that_vanished_can_be_resumed_all_the_same():
-    real, calls = squares, []
-
-    def loss_fn(model, batch):
-        calls.append(1)
-        if len(calls) == 8:
-            shutil.rmtree('run')
-        return real(model, batch)
-
-    train_own(loss_fn=loss_fn)
-    assert train_own(resume='run', run_dir='auto', num_epochs=4).history[-1]['epoch'] == 4
-
-
-def test_a_refused_resume_leaves_the_settings_of_the_run_alone(data):
-    train_own(num_epochs=1)
-    before = tu.Path('run/config.py').read_text()
-    with pytest.raises(tu.UserError, match='does not belong'):
-        tu.train(resume='run', data='set', num_epochs=3, device='cpu')  # without the network it was given
-    assert tu.Path('run/config.py').read_text() == before
-
-
-def test_a_finished_run_keeps_the_settings_it_was_trained_with():
-    train_own(num_epochs=1)
-    before = tu.Path('run/config.py').read_text()
-    train_own(resume='run', run_dir='auto', num_epochs=1, learning_rate=0.5)
-    assert tu.Path('run/config.py').read_text() == before
-
-
-@pytest.mark.parametrize('change', [{'weight_decay': 0.5}, {'momentum': 0.5}])
-def test_what_is_changed_on_resume_is_at_work(change):
-    first = dict(optimizer='SGD', ema_decay=None)
-    train_own(num_epochs=1, **first)
-    shutil.copytree('run', 'copy')
-    train_own(resume='run', run_dir='auto', num_epochs=2)
-    train_own(resume='copy', run_dir='auto', num_epochs=2, **change)
-    [(key, value)] = change.items()
-    assert final('copy')['optimizer']['param_groups'][0][key] == value
-    assert not torch.equal(final()['model']['0.weight'], final('copy')['model']['0.weight'])
-
-
-def test_the_effective_batch_stays_what_it_was():
-    train_own(num_epochs=1)
-    with pytest.raises(tu.ConfigError, match='must stay 4 on resume'):
-        train_own(resume='run', run_dir='auto', batch_size=8)
-    train_own(resume='run', run_dir='auto', batch_size=2, accumulation_steps=2)
-
-
-def test_other_images_than_the_run_began_with_are_told(data, caplog):
-    tu.train(**{**SMALL, 'num_epochs': 1})
-    tu.train(resume='run', num_epochs=2)
-    assert 'not those this run began with' not in caplog.text
-    for kind in ('images', 'masks'):
-        shutil.copy(f'set/{kind}/003.png', f'set/{kind}/903.png')
-    tu.train(resume='run', num_epochs=3)
-    assert 'not those this run began with' in caplog.text
-
-
-def test_other_images_under_the_same_names_are_told(data, caplog):
-    tu.train(**{**SMALL, 'num_epochs': 1})
-    shutil.copy('set/images/003.png', 'set/images/004.png')
-    tu.train(resume='run', num_epochs=2)
-    assert 'not those this run began with' in caplog.text
-
-
-def test_a_checkpoint_with_a_key_that_is_no_more_goes_on(run_of_one):
-    patch_last(lambda saved: saved['config'].update(of_an_older_version=1))
-    assert tu.resume_config(tu.Path('run'), None, {'num_epochs': 2})[0]['num_epochs'] == 2
-
-
-def test_typing_the_device_that_is_taken_anyway_changes_nothing(run_of_one):
-    patch_last(lambda saved: saved['config'].update(device='auto'))
-    path = tu.Path('run/config.py')
-    path.write_text(path.read_text().replace("'device': 'cpu'", "'device': 'auto'"))
-    config, sources, notes = tu.resume_config(tu.Path('run'), None, {'device': 'cpu'})
-    assert config['device'] == 'cpu' and sources['device'] == 'you' and notes == []
-
-
-def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_one):
-    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | {'model': {'x': torch.ones(1)}})
-    with pytest.raises(tu.UserError, match='one with a network of your own is resumed from Python'):
-        tu.train(resume='run', num_epochs=2)
-
-
-@pytest.mark.parametrize('crafted', [
-    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'dtype': ['float32']},
-    {'history': [1, 2]}, {'history': [{'x': 1}]}, {'history': [{'event': '', 'epoch': 'x', 'train_loss': 1.0}]},
-    {'history': [{'event': '', 'epoch': 9, 'train_loss': None}]}], ids=str)
-def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
-    train_own(num_epochs=1)
-    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
-    with pytest.raises(tu.UserError, match='does not belong to this run'):
-        train_own(resume='run', run_dir='auto', num_epochs=2)
-
-
-def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
-    train_own(num_epochs=1)
-    with zipfile.ZipFile('run/last.pt') as whole, zipfile.ZipFile('bomb.pt', 'w', zipfile.ZIP_DEFLATED) as bomb:
-        for name in whole.namelist():
-            bomb.writestr(name, whole.read(name))
-        bomb.writestr('zeros', bytes(10**7))
-    with pytest.raises(OSError, match='may be a bomb'):
-        tu.load_checkpoint('bomb.pt')
-
-
-def test_the_smoke_test_takes_a_whole_batch_of_validation():
-    class TwoSizes(Samples):
-        def __getitem__(self, index):
-            side = 8 + 4 * (index % 2)
-            return {'image': torch.zeros(3, side, side), 'target': torch.zeros(1, side, side)}
-
-    calls = []
-    with pytest.raises(RuntimeError, match='stack expects'):
-        tu.train(model=network(), loss_fn=lambda *args: calls.append(1) or squares(*args), train_data=Samples(),
-                 val_data=TwoSizes(4), **OWN)
-    assert not calls                                                   # nothing was trained before that was seen
-
-
-def test_one_image_of_validation_that_does_not_fit_is_told_in_words():
-    def loss_fn(model, batch):
-        if not torch.is_grad_enabled():
-            raise torch.OutOfMemoryError('CUDA out of memory')
-        return squares(model, batch)
-
-    with pytest.raises(tu.UserError, match='one image at a time does not fit') as caught:
-        train_own(loss_fn=loss_fn)
-    assert caught.value.title == 'out of memory'
-
-
-@pytest.mark.parametrize('words', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`',
-                                   'cuDNN error: CUDNN_STATUS_ALLOC_FAILED',
-                                   'GET was unable to find an engine to execute this computation',
-                                   'could not create a primitive',     # oneDNN
-                                   'upsample_nearest_nhwc only supports grad_output tensors with less than INT_MAX '
-                                   'elements, but got [256, 32, 512, 512]'])
-def test_libraries_that_get_no_memory_halve_the_batch_too(words):
-    def loss_fn(model, batch):
-        if len(batch['image']) > 2:
-            raise RuntimeError(words)
-        return squares(model, batch)
-
-    assert train_own(loss_fn=loss_fn, num_epochs=1).history[-1]['batch_size'] == 2
-
-
-def test_left_overs_of_a_save_that_was_killed_go_away():
-    train_own(num_epochs=1)
-    tu.Path('run/.last.new.4711.tmp').write_bytes(bytes(100))
-    train_own(resume='run', run_dir='auto', num_epochs=2)
-    assert not [path for path in tu.Path('run').iterdir() if path.name.endswith('.tmp')]
-
-
-def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
-    draw_set('set', count=400, size=8)
-    real, seen = tu.PIL.Image.open, []
-
-    def slow(path, **how):
-        seen.append(path)
-        if len(seen) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.005)
-        return real(path, **how)
-
-    monkeypatch.setattr(tu.PIL.Image, 'open', slow)
-    words = [f'{key}={str(value).replace(" ", "")}' for key, value in SMALL.items()]
-    assert tu.main(words) == 143
-    assert len(seen) < 800 and not os.path.exists('run/last.pt')       # of 1,200: the rest was not looked at
-
-
-def test_lines_of_the_log_file_are_clean():
-    with tu.Run('run'):
-        tu.log.warning('left out: \x1b[31mred\n2026-01-01 00:00:00 Best: epoch 9')
-    [line] = tu.Path('run/log.txt').read_text().splitlines()
-    assert '\x1b' not in line and r'\n2026' in line
-
-
-def test_a_validation_file_that_breaks_is_left_out_counted_and_named(data, caplog):
-    settings = {**SMALL, 'num_epochs': 3, 'skip_broken': True, 'cache_images': False}
-    real, epochs = tu.evaluate, []
-
-    def evaluate(*args, **named):
-        epochs.append(1)
-        if len(epochs) == 3:                                           # the smoke test is the first
-            broken.write_bytes(b'')
-        return real(*args, **named)
-
-    dataset = tu.inspect_data({**tu.CONFIG, **settings}).pairs
-    broken = tu.Path(os.fsdecode(dataset.images[dataset.rows('val')[0]]))
-    tu.evaluate = evaluate
-    try:
-        result = tu.train(**settings)
-    finally:
-        tu.evaluate = real
-    assert [row['epoch'] for row in result.history] == [1, 2, 3] and result.history[-1]['val_iou'] > 0
-    assert f'left out 2 times, because it or its mask could not be read: {broken}' in caplog.text
-
-
-def test_the_same_line_once_more_keeps_what_healing_arrived_at():
-    """batch_size=4 typed for the start and again for the resume, as in a job that SLURM starts again."""
-    def loss_fn(model, batch):
-        if len(batch['image']) > 2 and torch.is_grad_enabled():
-            raise torch.OutOfMemoryError('CUDA out of memory')
-        return squares(model, batch)
-
-    train_own(loss_fn=loss_fn, num_epochs=1)
-    result = train_own(loss_fn=squares, num_epochs=2, resume='auto')
-    assert [row['batch_size'] for row in result.history if not row['event']] == [2, 2]
-
-
-class Hanging(Samples):
-    """From the second epoch on, a sample never comes."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.asked = multiprocessing.Value('i', 0)
-
-    def __getitem__(self, index):
-        self.asked.value += 1
-        if self.asked.value > 30:                                      # two samples of the smoke test, 12 an epoch
-            time.sleep(600)
-        return super().__getitem__(index)
-
-
-def test_a_signal_does_not_wait_for_a_worker_that_hangs(hasty):
-    data, begun = Hanging(), time.monotonic()
-    ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
-                                            os.kill(os.getpid(), signal.SIGTERM)))
-    ring.start()
-    result = tu.train(model=network(), loss_fn=squares, train_data=data, val_data=Samples(4),
-                      **{**OWN, 'num_workers': 1, 'num_epochs': 9})
-    ring.join()
-    assert result.stopped_by == signal.SIGTERM and time.monotonic() - begun < 60
-    assert tu.load_last('run')[0]['step'] >= 3
-
-
-def test_a_signal_does_not_wait_for_a_worker_that_hangs_in_validation(hasty):
-    data, begun = Hanging(), time.monotonic()
-    ring = threading.Thread(target=lambda: (wait_for(lambda: data.asked.value > 30), time.sleep(1),
-                                            os.kill(os.getpid(), signal.SIGTERM)))
-    ring.start()
-    result = tu.train(model=network(), loss_fn=squares, train_data=Samples(12), val_data=data,
-                      **{**OWN, 'num_workers': 1, 'num_epochs': 9})
-    ring.join()
-    assert result.stopped_by == signal.SIGTERM and time.monotonic() - begun < 60
-    saved = tu.load_last('run')[0]                                     # 4 + 12 + 12 samples, then it hangs
-    assert (saved['epoch'], saved['window']) == (2, 3)
-
-
-def wait_for(condition, seconds=60):
-    """Until the condition holds."""
-    begun = time.monotonic()
-    while not condition() and time.monotonic() - begun < seconds:
-        time.sleep(0.05)
-
-
-def test_a_last_save_that_fails_is_tried_again(monkeypatch):
-    """No space while the last epoch is closed, then there is some again."""
-    real, full = os.fsync, [False]
-
-    def fsync(file):
-        if full[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file)
-
-    real_evaluate, calls = tu.evaluate, []
-
-    def evaluate(*args, **named):
-        calls.append(1)
-        full[0] = len(calls) == 4                                      # the smoke test, then three epochs
-        return real_evaluate(*args, **named)
-
-    real_agree = tu.Run.agree
-
-    def agree(self, *args):
-        if len(calls) == 4 and self.last_save and self.trouble:
-            full[0] = False
-        return real_agree(self, *args)
-
-    monkeypatch.setattr(os, 'fsync', fsync)
-    monkeypatch.setattr(tu, 'evaluate', evaluate)
-    monkeypatch.setattr(tu.Run, 'agree', agree)
-    result = train_own(num_epochs=3)
-    assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == 3
-    assert tu.load_checkpoint('run/best.pt')['epoch'] == 3
-
-
-def test_an_image_left_out_of_validation_does_not_dilute_its_loss(data):
-    config = {**tu.CONFIG, **SMALL, 'image_size': [32, 32], 'image_dtype': 'uint8', 'skip_broken': True, 'mean': [0.0],
-              'std': [255.0], 'num_classes': 2, 'cache_images': False}
-    found = tu.inspect_data(config)
-    dataset = tu.SegmentationDataset(found, 'val', config, is_training=False)
-    model, losses = tu.build_model(config), []
-    for broken in (False, True):
-        if broken:
-            open(dataset.name(0), 'w').close()
-        loader = tu.build_loader(dataset, config, torch.device('cpu'), batch_size=1)
-        metrics = tu.evaluate(model, loader, tu.SegmentationLoss(config), 'float32')
-        losses.append(metrics['loss'])
-    assert metrics['broken'] == [0] and abs(losses[1] / losses[0] - 1) < 0.2
-
-
-def test_a_run_that_stopped_early_is_done_for_resume_auto(data):
-    settings = {**SMALL, 'run_dir': 'auto', 'num_epochs': 30, 'early_stopping_patience': 1, 'learning_rate': 1e-9}
-    assert len(tu.train(**settings).history) < 30
-    assert tu.find_resume({**tu.CONFIG, **settings, 'resume': 'auto'}) is None
-
-
-# --- what an audit found -------------------------------------------------------------
-
-
-def patch_last(change, folder='run'):
-    """last.pt with something changed in it."""
-    saved = torch.load(f'{folder}/last.pt', weights_only=True)
-    change(saved)
-    tu.save_checkpoint(tu.Path(folder) / 'last.pt', saved)
-    (tu.Path(folder) / 'previous.pt').unlink()
-
-
 def of_optimizer(value):
     return lambda saved: saved['optimizer']['state'][0].update(exp_avg=value)
 
@@ -1265,288 +1301,33 @@ def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, run_of_
     assert 'cannot resume' in capsys.readouterr().err
 
 
-def test_another_memory_layout_at_a_resume_keeps_the_momentum(run_of_one):
-    before = torch.load('run/last.pt', weights_only=True)['optimizer']['state']
-    calls = []
-
-    def stop(optimizer, *_):
-        calls.append([{k: v.clone() for k, v in kept.items()} for kept in optimizer.state.values()])
-
-    hook = register_optimizer_step_pre_hook(stop)
-    tu.train(resume='run', num_epochs=2, channels_last=False)
-    hook.remove()
-    momentum = [kept['exp_avg'] for kept in calls[-3]]                 # of the first real step
-    assert sum(m.is_contiguous() for m in momentum) == len(momentum) and len(before) == len(momentum)
-
-
-def test_a_child_process_that_ends_is_no_worker_that_died(caplog):
-    def loss_fn(model, batch):
-        subprocess.run(['true'], check=True)
-        return squares(model, batch)
-
-    train_own(loss_fn=loss_fn, num_workers=1)
-    assert 'killed' not in (tu.Path('run') / 'log.txt').read_text()
-
-
-def test_a_terminal_that_is_closed_ends_no_training():
-    calls = []
-
-    def loss_fn(model, batch):
-        calls.append(1)
-        if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGHUP)
-        return squares(model, batch)
-
-    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail('the signal was not ignored'))
-    try:
-        assert not train_own(loss_fn=loss_fn).stopped_by
-        assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN   # as it was
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-class Drawing(Samples):
-    """Augmented at random, as people write it."""
-
-    def __getitem__(self, index):
-        sample = super().__getitem__(index)
-        noise = torch.rand(1) + random.random() + np.random.rand()
-        return {**sample, 'image': sample['image'] + 0.1 * noise}
-
-
-@pytest.mark.parametrize('workers', [0, 1])
-def test_a_random_data_set_of_ones_own_resumes_to_the_bit(workers):
-    def run(folder, **changes):
-        return tu.train(model=network(), train_data=Drawing(), val_data=Samples(4),
-                        **{**OWN, 'loss_fn': squares, 'num_workers': workers, 'run_dir': folder, **changes})
-
-    run('calm')
-    run('run', loss_fn=stop_at(8, squares))
-    run('run', resume='run')
-    assert_same(final('run')['model'], final('calm')['model'])
-
-
-def test_a_run_on_the_demo_set_goes_on_where_the_set_is_gone():
-    tu.write_demo(tu.DEMO_FOLDER, num_train=4, num_val=2)
-    settings = {**SMALL, 'data': 'demo', 'run_dir': 'auto', 'num_epochs': 1}
-    assert tu.train(**settings).run_dir == tu.Path('runs/demo-1')
-    found = tu.find_resume({**tu.CONFIG, 'data': 'demo', 'num_epochs': 2, 'resume': 'auto'})
-    assert found == tu.Path('runs/demo-1') and tu.resume_config(found, None, {})[0]['data'] == 'demo'
-
-
-def test_auto_reads_no_checkpoint_of_other_data(run_of_one, monkeypatch):
-    shutil.copytree('run', 'runs/set-1')
-    monkeypatch.setattr(tu, 'load_last', None)
-    assert tu.find_resume({**tu.CONFIG, 'data': 'other', 'resume': 'auto'}) is None
-
-
-def test_auto_does_not_go_on_with_an_older_run_where_the_newest_is_damaged(run_of_one):
-    for name in ('runs/set-1', 'runs/set-2'):
-        shutil.copytree('run', name)
-    for path in tu.Path('runs/set-2').glob('*.pt'):
-        path.write_bytes(b'torn')
-    os.utime('runs/set-1', (1, 1))
-    data = tu.load_preset('run/config.py')['data']
-    with pytest.raises(tu.UserError, match='runs/set-2/.*is damaged'):
-        tu.train(resume='auto', data=data, num_epochs=9)
-
-
-def test_auto_goes_on_though_the_config_is_torn(data):
-    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto', 'num_epochs': 2}
-    first = tu.train(**words).run_dir
-    saved = torch.load(first / 'last.pt', weights_only=True)
-    (first / 'config.py').write_text((first / 'config.py').read_text()[:200])
-    patch_last(lambda saved: saved.update(epoch=1, window=0), first)
-    assert tu.train(**words).run_dir == first and saved['epoch'] == 2
-
-
-@pytest.mark.parametrize('way', ['./set', 'set/', 'elsewhere/../set'])
-def test_auto_goes_on_however_the_data_is_typed(data, way, tmp_path):
-    os.mkdir('elsewhere')
-    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto'}
-    first = tu.train(**words | {'num_epochs': 1}).run_dir
-    again = tu.train(**words | {'num_epochs': 2, 'data': way})         # more epochs than it has
-    assert again.run_dir == first and len(again.history) == 2
-    assert 'changes the result' not in (first / 'log.txt').read_text().replace('num_epochs: 1 -> 2 changes', '')
-
-
-def test_a_run_goes_on_from_any_folder(run_of_one, tmp_path, monkeypatch):
-    monkeypatch.chdir('/')
-    assert len(tu.train(resume=str(tmp_path / 'run'), num_epochs=2).history) == 2
-    assert tu.main(['evaluate', str(tmp_path / 'run')]) == 0
-
-
-def test_pipes_in_run_folders_are_not_waited_for(data):
-    tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'runs/set-1'})
-    os.remove('runs/set-1/config.py')
-    os.mkfifo('runs/set-1/config.py')
-    assert len(tu.train(resume='runs/set-1', num_epochs=2).history) == 2
-    assert tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'auto', 'resume': 'auto'}).run_dir.name == 'set-2'
-    os.mkdir('mine')
-    os.mkfifo('mine/config.py')
-    with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
-        tu.train(**SMALL | {'run_dir': 'mine'})
-
-
-def test_a_batch_that_does_not_fit_on_its_way_to_the_device_is_halved_in_validation(monkeypatch):
-    real, sizes = torch.Tensor.to, []
-
-    def to(tensor, *where, **how):
-        if 'non_blocking' in how and tensor.ndim and not torch.is_grad_enabled():
-            sizes.append(len(tensor))
-            if sizes[-1] > 2:
-                raise torch.OutOfMemoryError('CUDA out of memory')
-        return real(tensor, *where, **how)
-
-    monkeypatch.setattr(torch.Tensor, 'to', to)
-    assert train_own(num_epochs=1).history[-1]['val_loss'] > 0 and {4, 2} <= set(sizes)
-
-
-def test_what_a_run_leaves_in_a_cycle_is_gone_before_the_gpu_is_freed(monkeypatch):
-    class Cycle:
-        def __init__(self):
-            self.itself = self
-
-    def loss_fn(model, batch):
-        left.append(weakref.ref(Cycle()))
-        return squares(model, batch)
-
-    left, alive = [], []
-    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
-    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
-    monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: alive.append(sum(ref() is not None for ref in left)))
-    gc.disable()
-    try:
-        train_own(loss_fn=loss_fn, num_epochs=1)
-    finally:
-        gc.enable()
-    assert left and alive == [0]
-
-
-@pytest.mark.parametrize('words', [{'mean': 127.5, 'std': 58}, {'num_classes': 'auto', 'ema_decay': 'auto'}], ids=str)
-def test_the_same_line_once_more_goes_on(data, words):
-    settings = {**SMALL, **words, 'resume': 'auto'}
-    tu.train(**{**settings, 'num_epochs': 1})
-    assert len([row for row in tu.train(**{**settings, 'num_epochs': 2}).history if not row['event']]) == 2
-
-
-def test_a_folder_of_the_users_is_not_removed_nor_overwritten(data, tmp_path):
-    mine = tmp_path / 'mine'
-    mine.mkdir()
-    (mine / 'log.txt').write_text('notes')
-    with pytest.raises(tu.UserError):
-        tu.train(**{**SMALL, 'data': 'nowhere', 'run_dir': str(mine)})
-    assert 'notes' in (mine / 'log.txt').read_text()
-    (mine / 'config.py').write_text('SECRET = 1')
-    with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
-        tu.train(**{**SMALL, 'run_dir': str(mine)})
-    assert (mine / 'config.py').read_text() == 'SECRET = 1'
-
-
-def test_another_run_dir_at_a_resume_is_refused(run_of_one):
-    with pytest.raises(tu.UserError, match="run_dir='other': a resumed run stays where it is"):
-        tu.train(resume='run', run_dir='other')
-
-
-def test_pictures_find_enough_memory_too(data, monkeypatch):
-    real = tu.SegmentationModel.forward
-
-    def forward(self, images):
-        if len(images) > 2:
-            raise torch.OutOfMemoryError('CUDA out of memory')
-        return real(self, images)
-
-    monkeypatch.setattr(tu.SegmentationModel, 'forward', forward)
-    assert (tu.train(**{**SMALL, 'num_epochs': 1}).run_dir / 'samples.png').exists()
-
-
-def test_a_file_that_breaks_costs_no_step():
-    class Breaking(Samples):
-        def __getitem__(self, index):
-            calls.append(1)
-            if len(calls) == 30:
-                raise tu.DataError('x.png: broken')
-            return super().__getitem__(index)
-
-    calls = []
-    with pytest.raises(tu.DataError):
-        tu.train(model=network(), loss_fn=squares, train_data=Breaking(), val_data=Samples(4), **OWN)
-    assert tu.load_last('run')[0]['step'] >= 6                         # 4 of the trial, 12 an epoch
-
-
-def test_a_signal_while_the_pictures_are_drawn_gives_its_exit_code(data, monkeypatch):
-    real = tu.draw_curves
-    monkeypatch.setattr(tu, 'draw_curves', lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args)))
-    assert tu.train(**{**SMALL, 'num_epochs': 1}).stopped_by == signal.SIGTERM
-
-
-def test_a_disk_that_stays_full_is_told_at_the_end(data, monkeypatch):
-    words = [f'{key}={value}'.replace(' ', '') for key, value in SMALL.items() if value is not None]
-    real, calls = os.fsync, []
-
-    def fsync(file):
-        calls.append(1)
-        if len(calls) > 12:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file)
-
-    monkeypatch.setattr(os, 'fsync', fsync)
-    assert tu.main([*words, 'num_epochs=4']) == 1
-    assert 'The newest weights are NOT there: ' in (tu.Path('run') / 'log.txt').read_text()
-
-
-def test_best_weights_that_no_disk_took_are_told_with_the_reason_once(caplog):
-    def in_the_way(model, batch):
-        os.makedirs('run/best.pt', exist_ok=True)
-        return squares(model, batch)
-
-    assert not train_own(loss_fn=in_the_way).is_saved
-    [told] = [line for line in caplog.messages if 'could not be saved' in line]
-    [end] = [line for line in caplog.messages if 'NOT there' in line]
-    assert 'Is a directory' in told and 'Is a directory' in end
-
-
-def test_links_in_a_run_folder_are_not_written_through(run_of_one, tmp_path):
-    (tmp_path / 'profile').write_text('mine')
-    (tmp_path / 'run' / 'log.txt').unlink()
-    (tmp_path / 'run' / 'log.txt').symlink_to(tmp_path / 'profile')
-    with pytest.raises(tu.UserError, match='log.txt: is no file of ours'):
-        tu.train(resume='run', num_epochs=2)
-    assert (tmp_path / 'profile').read_text() == 'mine'
-
-
-def test_a_resume_without_best_pt_keeps_the_best_from_there_on(run_of_two, caplog):
-    os.remove('run/best.pt')
-    result = tu.train(resume='run', num_epochs=3)
-    assert 'best.pt is gone' in caplog.text
-    assert os.path.exists('run/best.pt') and result.best['epoch'] == 3
-
-
-def test_a_file_of_a_run_given_to_resume_is_answered_with_its_folder(tmp_path):
-    (tmp_path / 'last.pt').touch()
-    with pytest.raises(tu.UserError, match=f'is no run folder.*; type resume={tmp_path}$'):
-        tu.train(resume=str(tmp_path / 'last.pt'))
-
-
-def test_fewer_epochs_than_are_done_are_refused_at_a_resume(run_of_two):
-    with pytest.raises(tu.UserError, match='num_epochs=1: 2 are done already'):
-        tu.train(resume='run', num_epochs=1)
-    assert tu.train(resume='run', num_epochs=2).history                # the same line once more is fine
-
-
-@pytest.mark.parametrize('first', [signal.SIGTERM, signal.SIGUSR1])
-def test_a_sigterm_after_a_signal_does_not_lose_the_step(first):
-    """SLURM sends both; make and a shell's trap send one twice."""
-    def loss_fn(model, batch):
-        if len(inner.calls) == 4 - 1:
-            os.kill(os.getpid(), first)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return inner(model, batch)
-
-    inner = stop_at(None)
-    assert train_own(loss_fn=loss_fn).stopped_by == first
-    assert tu.load_last('run')[0]['step'] == 2
+@pytest.mark.parametrize('crafted', [
+    {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'dtype': ['float32']},
+    {'history': [1, 2]}, {'history': [{'x': 1}]}, {'history': [{'event': '', 'epoch': 'x', 'train_loss': 1.0}]},
+    {'history': [{'event': '', 'epoch': 9, 'train_loss': None}]}], ids=str)
+def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
+    train_own(num_epochs=1)
+    tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
+    with pytest.raises(tu.UserError, match='does not belong to this run'):
+        train_own(resume='run', run_dir='auto', num_epochs=2)
+
+
+@pytest.mark.parametrize('scores', [{'iou': 'high'}, {'iou': 0.5, 'dice': 0.5, 'iou_per_class': [0.5] * 3}, [0.5]])
+def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores, run_of_two, caplog):
+    saved = tu.load_checkpoint('run/best.pt')
+    tu.save_checkpoint(tu.Path('run/best.pt'), saved | {'metrics': scores})
+    assert tu.train(resume='run').best == {}
+    assert 'the last weights are returned instead' in caplog.text
+
+
+def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
+    train_own(num_epochs=1)
+    with zipfile.ZipFile('run/last.pt') as whole, zipfile.ZipFile('bomb.pt', 'w', zipfile.ZIP_DEFLATED) as bomb:
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name))
+        bomb.writestr('zeros', bytes(10**7))
+    with pytest.raises(OSError, match='may be a bomb'):
+        tu.load_checkpoint('bomb.pt')
 
 
 def test_a_checkpoint_that_would_never_end_is_refused():
@@ -1562,10 +1343,25 @@ def test_a_checkpoint_that_would_never_end_is_refused():
         tu.load_last('run')
 
 
-def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
-    config, _, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
-    assert config['class_weights'] == 'auto' and len(notes) == 2
-    assert all('changes the result' in note for note in notes)
+def test_links_in_a_run_folder_are_not_written_through(run_of_one, tmp_path):
+    (tmp_path / 'profile').write_text('mine')
+    (tmp_path / 'run' / 'log.txt').unlink()
+    (tmp_path / 'run' / 'log.txt').symlink_to(tmp_path / 'profile')
+    with pytest.raises(tu.UserError, match='log.txt: is no file of ours'):
+        tu.train(resume='run', num_epochs=2)
+    assert (tmp_path / 'profile').read_text() == 'mine'
+
+
+def test_pipes_in_run_folders_are_not_waited_for(small_set):
+    tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'runs/set-1'})
+    os.remove('runs/set-1/config.py')
+    os.mkfifo('runs/set-1/config.py')
+    assert len(tu.train(resume='runs/set-1', num_epochs=2).history) == 2
+    assert tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'auto', 'resume': 'auto'}).run_dir.name == 'set-2'
+    os.mkdir('mine')
+    os.mkfifo('mine/config.py')
+    with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
+        tu.train(**SMALL | {'run_dir': 'mine'})
 
 
 def test_a_pipe_in_a_run_folder_is_not_waited_for():
@@ -1574,61 +1370,3 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for():
     os.mkfifo('run/log.txt')
     with pytest.raises(tu.UserError, match='is no file'):
         train_own(resume='run', run_dir='auto', num_epochs=2)
-
-
-class Mixed(Samples):
-    """Mixup, drawn while a batch is joined."""
-
-    def collate_fn(self, samples):
-        batch = torch.utils.data.default_collate(samples)
-        share = torch.rand(()) * random.random() * np.random.rand()
-        return batch | {'image': batch['image'] * share + batch['image'].flip(0) * (1 - share)}
-
-
-def test_what_is_drawn_while_a_batch_is_joined_is_the_same_after_a_resume_and_with_workers():
-    def run(name, **changes):
-        sets = dict(train_data=Mixed(), val_data=Mixed(4), ema_decay=None, model=network(dropout=0.5))
-        return tu.train(**{**OWN, 'loss_fn': squares, 'run_dir': name, **sets, **changes})
-
-    run('plain')
-    run('workers', num_workers=2)
-    run('cut', num_workers=2, loss_fn=stop_at(5, squares))
-    run('cut', num_workers=2, resume='cut')
-    for name in ('workers', 'cut'):
-        assert_same(final('plain')['model'], final(name)['model'])
-
-
-# --- workers whose training was killed while they were starting ---
-
-ORPHANS = '''
-import os, signal, time, torch, train_unet
-parent = os.getpid()
-
-def start_late(number):
-    while os.getppid() == parent:
-        time.sleep(0.01)
-    train_unet.start_worker(number)
-
-loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2, multiprocessing_context='fork',
-                                     worker_init_fn=start_late)
-with open('workers.txt', 'w') as file:
-    batches = iter(loader)
-    print(*(worker.pid for worker in batches._workers), file=file)
-    file.flush()
-    os.kill(parent, signal.SIGKILL)
-'''
-
-
-def test_workers_end_with_a_training_that_is_killed_as_they_start(forks):
-    """torch's own watch takes whoever is a worker's parent after its first lines for the one that started it."""
-    process = multiprocessing.get_context('forkserver').Process(target=exec, args=(ORPHANS, {'__name__': 'orphans'}))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-    pids = open('workers.txt').read().split()
-    deadline = time.monotonic() + 20                                   # torch looks every five seconds
-    while (left := [pid for pid in pids if os.path.exists(f'/proc/{pid}')]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for pid in left:
-        os.kill(int(pid), signal.SIGKILL)
-    assert len(pids) == 2 and not left

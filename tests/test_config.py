@@ -1,4 +1,4 @@
-"""Settings: words, presets, merging, validation, and how problems are told.
+"""Config: settings as they are typed, presets, overrides, validation, and how problems are told.
 
 Run: python -m pytest tests/test_config.py
 """
@@ -14,16 +14,13 @@ import tokenize
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import train_unet
-from train_unet import CONFIG, FOREIGN, SHORT_NAMES, ConfigError
-from train_unet import load_preset, parse_command, parse_overrides, parse_value, resolve_config
-
-SOURCE = (ROOT / 'train_unet.py').read_text(encoding='utf-8')
-PRESETS = sorted((ROOT / 'configs').glob('*.py'))
+from conftest import ROOT, TINY
+from helpers import PRESETS
+from train_unet import CONFIG, FOREIGN, SHORT_NAMES, ConfigError, load_preset, parse_command, parse_overrides
+from train_unet import parse_value, resolve_config
 
 
 def resolved(preset=None, **overrides):
@@ -43,7 +40,8 @@ def write_preset(text, name='mine.py'):
     return name
 
 
-# --- words ---
+# --- what is typed: values, keys, flags -----------------------------------------------
+
 
 @pytest.mark.parametrize('text, value', [
     ('8', 8), ('1e-3', 0.001), ('512x384', [512, 384]), ('none', None), ('None', None),
@@ -73,15 +71,55 @@ def test_typed_overrides(words, overrides):
     assert parse_overrides(words) == (overrides, [])
 
 
+@pytest.mark.parametrize('words, overrides', [
+    (['--fp16', 'data=x'], {'fp16': True, 'data': 'x'}),
+    (['--amp', '--lr', '1'], {'amp': True, 'learning_rate': 1}),
+    (['--mixed-precision', 'bf16', 'data=x'], {'mixed_precision': 'bf16', 'data': 'x'}),
+])
+def test_flags_of_other_trainers_do_not_swallow_the_next_word(words, overrides):
+    assert parse_overrides(words) == (overrides, [])
+
+
+@pytest.mark.parametrize('text', ['[background,nucleus]', 'background,nucleus', '["background", "nucleus"]'])
+def test_a_list_of_names_needs_no_quotes(text):
+    overrides, others = parse_overrides([f'class_names={text}'])
+    assert resolve_config(None, overrides)[0]['class_names'] == ['background', 'nucleus'] and not others
+
+
+@pytest.mark.parametrize('key, text', [
+    ('run_dir', '2024_01_15'), ('data', '1e3'), ('images', '512x512'), ('masks', '1.10'),
+])
+def test_names_keep_their_spelling(key, text):
+    assert resolved(**parse_command([f'{key}={text}']).overrides)[key] == text
+
+
+@pytest.mark.parametrize('alias', SHORT_NAMES)
+def test_short_names_reach_their_key(alias):
+    value = {'compile': True, 'arch': 'FPN', 'out': 'there', 'lr': 0.5, 'wd': 0.5}.get(alias, 16)
+    assert resolved(**{alias: value})[SHORT_NAMES[alias]] == ([16, 16] if alias == 'size' else value)
+
+
 def test_words_that_are_no_settings_stay_apart():
     open('a=b', 'w').close()
     assert parse_overrides(['photo.jpg', 'runs/x=1/y', 'a=b']) == ({}, ['photo.jpg', 'runs/x=1/y',
                                                                        'a=b'])
 
 
-def test_a_flag_of_predict_leaves_the_images_alone():
-    command = parse_command(['predict', 'runs/x', '--tta', 'photo.jpg'])
-    assert (command.paths, command.own) == (['runs/x', 'photo.jpg'], {'tta': True})
+def test_what_is_typed_last_counts():
+    overrides, _ = parse_overrides(['epochs=5', 'num_epochs=7', 'epochs=9'])
+    assert resolve_config(None, overrides)[0]['num_epochs'] == 9
+
+
+def test_one_setting_under_two_names_is_refused_but_typed_last_stands(tmp_path):
+    assert 'num_epochs=1: num_epochs is there too, under another name; keep one' in \
+        problems_of(epochs=2, num_epochs=1)[0]
+    (tmp_path / 'p.py').write_text("config = {'num_epochs': 1, 'epochs': 2}")
+    with pytest.raises(ConfigError, match='epochs=2: num_epochs is there too'):
+        resolve_config(str(tmp_path / 'p.py'))
+    assert parse_command(['epochs=2', 'num_epochs=1', '--epochs', '3']).overrides == {'num_epochs': 3}
+
+
+# --- what is typed: commands ----------------------------------------------------------
 
 
 def test_a_command_keeps_verb_paths_output_and_preset():
@@ -90,6 +128,17 @@ def test_a_command_keeps_verb_paths_output_and_preset():
     assert parse_command(['predict', 'runs/x', 'a.jpg', '--out', 'masks']).output == 'masks'
     assert parse_command(['check', '--preset', 'fast']).preset == 'fast'
     assert parse_command(['data=demo', '-o', 'there']).overrides == {'data': 'demo', 'run_dir': 'there'}
+
+
+def test_a_flag_of_predict_leaves_the_images_alone():
+    command = parse_command(['predict', 'runs/x', '--tta', 'photo.jpg'])
+    assert (command.paths, command.own) == (['runs/x', 'photo.jpg'], {'tta': True})
+
+
+@pytest.mark.parametrize('words', [['predict', 'r', 'x.png', 'tta=no'], ['export', 'r', 'half=maybe']])
+def test_switches_are_true_or_false(words):
+    with pytest.raises(ConfigError, match='must be True or False'):
+        parse_command(words)
 
 
 @pytest.mark.parametrize('words, told', [
@@ -108,32 +157,52 @@ def test_words_that_would_be_swallowed_are_problems(words, told):
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize('alias', SHORT_NAMES)
-def test_short_names_reach_their_key(alias):
-    value = {'compile': True, 'arch': 'FPN', 'out': 'there', 'lr': 0.5, 'wd': 0.5}.get(alias, 16)
-    assert resolved(**{alias: value})[SHORT_NAMES[alias]] == ([16, 16] if alias == 'size' else value)
-
-
-@pytest.mark.parametrize('key, text', [
-    ('run_dir', '2024_01_15'), ('data', '1e3'), ('images', '512x512'), ('masks', '1.10'),
-])
-def test_names_keep_their_spelling(key, text):
-    assert resolved(**parse_command([f'{key}={text}']).overrides)[key] == text
-
-
-def test_a_preset_keeps_its_spelling():
-    os.mkdir('2024_01')
-    write_preset("config = {'batch_size': 2}", '2024_01/config.py')
-    assert parse_command(['--preset', '2024_01']).preset == '2024_01'
-
-
 @pytest.mark.parametrize('words', [['data=demo', '-o'], ['--preset='], ['preset=0']])
 def test_nothing_typed_is_dropped_in_silence(words):
     with pytest.raises(ConfigError):
         parse_command(words)
 
 
-# --- merging ---
+@pytest.mark.parametrize('words', [['evaluate', 'runs/x', '--foo'], ['export', 'runs/x', '--onnx']])
+def test_an_unknown_option_is_not_taken_for_data_or_a_format(words):
+    with pytest.raises(ConfigError) as caught:
+        parse_command(words)
+    [problem] = caught.value.problems
+    assert problem.startswith(f"'{words[2]}' is no command and no key=value")
+
+
+def test_a_name_that_is_missing_is_told():
+    with pytest.raises(ConfigError, match='--run-dir'):
+        parse_command(['--run-dir', '--epochs', '3'])
+
+
+@pytest.mark.parametrize('word, told', [('epochs', 'type epochs=VALUE'), ('--data', 'type data=VALUE'),
+                                        ('epoch', "did you mean 'epochs'?"), ('zzzz', 'type KEY=VALUE'),
+                                        ('--lr', 'type lr=VALUE'), ('--num-workers', 'type num_workers=VALUE'),
+                                        ('--preset', 'type preset=VALUE'), ('--image-size', 'type image_size=VALUE')])
+def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
+    with pytest.raises(ConfigError) as error:
+        train_unet.parse_command([word])
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize('words, advice', [
+    (['data=x', 'check'], 'the command comes first'), (['configs/fast.py'], 'preset=configs/fast.py'),
+    (['RUN'], 'resume='), (['export', 'RUN', 'onnx'], 'type format=onnx'), (['grad_clip=0'], 'or None'),
+    (['mask_values={255:', '1}'], 'mask_values="{255: 1}", with the quotes')])
+def test_words_in_the_wrong_place_are_told_what_they_should_be(two, monkeypatch, words, advice):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(train_unet.ConfigError) as caught:
+        train_unet.parse_command([str(two[0]) if word == 'RUN' else word for word in words])
+    assert advice in str(caught.value)
+
+
+# --- defaults, preset, overrides ------------------------------------------------------
+
+
+def test_the_defaults_are_valid():
+    assert resolved() == CONFIG
+
 
 def test_later_layers_win():
     path = write_preset("config = {'batch_size': 2, 'epochs': 7}")
@@ -149,132 +218,12 @@ def test_merging_leaves_the_defaults_alone():
     assert CONFIG == before
 
 
-def test_the_defaults_are_valid():
-    assert resolved() == CONFIG
+def test_of_two_presets_the_last_counts():
+    assert parse_command(['--preset', 'stable', '--preset=fast']).preset == 'fast'
 
 
-# --- validation ---
+# --- presets --------------------------------------------------------------------------
 
-@pytest.mark.parametrize('key, value', [
-    ('learning_rate', 1), ('image_size', [512, 384]), ('mask_values', '>127'),
-    ('mask_values', 'nonzero'), ('mask_values', {255: 1, '#ff0000': 2}), ('ignore_index', None),
-    ('device', 'cuda:3'), ('use_amp', 'auto'), ('num_classes', 255), ('class_weights', [1, 2.5]),
-    ('tf32_matmul_precision', None), ('mean', [0.5, 0.5, 0.5]),
-])
-def test_accepted(key, value):
-    assert resolved(**{key: value})[key] == value
-
-
-@pytest.mark.parametrize('key, value, meant', [
-    ('image_size', 512, [512, 512]), ('mean', 0.5, [0.5]), ('std', 1, [1.0]),
-    ('image_size', '384x512', [384, 512]), ('image_size', '64', [64, 64])])
-def test_a_number_or_a_text_may_stand_for_a_list(key, value, meant):
-    assert resolved(**{key: value})[key] == meant
-
-
-@pytest.mark.parametrize('key, value, told', [
-    ('batch_size', 0, 'at least 1'), ('batch_size', 2.5, 'whole number'),
-    ('batch_size', 'auto', 'whole number'), ('batch_size', True, 'whole number'),
-    ('learning_rate', 0, 'above 0'), ('learning_rate', float('nan'), 'above 0'),
-    ('num_classes', 1, 'at least 2'), ('val_fraction', 0.95, 'at most 0.9'),
-    ('image_size', [512], '2 whole numbers'), ('image_size', [1.5, 2], 'whole numbers'),
-    ('image_size', ['a', 'b'], 'numbers only'), ('decoder_channels', [8] * 4, '5 whole numbers'),
-    ('mean', [], 'at least one'), ('class_weights', [float('inf')], 'at most'),
-    ('use_amp', 'yes', 'True or False'), ('data', '', 'has not the right form'),
-    ('images', 'a\0b', 'has not the right form'), ('device', 'gpu', 'cuda'),
-    ('device', 'cuda:0\n', 'cuda'), ('group_pattern', '(', 'regular expression'),
-    ('image_pattern', 'x.png', '{stem}'), ('mask_pattern', '{stem}{stem}', '{stem}'),
-    ('mask_values', {}, 'empty'), ('mask_values', 'white', 'nonzero'),
-    ('mask_values', {255: 256}, '0..254'), ('mask_values', {'red': 1}, '#ff0000'),
-    ('tf32_matmul_precision', 'exact', 'highest'),
-])
-def test_refused(key, value, told):
-    [problem] = problems_of(**{key: value})
-    assert problem.startswith(f'{key}={value!r}') and told in problem
-
-
-@pytest.mark.parametrize('key', ['size_policy', 'architecture', 'tf32_matmul_precision'])
-def test_auto_is_refused_where_it_is_no_choice(key):
-    assert 'choose from' in problems_of(**{key: 'auto'})[0]
-
-
-def test_all_problems_are_told_at_once():
-    told = '\n'.join(problems_of(numepochs=5, batch_size=0, loss='dise', precision='17', lr='x'))
-    assert [word in told for word in ('numepochs', 'batch_size', 'dise', 'precision', 'learning')] \
-        == [True] * 5
-
-
-def test_names_that_only_the_libraries_know_are_told_in_the_same_block():
-    words = ['batchsize=3', 'encoder=resnet19', 'optimizer=adamwx', 'augment=nothing.json']
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', *words], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith('4 problems in the config (4 overrides):')
-    assert [word.split('=')[1] in done.stderr for word in words[1:]] == [True] * 3
-    assert "did you mean 'resnet18'?" in done.stderr and "did you mean 'batch_size'?" in done.stderr
-
-
-def test_one_wrong_name_is_one_problem():
-    assert [len(problems_of(encoder=name)) for name in ('resnet19', 'hf-hub:x/y', '')] == [1, 1, 1]
-
-
-def test_names_of_timm_are_known_and_the_nearest_is_suggested():
-    assert "did you mean 'tu-resnet18'?" in problems_of(encoder='tu-resnet19')[0]
-    assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
-
-
-@pytest.mark.parametrize('words', [['evaluate', 'runs/x', '--foo'], ['export', 'runs/x', '--onnx']])
-def test_an_unknown_option_is_not_taken_for_data_or_a_format(words):
-    with pytest.raises(ConfigError) as caught:
-        parse_command(words)
-    [problem] = caught.value.problems
-    assert problem.startswith(f"'{words[2]}' is no command and no key=value")
-
-
-def test_a_library_that_only_names_want_is_missed_in_words(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'timm', None)
-    with pytest.raises(train_unet.UserError, match='pip install -r requirements.txt'):
-        resolve_config(None, {'encoder': 'resnet18'})
-
-
-@pytest.mark.parametrize('name', ['tu-tf_efficientnet_b0_ns', 'tu-gluon_resnet50_v1d', 'timm-mobilenetv3_large_100',
-                                  'timm-resnest14d', 'timm-efficientnet-b0'])
-def test_older_names_of_encoders_are_taken(name):
-    """timm and smp still build them, but list them no longer; a run may have been trained with one."""
-    assert resolve_config(None, {'encoder': name, 'encoder_weights': 'imagenet'})[0]['encoder'] == name
-
-
-@pytest.mark.parametrize('words', [
-    ['train_data', 'batch_size=0'], ['--preset', 'fats', 'batch_size=0'],
-])
-def test_a_stray_word_or_preset_hides_no_other_problem(words):
-    with pytest.raises(ConfigError) as caught:
-        parse_command(words)
-    assert 'batch_size=0' in str(caught.value)
-
-
-@pytest.mark.parametrize('key, meant', [
-    ('numepochs', 'num_epochs'), ('batchsize', 'batch_size'), ('LR', 'lr'),
-    ('learning-rate', 'learning_rate'), ('amp_dytpe', 'amp_dtype'),
-])
-def test_unknown_keys_get_a_suggestion(key, meant):
-    assert f"did you mean '{meant}'?" in problems_of(**{key: 1})[0]
-
-
-def test_unknown_choices_and_presets_get_a_suggestion():
-    assert "did you mean 'dice'?" in problems_of(loss='dise')[0]
-    assert "did you mean 'fast'?" in problems_of('fats')[0]
-
-
-@pytest.mark.parametrize('key', ['hf_token', 'WANDB_API_KEY', 'password', 'passwd', 'access_key', 'slack_webhook'])
-def test_secrets_are_refused_and_not_repeated(key):
-    told = str(problems_of(**{key: 'hunter2'}))
-    assert 'secrets do not belong' in told and 'hunter2' not in told
-
-
-def test_terminal_escapes_are_made_visible():
-    assert '\x1b' not in str(ConfigError('\x1b[31mred'))
-
-
-# --- presets ---
 
 @pytest.mark.parametrize('path', PRESETS, ids=lambda p: p.stem)
 def test_shipped_preset_holds_only_known_keys_and_valid_values(path):
@@ -322,6 +271,39 @@ def test_a_preset_that_is_no_text_is_a_config_error(tmp_path):
         load_preset('x.py')
 
 
+def test_presets_that_are_no_name_are_refused():
+    with pytest.raises(ConfigError, match='cannot be read: No such file'):
+        resolve_config(np.zeros(2))
+
+
+def test_a_preset_without_an_end_is_refused_by_its_size(tmp_path):
+    with open(tmp_path / 'p.py', 'wb') as file:
+        file.truncate(2**33)                                           # 8 GiB of nothing
+    with pytest.raises(ConfigError, match='p.py cannot be read: not a file of less than 1 MiB; there are best'):
+        resolve_config(str(tmp_path / 'p.py'))
+
+
+def test_a_preset_keeps_its_spelling():
+    os.mkdir('2024_01')
+    write_preset("config = {'batch_size': 2}", '2024_01/config.py')
+    assert parse_command(['--preset', '2024_01']).preset == '2024_01'
+
+
+def test_a_run_folder_is_a_preset_and_a_mark_of_windows_no_fault(tmp_path):
+    (tmp_path / 'runs' / 'x').mkdir(parents=True)
+    text = "config = {'batch_size': 3}"
+    (tmp_path / 'runs' / 'x' / 'config.py').write_bytes(b'\xef\xbb\xbf' + text.encode())
+    assert load_preset(tmp_path / 'runs' / 'x') == {'batch_size': 3}
+    (tmp_path / 'fast').mkdir()                                        # a folder without a config.py is none
+    assert load_preset('fast') != {'batch_size': 3}
+
+
+def test_a_folder_of_the_name_of_a_preset_is_not_that_preset(tmp_path):
+    (tmp_path / 'debug').mkdir()
+    (tmp_path / 'debug' / 'config.py').write_text('DEBUG = True')
+    assert load_preset('debug')['num_epochs'] > 0
+
+
 def test_problems_inside_a_preset_are_told_with_its_name():
     path = write_preset("config = {'batchsize': 4}")
     with pytest.raises(ConfigError, match=r"mine\.py(.|\n)*did you mean 'batch_size'"):
@@ -342,13 +324,203 @@ def test_the_config_of_a_run_is_a_preset_that_repeats_it(small_set):
     assert again == {k: settled[k] for k in CONFIG}
 
 
-# --- words of other trainers ---
+# --- validation: values ---------------------------------------------------------------
 
-@pytest.mark.parametrize('refused', ['bf16', 'fp16'])
-def test_a_refused_dtype_is_float32_whatever_the_preset_has_and_says_so(refused):
-    preset = write_preset("config = {'use_amp': True, 'amp_dtype': 'float16'}")
-    config, _, notes = resolve_config(preset, {refused: False})
-    assert config['use_amp'] is False and notes == [f'{refused}=False is understood as use_amp=False']
+
+@pytest.mark.parametrize('key, value', [
+    ('learning_rate', 1), ('image_size', [512, 384]), ('mask_values', '>127'),
+    ('mask_values', 'nonzero'), ('mask_values', {255: 1, '#ff0000': 2}), ('ignore_index', None),
+    ('device', 'cuda:3'), ('use_amp', 'auto'), ('num_classes', 255), ('class_weights', [1, 2.5]),
+    ('tf32_matmul_precision', None), ('mean', [0.5, 0.5, 0.5]),
+])
+def test_accepted(key, value):
+    assert resolved(**{key: value})[key] == value
+
+
+@pytest.mark.parametrize('key, value, meant', [
+    ('image_size', 512, [512, 512]), ('mean', 0.5, [0.5]), ('std', 1, [1.0]),
+    ('image_size', '384x512', [384, 512]), ('image_size', '64', [64, 64])])
+def test_a_number_or_a_text_may_stand_for_a_list(key, value, meant):
+    assert resolved(**{key: value})[key] == meant
+
+
+@pytest.mark.parametrize('key', ['use_amp', 'num_workers', 'learning_rate', 'cache_images'])
+def test_auto_may_be_spelled_auto(key):
+    assert resolved(**{key: 'Auto'})[key] == 'auto'
+
+
+def test_cases_do_not_matter_for_devices_and_encoders_nor_in_contradictions():
+    assert resolved(device='CPU')['device'] == 'cpu' and resolved(encoder='ResNet34')['encoder'] == 'resnet34'
+    assert resolved(amp_dtype='BFloat16', bf16=True)['amp_dtype'] == 'bfloat16'
+
+
+@pytest.mark.parametrize('key, value, told', [
+    ('batch_size', 0, 'at least 1'), ('batch_size', 2.5, 'whole number'),
+    ('batch_size', 'auto', 'whole number'), ('batch_size', True, 'whole number'),
+    ('learning_rate', 0, 'above 0'), ('learning_rate', float('nan'), 'above 0'),
+    ('num_classes', 1, 'at least 2'), ('val_fraction', 0.95, 'at most 0.9'),
+    ('image_size', [512], '2 whole numbers'), ('image_size', [1.5, 2], 'whole numbers'),
+    ('image_size', ['a', 'b'], 'numbers only'), ('decoder_channels', [8] * 4, '5 whole numbers'),
+    ('mean', [], 'at least one'), ('class_weights', [float('inf')], 'at most'),
+    ('use_amp', 'yes', 'True or False'), ('data', '', 'has not the right form'),
+    ('images', 'a\0b', 'has not the right form'), ('device', 'gpu', 'cuda'),
+    ('device', 'cuda:0\n', 'cuda'), ('group_pattern', '(', 'regular expression'),
+    ('image_pattern', 'x.png', '{stem}'), ('mask_pattern', '{stem}{stem}', '{stem}'),
+    ('mask_values', {}, 'empty'), ('mask_values', 'white', 'nonzero'),
+    ('mask_values', {255: 256}, '0..254'), ('mask_values', {'red': 1}, '#ff0000'),
+    ('tf32_matmul_precision', 'exact', 'highest'),
+])
+def test_refused(key, value, told):
+    [problem] = problems_of(**{key: value})
+    assert problem.startswith(f'{key}={value!r}') and told in problem
+
+
+@pytest.mark.parametrize('key', ['size_policy', 'architecture', 'tf32_matmul_precision'])
+def test_auto_is_refused_where_it_is_no_choice(key):
+    assert 'choose from' in problems_of(**{key: 'auto'})[0]
+
+
+def test_float32_is_no_amp_dtype_and_float16_no_advice():
+    [problem] = problems_of(amp_dtype='float32')
+    assert 'use_amp=False' in problem and 'float16' not in problem
+
+
+@pytest.mark.parametrize('changes', [{'class_names': [None, 2]}, {'mask_values': {0: 0, 255: True}}])
+def test_what_was_taken_for_granted_is_refused(changes):
+    assert len(problems_of(**changes)) == 1
+
+
+# --- validation: names that libraries know --------------------------------------------
+
+
+def test_names_that_only_the_libraries_know_are_told_in_the_same_block():
+    words = ['batchsize=3', 'encoder=resnet19', 'optimizer=adamwx', 'augment=nothing.json']
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith('4 problems in the config (4 overrides):')
+    assert [word.split('=')[1] in done.stderr for word in words[1:]] == [True] * 3
+    assert "did you mean 'resnet18'?" in done.stderr and "did you mean 'batch_size'?" in done.stderr
+
+
+def test_one_wrong_name_is_one_problem():
+    assert [len(problems_of(encoder=name)) for name in ('resnet19', 'hf-hub:x/y', '')] == [1, 1, 1]
+
+
+def test_names_of_timm_are_known_and_the_nearest_is_suggested():
+    assert "did you mean 'tu-resnet18'?" in problems_of(encoder='tu-resnet19')[0]
+    assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
+
+
+@pytest.mark.parametrize('name', ['tu-tf_efficientnet_b0_ns', 'tu-gluon_resnet50_v1d', 'timm-mobilenetv3_large_100',
+                                  'timm-resnest14d', 'timm-efficientnet-b0'])
+def test_older_names_of_encoders_are_taken(name):
+    """timm and smp still build them, but list them no longer; a run may have been trained with one."""
+    assert resolve_config(None, {'encoder': name, 'encoder_weights': 'imagenet'})[0]['encoder'] == name
+
+
+def test_weights_that_an_encoder_does_not_have_are_told_at_once():
+    assert "did you mean 'imagenet'?" in problems_of(encoder='resnet18', encoder_weights='imagenett')[0]
+
+
+# --- how problems are told ------------------------------------------------------------
+
+
+def test_all_problems_are_told_at_once():
+    told = '\n'.join(problems_of(numepochs=5, batch_size=0, loss='dise', precision='17', lr='x'))
+    assert [word in told for word in ('numepochs', 'batch_size', 'dise', 'precision', 'learning')] \
+        == [True] * 5
+
+
+@pytest.mark.parametrize('words', [
+    ['train_data', 'batch_size=0'], ['--preset', 'fats', 'batch_size=0'],
+])
+def test_a_stray_word_or_preset_hides_no_other_problem(words):
+    with pytest.raises(ConfigError) as caught:
+        parse_command(words)
+    assert 'batch_size=0' in str(caught.value)
+
+
+@pytest.mark.parametrize('key, meant', [
+    ('numepochs', 'num_epochs'), ('batchsize', 'batch_size'), ('LR', 'lr'),
+    ('learning-rate', 'learning_rate'), ('amp_dytpe', 'amp_dtype'),
+])
+def test_unknown_keys_get_a_suggestion(key, meant):
+    assert f"did you mean '{meant}'?" in problems_of(**{key: 1})[0]
+
+
+def test_unknown_choices_and_presets_get_a_suggestion():
+    assert "did you mean 'dice'?" in problems_of(loss='dise')[0]
+    assert "did you mean 'fast'?" in problems_of('fats')[0]
+
+
+@pytest.mark.parametrize('key, value, meant', [('architecture', 'unet++', 'UnetPlusPlus'),
+                                               ('architecture', 'deeplabv3+', 'DeepLabV3Plus')])
+def test_a_plus_is_a_plus(key, value, meant):
+    assert f"did you mean '{meant}'?" in problems_of(**{key: value})[0]
+
+
+@pytest.mark.parametrize('overrides, told', [
+    ({'class_names': 'nucleus'}, 'as in class_names="[background,nucleus]"'),
+    ({'presset': 'fast'}, "did you mean 'preset'?"),
+    ({'encoder': 'tu-test_resnet', 'encoder_weights': 'imagnet'}, "did you mean 'imagenet'?"),
+    ({'encoder_weights': 'imagnet'}, "did you mean 'imagenet'?")])
+def test_a_mistake_gets_what_to_type_instead(overrides, told):
+    assert told in problems_of(**overrides)[0]
+
+
+@pytest.mark.parametrize('key', ['hf_token', 'WANDB_API_KEY', 'password', 'passwd', 'access_key', 'slack_webhook'])
+def test_secrets_are_refused_and_not_repeated(key):
+    told = str(problems_of(**{key: 'hunter2'}))
+    assert 'secrets do not belong' in told and 'hunter2' not in told
+
+
+def test_terminal_escapes_are_made_visible():
+    assert '\x1b' not in str(ConfigError('\x1b[31mred'))
+
+
+# --- CONFIG edited in the file --------------------------------------------------------
+
+
+@pytest.mark.parametrize('edit, told', [
+    ({'batchsize': 8}, "unknown key 'batchsize': did you mean 'batch_size'?"),
+    ({'seed': None}, 'seed=None: must be a whole number'),
+    ({'deterministic': 'False'}, "deterministic='False': must be True or False"),
+    ({'batch_size': 8.5}, 'batch_size=8.5: must be a whole number'),
+    ({'batch_size': 'auto'}, "batch_size='auto': must be a whole number"),
+    ({'device': None}, 'device=None: must be')])
+def test_a_config_edited_in_the_file_is_checked_as_typed_words_are(monkeypatch, edit, told):
+    for key, value in edit.items():
+        monkeypatch.setitem(train_unet.CONFIG, key, value)
+    with pytest.raises(ConfigError) as error:
+        resolve_config()
+    assert told in str(error.value)
+
+
+def test_a_key_that_is_mistyped_in_CONFIG_is_told_once(monkeypatch):
+    monkeypatch.setitem(CONFIG, 'batchsize', 4)
+    monkeypatch.delitem(CONFIG, 'batch_size')
+    assert problems_of() == ["unknown key 'batchsize': did you mean 'batch_size'?",
+                             'batch_size=None: must be a whole number']
+
+
+def test_a_key_deleted_from_the_config_is_told(monkeypatch):
+    monkeypatch.delitem(train_unet.CONFIG, 'seed')
+    with pytest.raises(ConfigError, match='seed=None: must be a whole number'):
+        resolve_config()
+
+
+def test_an_edited_config_tells_all_of_its_mistakes(monkeypatch):
+    for key, value in {'batchsize': 8, 'num_workers': 'x', 'batch_size': '8', 'lr': 1e-3}.items():
+        monkeypatch.setitem(train_unet.CONFIG, key, value)
+    with pytest.raises(ConfigError) as error:
+        resolve_config(None, {'lr': 'abc'}, found=['found before'])
+    told = str(error.value)
+    for part in ("unknown key 'batchsize': did you mean 'batch_size'", "num_workers='x': must be",
+                 "learning_rate='abc'", 'lr=0.001: learning_rate is there too', 'found before'):
+        assert part in told
+    assert "batch_size='8': must be a whole number" in told and "('8' is the default)" not in told
+
+
+# --- words of other trainers ----------------------------------------------------------
 
 
 @pytest.mark.parametrize('foreign, use_amp, amp_dtype', [
@@ -393,6 +565,13 @@ def test_foreign_words_override_a_preset():
     assert resolved('stable', bf16=True)['use_amp'] is True
 
 
+@pytest.mark.parametrize('refused', ['bf16', 'fp16'])
+def test_a_refused_dtype_is_float32_whatever_the_preset_has_and_says_so(refused):
+    preset = write_preset("config = {'use_amp': True, 'amp_dtype': 'float16'}")
+    config, _, notes = resolve_config(preset, {refused: False})
+    assert config['use_amp'] is False and notes == [f'{refused}=False is understood as use_amp=False']
+
+
 @pytest.mark.parametrize('foreign, notes', [
     ({'precision': 'bf16-mixed'}, ["precision=bf16-mixed is understood as use_amp=True",
                                    "precision=bf16-mixed is understood as amp_dtype='bfloat16'"]),
@@ -418,12 +597,21 @@ def test_contradictions_are_told_once_and_name_both_words(foreign):
     assert all(key in problem or key.endswith('enabled') for key in foreign)
 
 
+@pytest.mark.parametrize('words', [
+    {'fp16': False, 'precision': '16-mixed'}, {'bf16': False, 'precision': 'bf16-mixed'},
+    {'bf16': False, 'use_amp': True}, {'fp16': False, 'mixed_precision': True}])    # which an A100 or a V100 would take
+def test_a_precision_that_is_refused_and_asked_for_is_a_contradiction(words):
+    with pytest.raises(train_unet.ConfigError, match='contradict each other'):
+        train_unet.resolve_config(None, words)
+
+
 @pytest.mark.parametrize('key', FOREIGN)
 def test_an_unknown_foreign_value_names_the_choices(key):
     assert f'choose from {", ".join(FOREIGN[key])}' in problems_of(**{key: 'fp8'})[0]
 
 
-# --- whatever is given: a config or a ConfigError ---
+# --- whatever is given: a config or a ConfigError -------------------------------------
+
 
 NASTY = [None, True, 0, -1, 2 ** 64, 10 ** 400, -10 ** 5000, 0.5, float('nan'), float('-inf'), 1j,
          '', 'auto', 'a\0b', 'a\nb', '\x1b[0m', '\ud800', '(' * 5000, 'x{99999999999999999999}',
@@ -510,12 +698,12 @@ def test_random_settings_give_a_plan_or_an_error_of_ours(small_set):
 TYPED = st.one_of(st.text(max_size=20), st.sampled_from([
     '1' * 5000 + 'x1', '0x' + 'f' * 5000, '[' * 5000, '-' * 5000 + '1', '1e999', 'a\0b', '[1]',
     '{}', '{1: [2]}', '{[1]: 2}', '1+2j', "b'x'", '...', '-1', '8', 'true', 'auto', 'none']))
-WORDS = st.one_of(TYPED, st.tuples(st.sampled_from(['', '--']), KEYS, TYPED).map(
+TYPED_WORDS = st.one_of(TYPED, st.tuples(st.sampled_from(['', '--']), KEYS, TYPED).map(
     lambda t: f'{t[0]}{t[1]}={t[2]}'), KEYS.map('--{}'.format))
 
 
 @FUZZ
-@given(st.lists(WORDS, min_size=1, max_size=4))
+@given(st.lists(TYPED_WORDS, min_size=1, max_size=4))
 def test_random_words_give_a_command_or_a_config_error(words):
     try:
         command = parse_command(words)
@@ -527,81 +715,29 @@ def test_random_words_give_a_command_or_a_config_error(words):
         assert command.verb in train_unet.COMMANDS
 
 
-def test_one_setting_under_two_names_is_refused_but_typed_last_stands(tmp_path):
-    assert 'num_epochs=1: num_epochs is there too, under another name; keep one' in \
-        problems_of(epochs=2, num_epochs=1)[0]
-    (tmp_path / 'p.py').write_text("config = {'num_epochs': 1, 'epochs': 2}")
-    with pytest.raises(ConfigError, match='epochs=2: num_epochs is there too'):
-        resolve_config(str(tmp_path / 'p.py'))
-    assert parse_command(['epochs=2', 'num_epochs=1', '--epochs', '3']).overrides == {'num_epochs': 3}
+# --- libraries that are missing -------------------------------------------------------
 
 
-def test_of_two_presets_the_last_counts():
-    assert parse_command(['--preset', 'stable', '--preset=fast']).preset == 'fast'
+def test_a_library_that_only_names_want_is_missed_in_words(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'timm', None)
+    with pytest.raises(train_unet.UserError, match='pip install -r requirements.txt'):
+        resolve_config(None, {'encoder': 'resnet18'})
 
 
-def test_a_key_that_is_mistyped_in_CONFIG_is_told_once(monkeypatch):
-    monkeypatch.setitem(CONFIG, 'batchsize', 4)
-    monkeypatch.delitem(CONFIG, 'batch_size')
-    assert problems_of() == ["unknown key 'batchsize': did you mean 'batch_size'?",
-                             'batch_size=None: must be a whole number']
+def test_a_package_that_lacks_what_it_needs_is_told_at_its_first_use(tmp_path, monkeypatch):
+    (tmp_path / 'halfway.py').write_text('import a_package_that_nobody_has')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(train_unet.UserError, match='a_package_that_nobody_has.*pip install -r requirements.txt'):
+        train_unet.ImportedWhenUsed('halfway').anything
+    with pytest.raises(train_unet.UserError, match='another_package.*pip install -r requirements.txt'):
+        train_unet.ImportedWhenUsed('another_package').anything
 
 
-# --- the real command ---
-
-@pytest.fixture
-def command_line(tmp_path):
-    """Run the script in a process where importing torch ends it at once with exit code 77."""
-    (tmp_path / 'stub').mkdir()
-    (tmp_path / 'stub' / 'torch.py').write_text('raise SystemExit(77)')
-    env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'stub')}
-    return lambda *words: subprocess.run([sys.executable, ROOT / 'train_unet.py', *words], env=env,
-                                         capture_output=True, text=True, timeout=60)
+# --- the source -----------------------------------------------------------------------
 
 
-def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path):
-    """As where the system gives no memory for it."""
-    (tmp_path / 'torch.py').write_text("raise ImportError('libtorch.so: failed to map segment from shared object')")
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'check'], env={**os.environ, 'PYTHONPATH': str(tmp_path)},
-                          capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, 'libtorch.so: failed to map segment from shared object: type  '
-                                              'pip install -r requirements.txt\n')
+SOURCE = (ROOT / 'train_unet.py').read_text(encoding='utf-8')
 
-
-@pytest.mark.parametrize('words, told', [
-    (['numepochs=5', 'batch_size=0'], "did you mean 'num_epochs'?"),
-    (['--preset', 'fats'], "did you mean 'fast'?"),
-    (['predict', 'runs/x'], 'needs a run folder and images, as in '),
-    (['chek'], "did you mean 'check'?"),
-    (['use_amp=[1]', 'bf16=true'], 'use_amp'),
-])
-def test_wrong_settings_exit_2_without_traceback_or_torch(command_line, words, told):
-    done = command_line(*words)
-    assert (done.returncode, done.stdout) == (2, '')
-    assert told in done.stderr and 'Traceback' not in done.stderr
-
-
-def test_right_settings_go_on_to_torch(command_line):
-    assert command_line('num_epochs=5').returncode == 77
-
-
-def test_help_that_nobody_reads_to_its_end_is_no_error():
-    read, write = os.pipe()
-    os.close(read)                                                     # as head does
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', '--help'], stdout=write, stderr=subprocess.PIPE)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, b'')
-
-
-def test_help_names_every_key_command_and_preset_without_torch(command_line):
-    done = command_line('--help')
-    assert done.returncode == 0
-    wanted = [f'{key}={value!r}' for key, value in CONFIG.items()]
-    wanted += [*train_unet.COMMANDS, *(path.stem for path in PRESETS)]
-    assert [word for word in wanted if word not in done.stdout] == []
-
-
-# --- the source ---
 
 def caught_types():
     """(line, expression) of everything that train_unet.py catches or suppresses."""
@@ -655,184 +791,3 @@ def test_script_header_and_requirements_name_the_same_packages():
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
     required = [line.split('#')[0].strip() for line in lines]
     assert sorted(in_script) == sorted(filter(None, required))
-
-
-@pytest.mark.parametrize('words, overrides', [
-    (['--fp16', 'data=x'], {'fp16': True, 'data': 'x'}),
-    (['--amp', '--lr', '1'], {'amp': True, 'learning_rate': 1}),
-    (['--mixed-precision', 'bf16', 'data=x'], {'mixed_precision': 'bf16', 'data': 'x'}),
-])
-def test_flags_of_other_trainers_do_not_swallow_the_next_word(words, overrides):
-    assert parse_overrides(words) == (overrides, [])
-
-
-# --- what an audit by running found ---
-
-@pytest.mark.parametrize('key, value, meant', [('architecture', 'unet++', 'UnetPlusPlus'),
-                                               ('architecture', 'deeplabv3+', 'DeepLabV3Plus')])
-def test_a_plus_is_a_plus(key, value, meant):
-    assert f"did you mean '{meant}'?" in problems_of(**{key: value})[0]
-
-
-def test_float32_is_no_amp_dtype_and_float16_no_advice():
-    [problem] = problems_of(amp_dtype='float32')
-    assert 'use_amp=False' in problem and 'float16' not in problem
-
-
-@pytest.mark.parametrize('key', ['use_amp', 'num_workers', 'learning_rate', 'cache_images'])
-def test_auto_may_be_spelled_auto(key):
-    assert resolved(**{key: 'Auto'})[key] == 'auto'
-
-
-def test_cases_do_not_matter_for_devices_and_encoders_nor_in_contradictions():
-    assert resolved(device='CPU')['device'] == 'cpu' and resolved(encoder='ResNet34')['encoder'] == 'resnet34'
-    assert resolved(amp_dtype='BFloat16', bf16=True)['amp_dtype'] == 'bfloat16'
-
-
-@pytest.mark.parametrize('changes', [{'class_names': [None, 2]}, {'mask_values': {0: 0, 255: True}}])
-def test_what_was_taken_for_granted_is_refused(changes):
-    assert len(problems_of(**changes)) == 1
-
-
-def test_a_name_that_is_missing_is_told():
-    with pytest.raises(ConfigError, match='--run-dir'):
-        parse_command(['--run-dir', '--epochs', '3'])
-
-
-def test_a_run_folder_is_a_preset_and_a_mark_of_windows_no_fault(tmp_path):
-    (tmp_path / 'runs' / 'x').mkdir(parents=True)
-    text = "config = {'batch_size': 3}"
-    (tmp_path / 'runs' / 'x' / 'config.py').write_bytes(b'\xef\xbb\xbf' + text.encode())
-    assert load_preset(tmp_path / 'runs' / 'x') == {'batch_size': 3}
-    (tmp_path / 'fast').mkdir()                                        # a folder without a config.py is none
-    assert load_preset('fast') != {'batch_size': 3}
-
-
-def test_a_folder_of_the_name_of_a_preset_is_not_that_preset(tmp_path):
-    (tmp_path / 'debug').mkdir()
-    (tmp_path / 'debug' / 'config.py').write_text('DEBUG = True')
-    assert load_preset('debug')['num_epochs'] > 0
-
-
-@pytest.mark.parametrize('words', [['predict', 'r', 'x.png', 'tta=no'], ['export', 'r', 'half=maybe']])
-def test_switches_are_true_or_false(words):
-    with pytest.raises(ConfigError, match='must be True or False'):
-        parse_command(words)
-
-
-@pytest.mark.parametrize('edit, told', [
-    ({'batchsize': 8}, "unknown key 'batchsize': did you mean 'batch_size'?"),
-    ({'seed': None}, 'seed=None: must be a whole number'),
-    ({'deterministic': 'False'}, "deterministic='False': must be True or False"),
-    ({'batch_size': 8.5}, 'batch_size=8.5: must be a whole number'),
-    ({'batch_size': 'auto'}, "batch_size='auto': must be a whole number"),
-    ({'device': None}, 'device=None: must be')])
-def test_a_config_edited_in_the_file_is_checked_as_typed_words_are(monkeypatch, edit, told):
-    for key, value in edit.items():
-        monkeypatch.setitem(train_unet.CONFIG, key, value)
-    with pytest.raises(ConfigError) as error:
-        resolve_config()
-    assert told in str(error.value)
-
-
-def test_a_key_deleted_from_the_config_is_told(monkeypatch):
-    monkeypatch.delitem(train_unet.CONFIG, 'seed')
-    with pytest.raises(ConfigError, match='seed=None: must be a whole number'):
-        resolve_config()
-
-
-def test_what_is_typed_last_counts():
-    overrides, _ = parse_overrides(['epochs=5', 'num_epochs=7', 'epochs=9'])
-    assert resolve_config(None, overrides)[0]['num_epochs'] == 9
-
-
-def test_a_package_that_lacks_what_it_needs_is_told_at_its_first_use(tmp_path, monkeypatch):
-    (tmp_path / 'halfway.py').write_text('import a_package_that_nobody_has')
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(train_unet.UserError, match='a_package_that_nobody_has.*pip install -r requirements.txt'):
-        train_unet.ImportedWhenUsed('halfway').anything
-    with pytest.raises(train_unet.UserError, match='another_package.*pip install -r requirements.txt'):
-        train_unet.ImportedWhenUsed('another_package').anything
-
-
-def test_weights_that_an_encoder_does_not_have_are_told_at_once():
-    assert "did you mean 'imagenet'?" in problems_of(encoder='resnet18', encoder_weights='imagenett')[0]
-
-
-@pytest.mark.parametrize('words', [
-    {'fp16': False, 'precision': '16-mixed'}, {'bf16': False, 'precision': 'bf16-mixed'},
-    {'bf16': False, 'use_amp': True}, {'fp16': False, 'mixed_precision': True}])    # which an A100 or a V100 would take
-def test_a_precision_that_is_refused_and_asked_for_is_a_contradiction(words):
-    with pytest.raises(train_unet.ConfigError, match='contradict each other'):
-        train_unet.resolve_config(None, words)
-
-
-def test_an_edited_config_tells_all_of_its_mistakes(monkeypatch):
-    for key, value in {'batchsize': 8, 'num_workers': 'x', 'batch_size': '8', 'lr': 1e-3}.items():
-        monkeypatch.setitem(train_unet.CONFIG, key, value)
-    with pytest.raises(ConfigError) as error:
-        resolve_config(None, {'lr': 'abc'}, found=['found before'])
-    told = str(error.value)
-    for part in ("unknown key 'batchsize': did you mean 'batch_size'", "num_workers='x': must be",
-                 "learning_rate='abc'", 'lr=0.001: learning_rate is there too', 'found before'):
-        assert part in told
-    assert "batch_size='8': must be a whole number" in told and "('8' is the default)" not in told
-
-
-@pytest.mark.parametrize('text', ['[background,nucleus]', 'background,nucleus', '["background", "nucleus"]'])
-def test_a_list_of_names_needs_no_quotes(text):
-    overrides, others = parse_overrides([f'class_names={text}'])
-    assert resolve_config(None, overrides)[0]['class_names'] == ['background', 'nucleus'] and not others
-
-
-@pytest.mark.parametrize('overrides, told', [
-    ({'class_names': 'nucleus'}, 'as in class_names="[background,nucleus]"'),
-    ({'presset': 'fast'}, "did you mean 'preset'?"),
-    ({'encoder': 'tu-test_resnet', 'encoder_weights': 'imagnet'}, "did you mean 'imagenet'?"),
-    ({'encoder_weights': 'imagnet'}, "did you mean 'imagenet'?")])
-def test_a_mistake_gets_what_to_type_instead(overrides, told):
-    assert told in problems_of(**overrides)[0]
-
-
-@pytest.mark.parametrize('word, told', [('epochs', 'type epochs=VALUE'), ('--data', 'type data=VALUE'),
-                                        ('epoch', "did you mean 'epochs'?"), ('zzzz', 'type KEY=VALUE'),
-                                        ('--lr', 'type lr=VALUE'), ('--num-workers', 'type num_workers=VALUE'),
-                                        ('--preset', 'type preset=VALUE'), ('--image-size', 'type image_size=VALUE')])
-def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
-    with pytest.raises(ConfigError) as error:
-        train_unet.parse_command([word])
-    assert told in str(error.value)
-
-
-@pytest.mark.parametrize('settings, rate, told', [
-    ({'batch_size': 64, 'optimizer': 'SGD'}, 0.1, '; 0.1 at most'), ({'batch_size': 512}, 0.01, '; 0.01 at most'),
-    ({'batch_size': 32}, 0.004, 'effective batch of 32'),
-    ({'optimizer': 'rmsprop'}, 0.002, 'effective batch of 8'), ({'optimizer': 'ASGD'}, 0.02, 'effective batch of 8'),
-    ({'optimizer': 'adadelta', 'batch_size': 32}, 1.0, 'the default of torch.optim.Adadelta')])
-def test_the_learning_rate_says_its_rule(settings, rate, told):
-    found, why = train_unet.usual_rate({**train_unet.CONFIG, **settings})
-    assert found == rate and why.endswith(told)
-
-
-def test_presets_that_are_no_name_are_refused():
-    with pytest.raises(ConfigError, match='cannot be read: No such file'):
-        resolve_config(np.zeros(2))
-
-
-def test_a_preset_without_an_end_is_refused_by_its_size(tmp_path):
-    with open(tmp_path / 'p.py', 'wb') as file:
-        file.truncate(2**33)                                           # 8 GiB of nothing
-    with pytest.raises(ConfigError, match='p.py cannot be read: not a file of less than 1 MiB; there are best'):
-        resolve_config(str(tmp_path / 'p.py'))
-
-
-def test_a_home_that_is_not_there_is_no_such_folder():
-    config, _, _ = resolve_config(None, {'data': '~nobody_here/set'})
-    with pytest.raises(train_unet.DataError, match='there is no such folder'):
-        train_unet.find_pairs(config)
-
-
-def test_a_model_that_is_no_network_is_told():
-    for wrong in ('unet', train_unet.nn.Conv2d):
-        with pytest.raises(train_unet.UserError, match='must be a network'):
-            train_unet.train(model=wrong, data='set')

@@ -68,7 +68,8 @@ def waits(monkeypatch):
     return heard
 
 
-@pytest.mark.parametrize('dtype, changes', [('float32', {}), ('float16', {}), *(('bfloat16', case) for case in CASES)], ids=str)
+@pytest.mark.parametrize('dtype, changes', [('float32', {}), ('float16', {}),
+                                            *(('bfloat16', case) for case in CASES)], ids=str)
 def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, waits):
     config = {**TINY, **changes}
     with FakeTensorMode():
@@ -107,7 +108,8 @@ def test_norms_that_hold_their_activation_keep_it_when_processes_share_their_sta
     with FakeTensorMode():
         plain = tu.build_model(config)
         state = tu.build_state(tu.build_model(config), config, tu.Precision('float32', None, ''), GPU)
-    acts = {name: type(module.act) for name, module in plain.named_modules() if type(module).__name__ == 'BatchNormAct2d'}
+    acts = {name: type(module.act) for name, module in plain.named_modules()
+            if type(module).__name__ == 'BatchNormAct2d'}
     norms = [module for module in state.model.modules() if isinstance(module, nn.SyncBatchNorm)]
     assert acts and len(norms) > len(acts)
     assert acts == {name: type(module.act) for name, module in state.model.named_modules() if name in acts}

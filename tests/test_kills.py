@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from conftest import draw_set, start_script
-from test_checkpoints import assert_same, final
 
 import train_unet as tu
+from helpers import assert_same, final
 
 pytestmark = pytest.mark.usefixtures('forks')
 

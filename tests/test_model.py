@@ -1,4 +1,4 @@
-"""Network, loss, metrics, and the way from scores to a mask.
+"""Model and loss: the network, its variants that save time or memory, one loss per image, and the way to a mask.
 
 Run: python -m pytest tests/test_model.py
 """
@@ -14,14 +14,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import train_unet as tu
+from conftest import TINY
+from helpers import IGNORED
+
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 BASE = {**tu.CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [16, 12, 8, 8, 8],
         'num_classes': 2, 'mean': [0.0], 'std': [1.0], 'image_dtype': 'uint8',
         'image_size': [32, 32]}
-IGNORED = 255  # the value of an ignored pixel
-
-
-pytestmark = pytest.mark.usefixtures('one_thread')
 
 
 def build(**changes):
@@ -48,7 +48,8 @@ def dtypes_of_outputs(module, kind):
     return seen
 
 
-# --- the network ---
+# --- the network ----------------------------------------------------------------------
+
 
 @pytest.mark.parametrize('architecture', [
     'Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'DeepLabV3', 'DeepLabV3Plus',
@@ -67,6 +68,107 @@ def test_any_architecture_takes_uint8_of_odd_size(architecture, in_channels):
 def test_encoders_of_smp_and_names_in_lower_case(architecture, encoder):
     model = build(architecture=architecture, encoder=encoder).eval()
     assert model(pictures(1, 3, 40, 32)).shape == (1, 1, 40, 32)
+
+
+@pytest.mark.parametrize('num_classes, outputs', [(2, 1), (3, 3)])
+def test_two_classes_have_one_output(num_classes, outputs):
+    assert build(num_classes=num_classes).eval()(pictures(1, 3, 32, 32)).shape[1] == outputs
+
+
+def test_the_network_sees_normalised_channels_padded_with_the_mean():
+    model = build(mean=[1.0, 2.0, 3.0], std=[2.0, 4.0, 5.0]).eval()
+    seen = []
+    model.network.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0]))
+    images = pictures(1, 3, 33, 20)
+    model(images)
+    mean, std = torch.tensor([[1, 2, 3], [2, 4, 5]]).view(2, 3, 1, 1)
+    by_hand = (images.double() - mean) / std
+    assert seen[0].shape == (1, 3, 64, 32)
+    assert torch.allclose(seen[0][..., :33, :20].double(), by_hand)
+    assert seen[0][..., 33:, :].abs().max() == 0 and seen[0][..., 20:].abs().max() == 0
+
+
+def test_padding_is_taken_off_where_it_was_put_on():
+    model, images = build().eval(), pictures(2, 3, 33, 47)
+    whole = model(F.pad(images, (0, 17, 0, 31)))
+    assert torch.equal(model(images), whole[..., :33, :47])
+
+
+def test_a_compiled_network_is_not_the_one_made_for_export(monkeypatch):
+    """On torch 2.7 to 2.13 torch.compiler.is_exporting() is true inside torch.compile too."""
+    monkeypatch.setattr(torch.compiler, 'is_exporting', lambda: True, raising=False)
+    monkeypatch.setattr(tu, 'pad_by_index', None)
+    config = {**tu.CONFIG, 'num_classes': 2, 'mean': [0.0], 'std': [1.0], 'encoder': 'tu-test_resnet',
+              'decoder_channels': [8] * 5, 'image_size': [40, 40]}
+    model = tu.build_model(config).eval()
+    assert model(torch.zeros(1, 3, 40, 40)).shape == (1, 1, 40, 40)
+
+
+@pytest.mark.parametrize('changes, told', [
+    ({'architecture': 'Unett'}, "did you mean 'Unet'"),
+    ({'architecture': 'deeplabv3+'}, "did you mean 'DeepLabV3"),
+    ({'architecture': 'Unett', 'optimizer': 5, 'size_policy': 'stretch'}, 'the config cannot be used'),
+    ({'encoder': 'resnett18'}, "encoder='resnett18'"),                 # resolve_config says what is meant
+    ({'encoder': 'tu-nonsense'}, 'nonsense'),
+    ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),
+    ({'architecture': 'Linknet', 'encoder': 'mit_b0'}, 'mit_b0'),
+    ({'encoder': 'resnet18', 'encoder_weights': 'imagnet'}, "encoder_weights='imagnet'"),
+])
+def test_a_network_that_does_not_exist_is_a_config_error_that_helps(changes, told):
+    with pytest.raises(tu.ConfigError) as error:
+        build(**changes)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize('architecture, encoder, size', [
+    ('PAN', 'resnet18', '64x64'), ('DPT', 'tu-vit_tiny_patch16_224', '224'),
+    ('FPN', 'tu-swin_tiny_patch4_window7_224', '224')])
+def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, architecture, encoder, size):
+    with pytest.raises(tu.ConfigError, match=rf'cannot take .*\(1, 3, 32, 32\) .*, such as {size}$'):
+        tu.train(**TINY | {'architecture': architecture, 'encoder': encoder}, data=str(small_set))
+
+
+def test_a_width_that_the_network_does_not_have_is_told_and_not_claimed(small_set, caplog):
+    caplog.set_level('INFO')
+    settings = {**TINY, 'architecture': 'FPN', 'num_epochs': 1, 'image_size': 64, 'data': str(small_set)}
+    tu.train(**settings)
+    assert 'decoder_channels: no effect, only Unet, UnetPlusPlus, MAnet have them' in caplog.text
+    caplog.clear()
+    result = tu.train(**{key: value for key, value in settings.items() if key != 'decoder_channels'})
+    assert 'decoder_channels' not in caplog.text
+    assert tu.load(result.run_dir).config['architecture'] == 'FPN'
+
+
+# --- weights from elsewhere -----------------------------------------------------------
+
+
+def test_weights_of_timm_are_asked_for_in_its_own_way(recwarn):
+    with pytest.raises(tu.ConfigError, match='encoder_weights=None starts from scratch'):
+        build(encoder='tu-resnet10t', encoder_weights='imagenet')      # there is no network in here
+    assert not [warning for warning in recwarn if 'encoder_weights' in str(warning.message)]
+
+
+@pytest.mark.parametrize('reachable', [True, False])
+def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable):
+    """Its client would try again and again for half a minute; in its offline mode the cache still works."""
+    from huggingface_hub import constants
+
+    def connect(address, timeout):
+        asked.append((*address, timeout))
+        if not reachable:
+            raise OSError('no network')
+        return SimpleNamespace(close=lambda: None)
+
+    asked = []
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(tu.socket, 'create_connection', connect)
+    for name in ('HTTPS_PROXY', 'https_proxy'):
+        monkeypatch.delenv(name, raising=False)
+    tu.ask_hub_once()
+    assert constants.HF_HUB_OFFLINE is not reachable and asked == [('huggingface.co', 443, 3)]
+
+
+# --- folded upsampling ----------------------------------------------------------------
 
 
 def step_of(model, images, dtype='float32'):
@@ -123,53 +225,67 @@ def test_an_export_and_an_estimate_for_a_gpu_see_the_plain_network(monkeypatch):
     assert tu.estimate_memory(config, 'float32')['activations'] > 1.01 * here
 
 
-@pytest.mark.parametrize('num_classes, outputs', [(2, 1), (3, 3)])
-def test_two_classes_have_one_output(num_classes, outputs):
-    assert build(num_classes=num_classes).eval()(pictures(1, 3, 32, 32)).shape[1] == outputs
+# --- layouts and pooling of Apple GPUs ------------------------------------------------
 
 
-def test_the_network_sees_normalised_channels_padded_with_the_mean():
-    model = build(mean=[1.0, 2.0, 3.0], std=[2.0, 4.0, 5.0]).eval()
+class LikeApple:
+    """An image that says it is on an Apple GPU, and computes on the CPU."""
+
+    @staticmethod
+    def of(tensor):
+        class Apple(torch.Tensor):
+            device = torch.device('mps')
+        return tensor.as_subclass(Apple)
+
+
+def test_channels_last_is_left_on_apple_gpus(tmp_path):
+    """There BatchNorm's gradients were wrong by orders of magnitude (pytorch issue 175189): neither weights nor
+    images may be in that layout, whoever makes the batch."""
     seen = []
-    model.network.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0]))
-    images = pictures(1, 3, 33, 20)
-    model(images)
-    mean, std = torch.tensor([[1, 2, 3], [2, 4, 5]]).view(2, 3, 1, 1)
-    by_hand = (images.double() - mean) / std
-    assert seen[0].shape == (1, 3, 64, 32)
-    assert torch.allclose(seen[0][..., :33, :20].double(), by_hand)
-    assert seen[0][..., 33:, :].abs().max() == 0 and seen[0][..., 20:].abs().max() == 0
+    network = torch.nn.Conv2d(3, 1, 3, padding=1)
+    config = {**tu.CONFIG, 'mean': [0.0], 'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]}
+    network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].is_contiguous()))
+    model = tu.SegmentationModel(network, config)
+    batch = torch.zeros(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    model(batch)
+    model(LikeApple.of(batch))
+    assert seen == [False, True]
+    layouts = {kind: tu.laid_out(model, config, torch.device(kind)).network.weight.is_contiguous()
+               for kind in ('mps', 'cpu')}
+    assert layouts == {'mps': True, 'cpu': False}
 
 
-def test_padding_is_taken_off_where_it_was_put_on():
-    model, images = build().eval(), pictures(2, 3, 33, 47)
-    whole = model(F.pad(images, (0, 17, 0, 31)))
-    assert torch.equal(model(images), whole[..., :33, :47])
+@pytest.mark.parametrize('network', [{'architecture': 'Segformer'}, {'encoder': 'tu-convnext_atto'},
+                                     {'architecture': 'PSPNet'}, {'architecture': 'UPerNet'}], ids=str)
+def test_norms_and_pooling_take_rows_on_apple_gpus(network):
+    """Some encoders and decoders come to channels_last by themselves; pooling into 3 or 6 of 16 is not to be had there.
+    The network is the same function."""
+    settings = {**tu.CONFIG, 'encoder': 'resnet18', 'decoder_channels': [16, 12, 8, 8, 8], 'mean': [0.0], 'std': [1.0],
+                'num_classes': 2, 'image_size': [64, 64], **network}
+    model, images = tu.build_model(settings).eval(), torch.randn(2, 3, 128, 128)
+    usual, pools, norms = model(images), [], []
+    tu.laid_out(model, settings, torch.device('mps'))
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.register_forward_hook(lambda module, inputs, made: norms.append(made.is_contiguous()))
+    real = torch.nn.functional.adaptive_avg_pool2d
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, 'adaptive_avg_pool2d', lambda x, size: pools.append(size) or real(x, size))
+        assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
+    assert norms and all(norms) and not pools
 
 
-@pytest.mark.parametrize('changes, told', [
-    ({'architecture': 'Unett'}, "did you mean 'Unet'"),
-    ({'architecture': 'deeplabv3+'}, "did you mean 'DeepLabV3"),
-    ({'architecture': 'Unett', 'optimizer': 5, 'size_policy': 'stretch'}, 'the config cannot be used'),
-    ({'encoder': 'resnett18'}, "encoder='resnett18'"),                 # resolve_config says what is meant
-    ({'encoder': 'tu-nonsense'}, 'nonsense'),
-    ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),
-    ({'architecture': 'Linknet', 'encoder': 'mit_b0'}, 'mit_b0'),
-    ({'encoder': 'resnet18', 'encoder_weights': 'imagnet'}, "encoder_weights='imagnet'"),
-])
-def test_a_network_that_does_not_exist_is_a_config_error_that_helps(changes, told):
-    with pytest.raises(tu.ConfigError) as error:
-        build(**changes)
-    assert told in str(error.value)
+def test_a_network_of_ones_own_gets_the_layout_that_apple_gpus_can_train(monkeypatch):
+    seen, model = [], torch.nn.Conv2d(3, 1, 3)
+    monkeypatch.setattr(model, 'to', lambda device: model)             # there is none here
+    monkeypatch.setattr(tu, 'laid_out', lambda model, config, device: seen.append(device.type) or model)
+    config = {**tu.CONFIG, 'learning_rate': 1e-3, 'ema_decay': None}
+    tu.build_state(model, config, tu.Precision('float32', None, ''), torch.device('mps'))
+    assert seen == ['mps']
 
 
-def test_weights_of_timm_are_asked_for_in_its_own_way(recwarn):
-    with pytest.raises(tu.ConfigError, match='encoder_weights=None starts from scratch'):
-        build(encoder='tu-resnet10t', encoder_weights='imagenet')      # there is no network in here
-    assert not [warning for warning in recwarn if 'encoder_weights' in str(warning.message)]
+# --- keep_float32 ---------------------------------------------------------------------
 
-
-# --- keep_float32 and activation_checkpointing ---
 
 @pytest.mark.parametrize('name', ['segmentation_head', 'encoder', 'decoder'])
 @pytest.mark.parametrize('copied', [False, True], ids=['itself', 'its copy'])
@@ -184,11 +300,36 @@ def test_keep_float32_keeps_one_module_out_of_autocast(name, copied):
     assert set(outside) == {torch.bfloat16}
 
 
+@pytest.mark.parametrize('name', ['decoder.blocks', 'encoder.layer1'])
+def test_keep_float32_reaches_lists_of_modules(name):
+    model = build(encoder='resnet18', keep_float32=name).eval()
+    inside = dtypes_of_outputs(model.network.get_submodule(name), nn.Conv2d)
+    tu.UnderAutocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
+    assert set(inside) == {torch.float32}
+
+
 def test_keep_float32_changes_no_key_and_no_number_in_float32():
     plain, kept = build(), build(keep_float32='segmentation_head')
     kept.load_state_dict(plain.state_dict())
     images = pictures(2, 3, 32, 32)
     assert torch.equal(plain.eval()(images), kept.eval()(images))
+
+
+def test_a_network_kept_in_float32_can_be_given_again_and_take_numbers_first():
+    class Scaled(nn.Conv2d):
+        def forward(self, factor, images):
+            return factor * super().forward(images)
+
+    net = nn.Sequential(nn.Conv2d(3, 3, 1))
+    for _ in range(2):
+        tu.keep_float32(net, '0')
+    net.scaled = Scaled(3, 1, 1)
+    tu.keep_float32(net, 'scaled')
+    with torch.autocast('cpu', torch.bfloat16):
+        assert net.scaled(2, net[0](torch.ones(1, 3, 4, 4))).dtype == torch.float32
+
+
+# --- activation_checkpointing ---------------------------------------------------------
 
 
 NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'tu-resnet10t'},
@@ -268,9 +409,7 @@ def test_activation_checkpointing_computes_once_where_no_gradient_is_wanted():
     assert len(count) == sum(isinstance(m, nn.Conv2d) for m in model.network.encoder.modules())
 
 
-# --- the loss ---
-
-LOSSES = ['ce', 'dice', 'focal', 'ce+dice', 'focal+dice']
+# --- the loss -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('kind, expected', [
@@ -290,6 +429,17 @@ def test_multiclass_loss_by_hand(kind, expected):
     target = torch.tensor([[[1, 1], [2, IGNORED]]])  # classes 0 and 3 are not in the image: no Dice
     loss = loss_of(loss=kind, num_classes=4)
     assert loss.losses(torch.zeros(1, 4, 2, 2), target).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize('settings, kind', [
+    ({'num_classes': 2}, 'ce+dice'), ({'num_classes': 5}, 'dice'), ({'num_classes': 5, 'loss': 'ce'}, 'ce'),
+    ({'num_classes': 5, 'class_weights': 'auto'}, 'ce+dice')])
+def test_the_usual_loss(settings, kind):
+    """Class weights weigh the cross-entropy, so who sets them gets one."""
+    assert tu.SegmentationLoss({**tu.CONFIG, **settings}).kind == kind
+
+
+LOSSES = ['ce', 'dice', 'focal', 'ce+dice', 'focal+dice']
 
 
 @pytest.mark.parametrize('kind', LOSSES)
@@ -384,6 +534,17 @@ def test_a_class_that_is_hardly_found_still_learns():
     assert pulls[0] > 10 * pulls[1] > 0
 
 
+def test_masks_are_scored_at_their_original_size():
+    batch = {'image': pictures(2, 3, 32, 32), 'mask': torch.zeros(2, 32, 32).byte(),
+             'full_mask': [torch.ones(50, 70).byte(), torch.zeros(11, 9).byte()]}
+    batch['full_mask'][0][:10] = IGNORED
+    _, counts = loss_of()(lambda images: torch.ones(2, 1, 32, 32), batch)
+    assert counts.tolist() == [[0, 11 * 9], [0, 40 * 70]]
+
+
+# --- class weights --------------------------------------------------------------------
+
+
 def test_class_weights_weigh_the_entropy_of_their_class_and_no_dice():
     target = torch.tensor([[[0, 0], [0, 1]]])
     weighted = {'loss': 'ce', 'class_weights': torch.tensor([1.0, 5.0])}
@@ -406,61 +567,23 @@ def test_class_weights_of_the_wrong_number_are_refused():
         tu.build_class_weights({'class_weights': [1.0, 2.0], 'num_classes': 3, 'loss': 'ce'}, None)
 
 
-# --- confusion matrix and metrics ---
-
-@pytest.mark.parametrize('copies', [None, 1, 4, 100])
-def test_confusion_matrix_by_hand(copies):
-    target = torch.tensor([[0, 1, 1], [2, IGNORED, IGNORED]], dtype=torch.uint8)
-    predicted = torch.tensor([[0, 1, 2], [2, 2, 0]])
-    assert tu.confusion_matrix(predicted, target, 3, copies).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
-
-
-def test_metrics_by_hand_leave_an_absent_class_out():
-    counts = torch.tensor([[6, 2, 0, 0], [1, 3, 0, 0], [0, 0, 0, 0], [2, 0, 0, 0]])
-    metrics = tu.compute_metrics(counts)
-    assert metrics['iou_per_class'][:2] == pytest.approx([6 / 11, 3 / 6])
-    assert math.isnan(metrics['iou_per_class'][2]) and math.isnan(metrics['dice_per_class'][2])
-    assert metrics['iou_per_class'][3] == 0  # there, and never found: counts
-    assert metrics['iou'] == pytest.approx((6 / 11 + 3 / 6 + 0) / 3)
-    assert metrics['dice'] == pytest.approx((12 / 17 + 6 / 9 + 0) / 3)
-    assert metrics['accuracy'] == pytest.approx(9 / 14)
+def test_class_weights_without_cross_entropy_are_told(caplog):
+    config = {**tu.CONFIG, 'num_classes': 2, 'class_weights': [1.0, 2.0]}
+    for kind, told in (('ce', 0), ('dice', 1)):
+        caplog.clear()
+        tu.build_class_weights({**config, 'loss': kind}, None)
+        assert len(caplog.records) == told
 
 
-def test_two_classes_are_scored_by_the_foreground():
-    metrics = tu.compute_metrics(torch.tensor([[90, 5], [2, 3]]))
-    assert metrics['iou'] == pytest.approx(3 / 10)
-    assert metrics['dice'] == pytest.approx(6 / 13)
-    assert metrics['mean_iou'] == pytest.approx((90 / 97 + 3 / 10) / 2)
-    assert metrics['precision_per_class'][1] == pytest.approx(3 / 8)
-    assert metrics['recall_per_class'][1] == pytest.approx(3 / 5)
+def test_class_weights_travel_to_the_device_once():
+    """A copy from the host in each step would wait for the device."""
+    loss_fn = tu.SegmentationLoss({**tu.CONFIG, 'num_classes': 2, 'image_size': [4, 4]}, torch.ones(2))
+    loss_fn.losses(torch.zeros(1, 1, 4, 4, device='meta'), torch.zeros(1, 4, 4, dtype=torch.long, device='meta'))
+    assert loss_fn.class_weights.device.type == 'meta'
 
 
-@pytest.mark.parametrize('num_classes', [2, 5])
-def test_metrics_agree_with_scikit_learn(num_classes):
-    import sklearn.metrics as sklearn
-    target, predicted = torch.randint(0, num_classes, (2, 4, 20, 20))
-    target[torch.rand(target.shape) < 0.2] = IGNORED
-    counts = sum(tu.confusion_matrix(p, t, num_classes) for p, t in zip(predicted, target))
-    metrics = tu.compute_metrics(counts)
-    keep = target != IGNORED
-    pair, each = (target[keep].numpy(), predicted[keep].numpy()), {'average': None}
-    assert counts.tolist() == sklearn.confusion_matrix(*pair).tolist()
-    assert metrics['iou_per_class'] == pytest.approx(sklearn.jaccard_score(*pair, **each))
-    assert metrics['dice_per_class'] == pytest.approx(sklearn.f1_score(*pair, **each))
-    assert metrics['precision_per_class'] == pytest.approx(sklearn.precision_score(*pair, **each))
-    assert metrics['recall_per_class'] == pytest.approx(sklearn.recall_score(*pair, **each))
-    assert metrics['accuracy'] == pytest.approx(sklearn.accuracy_score(*pair))
+# --- from scores to a mask ------------------------------------------------------------
 
-
-def test_masks_are_scored_at_their_original_size():
-    batch = {'image': pictures(2, 3, 32, 32), 'mask': torch.zeros(2, 32, 32).byte(),
-             'full_mask': [torch.ones(50, 70).byte(), torch.zeros(11, 9).byte()]}
-    batch['full_mask'][0][:10] = IGNORED
-    _, counts = loss_of()(lambda images: torch.ones(2, 1, 32, 32), batch)
-    assert counts.tolist() == [[0, 11 * 9], [0, 40 * 70]]
-
-
-# --- from scores to a mask ---
 
 @pytest.mark.parametrize('channels, size', [(64, (1200, 900)), (1, (8300, 8100))])
 def test_strips_decide_as_the_whole_does(channels, size, monkeypatch):
@@ -482,6 +605,9 @@ def test_strips_decide_as_the_whole_does(channels, size, monkeypatch):
 def test_the_threshold_is_one_of_probability(threshold, expected):
     logits = torch.tensor([[[math.log(0.3 / 0.7)]]])
     assert tu.decide(logits, (3, 2), threshold).tolist() == [[expected] * 2] * 3
+
+
+# --- tiles ----------------------------------------------------------------------------
 
 
 def remember_sizes(network):
@@ -513,6 +639,17 @@ def test_tiles_of_a_shallow_network_equal_the_whole(size, last):
     assert (tiled - whole).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize('tile', [24, 32, 40, 42, 64])
+def test_tiles_of_a_shallow_network_equal_the_whole_at_any_width(tile):
+    torch.manual_seed(0)
+    network = nn.Conv2d(3, 1, 3, padding=1)
+    for width in range(tile, 3 * tile + 3):
+        images = torch.randn(1, 3, tile + 1, width)
+        with torch.no_grad():
+            whole, tiled = network(images), tu.tiled_logits(network, images, (tile, tile))
+        assert (whole - tiled).abs().max() < 1e-5, width
+
+
 @pytest.mark.parametrize('length, side', [(150, 64), (1000, 256), (257, 256), (4000, 512), (65, 64), (40, 32)])
 def test_tiles_begin_on_the_grid_of_the_network_and_cover_everything(length, side):
     begins = tu.tile_offsets(length, side, 0.25)
@@ -536,42 +673,6 @@ def test_weights_rise_over_half_of_the_overlap_where_no_pixel_of_it_is_exact():
     assert line.diff().max() < 0.07 and line[7] < 1e-7 and line[24:].min() == 1
     both = line[:32] + line[:32].flip(0)                               # this tile's and the next one's
     assert ((both[8:24] - 1).abs() < 0.07).all()
-
-
-@pytest.mark.parametrize('layers, reach', [
-    ([nn.Conv2d(3, 2, 1)], 0), ([nn.Conv2d(3, 2, 3, padding=1)], 1),
-    ([nn.Conv2d(3, 4, 5, padding=2), nn.Tanh(), nn.Conv2d(4, 1, 11, padding=5)], 7),
-    ([nn.Conv2d(3, 4, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)], 3)])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.uint8])
-def test_the_reach_of_a_network_is_half_its_receptive_field(layers, reach, dtype):
-    network = nn.Sequential(*layers)
-    images = torch.zeros(1, 3, 1, 9, dtype=dtype)
-    assert tu.find_reach(lambda tile: network(tile.float()), images, (32, 48)) == reach
-
-
-def test_the_reach_is_seen_on_images_as_bright_as_those_of_the_set():
-    """Beside a mean of 30,000 noise of 0 to 1 is none: after normalisation nothing would change."""
-    model = tu.build_model({**BASE, 'image_dtype': 'float32', 'mean': [30_000.0], 'std': [75.0]}).eval()
-    reach = [tu.find_reach(tu.UnderAutocast(model, 'bfloat16'), torch.zeros(1, 3, 1, 1), (64, 64), config)
-             for config in (None, model.config)]
-    assert reach == [0, 31]
-
-
-def test_embeddings_that_are_plain_parameters_do_not_decay():
-    model = nn.Module()
-    model.pos_embed, model.weight = nn.Parameter(torch.ones(1, 4, 8)), nn.Parameter(torch.ones(4, 8))
-    model.block = nn.Module()
-    model.block.relative_position_bias_table = nn.Parameter(torch.ones(9, 2))
-    groups = tu.build_optimizer(model, {**BASE, 'learning_rate': 0.1}, torch.device('cpu')).param_groups
-    assert [(len(group['params']), group['weight_decay'] > 0) for group in groups] == [(1, True), (2, False)]
-
-
-def test_a_network_that_looks_at_the_whole_tile_reaches_its_middle():
-    class Whole(nn.Module):
-        def forward(self, images):
-            return images - images.mean((2, 3), keepdim=True)
-
-    assert tu.find_reach(Whole(), torch.zeros(1, 3, 1, 1), (32, 48)) == 15
 
 
 def test_an_image_that_fits_is_not_cut():
@@ -610,56 +711,31 @@ def test_tiles_of_validation_go_together_as_far_as_memory_allows(most):
     assert torch.allclose(losses, alone, atol=1e-6)
 
 
-@pytest.mark.parametrize('reachable', [True, False])
-def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable):
-    """Its client would try again and again for half a minute; in its offline mode the cache still works."""
-    from huggingface_hub import constants
-
-    def connect(address, timeout):
-        asked.append((*address, timeout))
-        if not reachable:
-            raise OSError('no network')
-        return SimpleNamespace(close=lambda: None)
-
-    asked = []
-    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
-    monkeypatch.setattr(tu.socket, 'create_connection', connect)
-    for name in ('HTTPS_PROXY', 'https_proxy'):
-        monkeypatch.delenv(name, raising=False)
-    tu.ask_hub_once()
-    assert constants.HF_HUB_OFFLINE is not reachable and asked == [('huggingface.co', 443, 3)]
+# --- the reach of a network -----------------------------------------------------------
 
 
-@pytest.mark.parametrize('settings, kind', [
-    ({'num_classes': 2}, 'ce+dice'), ({'num_classes': 5}, 'dice'), ({'num_classes': 5, 'loss': 'ce'}, 'ce'),
-    ({'num_classes': 5, 'class_weights': 'auto'}, 'ce+dice')])
-def test_the_usual_loss(settings, kind):
-    """Class weights weigh the cross-entropy, so who sets them gets one."""
-    assert tu.SegmentationLoss({**tu.CONFIG, **settings}).kind == kind
+@pytest.mark.parametrize('layers, reach', [
+    ([nn.Conv2d(3, 2, 1)], 0), ([nn.Conv2d(3, 2, 3, padding=1)], 1),
+    ([nn.Conv2d(3, 4, 5, padding=2), nn.Tanh(), nn.Conv2d(4, 1, 11, padding=5)], 7),
+    ([nn.Conv2d(3, 4, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)], 3)])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.uint8])
+def test_the_reach_of_a_network_is_half_its_receptive_field(layers, reach, dtype):
+    network = nn.Sequential(*layers)
+    images = torch.zeros(1, 3, 1, 9, dtype=dtype)
+    assert tu.find_reach(lambda tile: network(tile.float()), images, (32, 48)) == reach
 
 
-def test_class_weights_without_cross_entropy_are_told(caplog):
-    config = {**tu.CONFIG, 'num_classes': 2, 'class_weights': [1.0, 2.0]}
-    for kind, told in (('ce', 0), ('dice', 1)):
-        caplog.clear()
-        tu.build_class_weights({**config, 'loss': kind}, None)
-        assert len(caplog.records) == told
+def test_the_reach_is_seen_on_images_as_bright_as_those_of_the_set():
+    """Beside a mean of 30,000 noise of 0 to 1 is none: after normalisation nothing would change."""
+    model = tu.build_model({**BASE, 'image_dtype': 'float32', 'mean': [30_000.0], 'std': [75.0]}).eval()
+    reach = [tu.find_reach(tu.UnderAutocast(model, 'bfloat16'), torch.zeros(1, 3, 1, 1), (64, 64), config)
+             for config in (None, model.config)]
+    assert reach == [0, 31]
 
 
-@pytest.mark.parametrize('name', ['decoder.blocks', 'encoder.layer1'])
-def test_keep_float32_reaches_lists_of_modules(name):
-    model = build(encoder='resnet18', keep_float32=name).eval()
-    inside = dtypes_of_outputs(model.network.get_submodule(name), nn.Conv2d)
-    tu.UnderAutocast(model, 'bfloat16')(pictures(2, 3, 32, 32))
-    assert set(inside) == {torch.float32}
+def test_a_network_that_looks_at_the_whole_tile_reaches_its_middle():
+    class Whole(nn.Module):
+        def forward(self, images):
+            return images - images.mean((2, 3), keepdim=True)
 
-
-@pytest.mark.parametrize('tile', [24, 32, 40, 42, 64])
-def test_tiles_of_a_shallow_network_equal_the_whole_at_any_width(tile):
-    torch.manual_seed(0)
-    network = nn.Conv2d(3, 1, 3, padding=1)
-    for width in range(tile, 3 * tile + 3):
-        images = torch.randn(1, 3, tile + 1, width)
-        with torch.no_grad():
-            whole, tiled = network(images), tu.tiled_logits(network, images, (tile, tile))
-        assert (whole - tiled).abs().max() < 1e-5, width
+    assert tu.find_reach(Whole(), torch.zeros(1, 3, 1, 1), (32, 48)) == 15

@@ -1,25 +1,674 @@
-"""What real data sets look like that misled this program once; each test is named after what they do.
+"""Sets as they are given out: what public ones look like that misled this program once, and those of shared/.
 
 Run: python -m pytest tests/test_real_sets.py
 """
 import itertools
+import json
 import os
 import re
+import shutil
 import tracemalloc
 
 import numpy as np
 import PIL.Image
 import pytest
-import train_unet
-from test_data import ask, fill, inspect, names_of, offered, partners, save, typed
 
-# --- pairs and splits ----------------------------------------------------------------
+import train_unet
+from conftest import SHARED
+from helpers import ask, dataset, fill, inspect, names_of, offered, palette_mask, partners, save, typed, with_masks
+from train_unet import DataError
 
 
 def scene(number, size=24):
     """A picture (size, size, 3) that no other number has."""
     coarse = np.random.default_rng(number).integers(0, 256, (size // 4, size // 4, 3))
     return coarse.repeat(4, 0).repeat(4, 1)
+
+
+COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0]])
+
+
+def corner(y, x, value=255, size=24):
+    """A mask (24, 24) of a square."""
+    mask = np.zeros((size, size), np.uint8)
+    mask[y:y + 8, x:x + 8] = value
+    return mask
+
+
+# --- sets of shared/ ------------------------------------------------------------------
+
+
+SETS = ('camvid', 'crackforest', 'isbi_em', 'nuclei_16bit', 'nuclei_dsb2018', 'sirst_infrared')
+
+
+def shared(*parts):
+    """A folder of the shared data; skips where there is none."""
+    folder = SHARED.joinpath(*parts)
+    if not folder.exists():
+        pytest.skip(f'the shared data set {"/".join(parts)} is not on this machine')
+    return folder
+
+
+@pytest.mark.parametrize('name', SETS)
+def test_real_set(name):
+    """Classes, counts and shares are those that were measured when the set was made."""
+    folder = shared(name)
+    meta = json.loads((folder / 'meta.json').read_text())
+    _, data = inspect(folder)
+    total = sum(pixels for pixels, _ in data.values.values())
+    assert data.coding.num_classes == meta['num_classes']
+    splits = {split: len(data.pairs.rows(split)) for split in train_unet.SPLITS}
+    assert {split: count for split, count in splits.items() if count} == meta['splits']
+    assert len(data.sizes) == meta['image_sizes']
+    assert {str(v): images for v, (_, images) in data.values.items()} == meta['images_with_value']
+    shares = {str(v): 100 * pixels / total for v, (pixels, _) in data.values.items()}
+    assert shares == pytest.approx(meta['pixel_share_percent'], abs=6e-4)
+
+
+@pytest.mark.parametrize('name', ['nuclei_16bit', 'sirst_infrared'])
+def test_real_images_are_read(name):
+    """16 bits are scaled, not clipped; L, RGB, RGBA and P in one folder all become RGB."""
+    data, config = dataset(shared(name))
+    images = [data.read(i)[0] for i in range(0, len(data), len(data) // 25)]
+    assert {image.shape[2] for image in images} == {3}
+    if name == 'nuclei_16bit':
+        assert config['image_dtype'] == 'float32'
+        assert max(image.max() for image in images) < 0.7
+        assert np.median([(image == image.max()).mean() for image in images]) < 0.01
+    else:
+        assert {image.dtype for image in images} == {np.dtype(np.uint8)}
+
+
+# Folder, what is doubled where there is one image only (it cannot be split), the lines that errors
+# must offer, one error after the other, number of classes, and the share of some value in %.
+BY_COLOUR = 'mask_values="{\'#000000\''
+CONVENTIONS = [
+    ('01_instance_mask_dirs_dsb2018', None, [], 2, {1: 3.44}),
+    ('02_label_suffix_uppercase_ext_crackforest', None, [['mask_values="{255: 1}"']], 2,
+     {255: 1.39}),
+    ('03_rgb_coded_three_suffixes_cwfid', ('001_', '002_'),
+     [['images="images"', 'masks="annotations"'], [BY_COLOUR]], 3,
+     {train_unet.COLOUR + 0x00ff00: 2.44}),
+    ('03_rgb_coded_three_suffixes_cwfid', ('001_', '002_'),
+     [['images="images"', 'masks="masks"']], 2, {255: 82.34}),
+    ('04_pixels0_suffix_mixed_modes_sirst', None, [['skip_broken=True']], 2, {255: 0.04}),
+    ('09_voc_palette_labelme', None, [], 19, {15: 12.44}),
+    ('10_mat_labels_clothing_ccp', None, [['mask_values="{0:']], 13, {55: 4.5}),
+    ('11_16bit_instance_ids_spaces_nucseg', None,
+     [['images="40x air/images_16bit"', 'masks="40x air/label masks"'], ['mask_values=nonzero']], 2,
+     {0: 84.48}),
+    ('11_16bit_instance_ids_spaces_nucseg', None,
+     [['images="40x air/images_8bit"', 'masks="40x air/mask binary"']], 2, {0: 84.48}),
+    ('12_rgba_colour_coded_labelmefacade', None, [[BY_COLOUR]], 8,
+     {train_unet.COLOUR: 9.34}),
+    ('13_sparse_grey_codes_other_stems_vnc', ('00.', '01.'), [['mask_values="{0:']], 9,
+     {255: 73.29}),
+    ('14_geotiff_bands_negative_ignore_sen1floods11', ('579_', '580_'),
+     [['images="S1"', 'masks="Labels"'], ['in_channels=2']], 2, {-1: 0.04}),
+    ('14_geotiff_bands_negative_ignore_sen1floods11', ('579_', '580_'),
+     [['images="S2"', 'masks="Labels"'], ['in_channels=13']], 2, {1: 26.72}),
+]
+
+
+def doubled(folder, copy, old, new):
+    """A copy of a convention with a second image; `old` in a file name becomes `new`."""
+    for path in sorted(p for p in folder.rglob('*') if p.is_file()):
+        target = copy / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        if old in path.name:
+            shutil.copyfile(path, target.with_name(path.name.replace(old, new)))
+    return copy
+
+
+@pytest.mark.parametrize('name, twice, dialogue, num_classes, shares', CONVENTIONS,
+                         ids=[f'{row[0]}-{n}' for n, row in enumerate(CONVENTIONS)])
+def test_real_convention(tmp_path, name, twice, dialogue, num_classes, shares):
+    """It works as it is, or each error offers the line that leads on."""
+    folder = shared('conventions', name)
+    folder = doubled(folder, tmp_path / name, *twice) if twice else folder
+    overrides = {}
+    for lines in dialogue:
+        with pytest.raises(DataError) as caught:
+            dataset(folder, **overrides)[0].read(0)
+        for line in lines:
+            overrides |= typed(offered(caught.value, line))
+    data, _ = dataset(folder, **overrides)
+    image, mask = data.read(0)
+    assert image.shape[:2] == mask.shape
+    _, data = inspect(folder, **overrides)
+    assert data.coding.num_classes == num_classes
+    total = sum(pixels for pixels, _ in data.values.values())
+    assert {v: 100 * data.values[v][0] / total for v in shares} == pytest.approx(shares, abs=0.01)
+
+
+# --- names and folders that pair ------------------------------------------------------
+
+
+def test_folders_of_masks_in_folders_named_after_images(tmp_path):
+    """Train Images/{images1,masks1}, Test Image/{images2,masks2}: the mask says more than the image."""
+    for folder, number, count in (('Train Images', 1, 8), ('Test Image', 2, 3)):
+        fill(tmp_path, *([f'{folder}/{kind}{number}/{n}.png' for n in range(count)] for kind in ('images', 'masks')))
+    data = inspect(tmp_path)[1]
+    assert [len(names_of(data, split)) for split in ('train', 'val', 'test')] == [6, 2, 3]
+
+
+@pytest.mark.parametrize('image', ['images/seg_{n}/x.png', 'images/{s}/manual/{n}.png', 'seg_{n}/images/x.png',
+                                   'images/{room}/{n}.png', '{room}/images/{n}.png', 'raw/images/{n}.png'])
+@pytest.mark.parametrize('by_hand', [False, True])
+def test_a_word_for_masks_that_stands_beside_images_and_masks_tells_nothing(tmp_path, image, by_hand):
+    """A room is named lab, a film seg_01."""
+    names = [image.format(n=n, s=('train', 'val')[n % 2], room=('lab', 'office')[n % 2]) for n in range(6)]
+    fill(tmp_path, names, [name.replace('images', 'masks') for name in names])
+    above = image.partition('images')[0]
+    folders = {kind: ('*/' if '{' in above else above) + kind for kind in ('images', 'masks')} if by_hand else {}
+    pairs = inspect(tmp_path, **folders)[1].pairs
+    assert len(pairs.images) == 6 and pairs.drawn.any() == ('{s}' not in image)
+    assert all(image.replace(b'/images/', b'/masks/') == mask for image, mask in zip(pairs.images, pairs.masks))
+
+
+def test_patterns_tell_what_is_what_in_a_folder_for_one_image_beside_others(tmp_path):
+    """labelme's img_0_json/{img,label}.png beside JPEGImages and SegmentationClass, which were made of them."""
+    fill(tmp_path, *([f'img_{n}_json/{own}.png' for n in range(4)] + [f'{folder}/{n}.png' for n in range(4)]
+                     for own, folder in (('img', 'JPEGImages'), ('label', 'SegmentationClass'))))
+    data = inspect(tmp_path, image_pattern='{stem}img.png', mask_pattern='{stem}label.png')[1]
+    assert partners(data, tmp_path) == {f'img_{n}_json/img.png': f'img_{n}_json/label.png' for n in range(4)}
+
+
+def test_numbers_in_names_of_folders_do_not_hide_which_is_above(tmp_path):
+    names = [f'{a}/images/{n}' for a in (1, 2, 3) for n in (10, 11, 12)]
+    for n, name in enumerate(names):
+        save(tmp_path / f'{name}.png', scene(n))
+        save(tmp_path / f'{name.replace("images/", "images/mask_")}.png', corner(0, 0))
+    assert len(inspect(tmp_path)[1].pairs.images) == 9
+
+
+@pytest.mark.parametrize('count', [20, 21, 22])
+def test_suffixes_are_found_where_half_of_the_images_have_no_mask(tmp_path, count):
+    for n in range(count):
+        save(tmp_path / f'images/{n:02}.png', scene(n))
+        if n % 2:
+            save(tmp_path / f'masks/{n:02}_mask.png', corner(0, 0))
+            save(tmp_path / f'masks/{n:02}_mask_1.png', corner(9, 9))
+    data = inspect(tmp_path, skip_unpaired=True)[1]
+    assert len(data.pairs.images) == count // 2
+    assert all(train_unet.UNITED.encode() in path for path in data.pairs.masks)
+
+
+def test_the_name_of_a_folder_stands_for_those_further_down(tmp_path):
+    """What an error names, `several folders could hold the images: Raw image, image`, can be typed."""
+    for split in ('train', 'val'):
+        for n in range(4):
+            for folder in ('Raw image', 'image'):
+                save(tmp_path / f'{split}/{folder}/{split}{n}.png', scene(n))
+            save(tmp_path / f'{split}/mask/{split}{n}.png', np.eye(24))
+    data = inspect(tmp_path, images='image', masks='mask')[1]
+    assert partners(data, tmp_path) == {f'{split}/image/{split}{n}.png': f'{split}/mask/{split}{n}.png'
+                                        for split in ('train', 'val') for n in range(4)}
+    assert names_of(data, 'val') == {f'val{n}' for n in range(4)}
+    assert 'there is no such folder' in str(ask(tmp_path, images='image', masks='masks'))
+
+
+def test_a_line_that_makes_an_image_its_own_mask_is_not_tried(tmp_path):
+    """It ended in a traceback."""
+    for folder in ('A 1', 'A 2'):
+        for n in range(6):
+            save(tmp_path / f'{folder}/{n:03}.bmp', scene(n))
+            save(tmp_path / f'{folder}/{n:03}.png', np.eye(24))
+    ask(tmp_path, images='A *', masks='A *', image_pattern='{stem}.bmp', mask_pattern='{stem}.png')
+
+
+def test_many_files_of_one_stem_do_not_fill_the_screen(tmp_path):
+    for n in range(30):
+        save(tmp_path / f'masks/s{n}/x.png', corner(0, 0))
+    for name in 'xyz':
+        save(tmp_path / f'images/{name}.png', scene(0))
+        save(tmp_path / f'masks/t/{name}.png', corner(0, 0))
+    error = ask(tmp_path)
+    assert max(line.count('x.png') for line in error.problems) < 6 and '... and 27 more' in str(error)
+
+
+def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
+    """A folder for each of a thousand lesions, and files without an ending."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)], [f'masks/{n}.png' for n in range(6)])
+    for n in range(6):
+        save(tmp_path / f'IMD{n:03d}_lesion/{n}.png', np.eye(8))
+        (tmp_path / f'scan-{n}').write_bytes(b'no suffix')
+    notes = inspect(tmp_path)[1].notes
+    assert sum('whose name is neither of images nor of masks' in note for note in notes) == 1
+    assert 'ignored 6 files, without an ending: scan-0, ...' in notes
+
+
+@pytest.mark.parametrize('half', ['images', 'masks'])
+def test_one_folder_too_low_is_told(tmp_path, half):
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', scene(n))
+        save(tmp_path / f'set/masks/{n}.png', corner(0, 0))
+    line, = [line for line in ask(tmp_path / 'set' / half).problems if 'the other half lies beside it' in line]
+    assert line.endswith(f'type data={tmp_path}/set')
+    (tmp_path / 'set/masks').rename(tmp_path / 'set/other')
+    assert 'other half' not in str(ask(tmp_path / 'set/images'))
+
+
+# --- lines that pair ------------------------------------------------------------------
+
+
+def test_the_line_for_splits_of_other_names_takes_all_of_them(tmp_path):
+    """The same with a second kind of masks, in folders whose names tell nothing."""
+    for folder, number, count in (('Train Images', 1, 8), ('Test Image', 2, 3)):
+        for n, kind in itertools.product(range(count), ('images', 'masks', 'annotated')):
+            save(tmp_path / f'{folder}/{kind}{number}/{n}.png', np.eye(24) if kind == 'masks' else scene(n))
+    assert 'images="*/images*" masks="*/masks*"   (11 pairs)' in str(ask(tmp_path))
+
+
+def test_one_line_stands_for_trainset_and_testset(tmp_path):
+    for folder, count in (('train', 4), ('test1', 6), ('test2', 4)):
+        for n in range(count):
+            save(tmp_path / f'{folder}/imgs/{folder}{n}.png', scene(n))
+            for kind in ('masks_a', 'masks_b'):
+                save(tmp_path / f'{folder}/{kind}/{folder}{n}.png', np.eye(24))
+    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert lines[0].startswith('images="*/imgs" masks="*/masks_')
+    for folder in ('trainset', 'testset'):
+        for kind in ('normal', 'abnormal'):
+            for n in range(6):
+                save(tmp_path / f'sets/Data/{folder}/{kind}/{n}.png', scene(n))
+                save(tmp_path / f'sets/Data/{folder}/{kind}_mask/{n}.png', np.eye(24))
+    lines = [line.split('   ')[1] for line in ask(tmp_path / 'sets').problems if line.startswith('    ')]
+    assert {line.strip() for line in lines} == {f'images="Data/*/{kind}" masks="Data/*/{kind}_mask"'
+                                                for kind in ('normal', 'abnormal')}
+
+
+def test_the_line_for_training_comes_before_those_of_larger_tests(tmp_path):
+    for folder, images, masks in (('train', 'imgs', 'masks'), ('test1', 'imgs/ETIS', 'masks/ETIS_GT'),
+                                  ('test2', 'imgs/CVC', 'masks/CVC_GT')):
+        for n in range(4 if folder == 'train' else 7):
+            save(tmp_path / f'{folder}/{images}/{n}.png', scene(n))
+            save(tmp_path / f'{folder}/{masks}/{n}.png', np.eye(24))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert 'images="train/imgs" masks="train/masks"' in line
+
+
+def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path):
+    """Copies of half the size, in a folder whose name tells nothing."""
+    for n in range(6):
+        save(tmp_path / f'walk/left/{n}.png', scene(n, 24))
+        save(tmp_path / f'data_left/{n}.png', scene(n, 48))
+        for task in ('hand', 'arm'):
+            save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
+    text = str(ask(tmp_path))
+    assert 'images="data_left"' in text and 'images="walk' not in text and 'polygons' not in text
+
+
+def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
+    """CholecSeg8k: x_mask.png are strokes, x_watershed_mask.png the labels."""
+    for n in range(12):
+        save(tmp_path / f'f_{n}_endo.png', scene(n))
+        for kind in ('', '_color', '_watershed'):
+            save(tmp_path / f'f_{n}_endo{kind}_mask.png', np.eye(24))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert line.split('   (')[0].strip() == 'mask_pattern="{stem}_watershed_mask.png" skip_unpaired=True'
+
+
+def test_class_numbers_are_offered_before_the_colours_for_people(tmp_path):
+    """Supervisely's masks_machine and masks_human."""
+    for n in range(6):
+        save(tmp_path / f'ds/img/{n}.png', scene(n, 64))
+        save(tmp_path / f'ds/masks_machine/{n}.png', corner(0, 0, 1, 64) + corner(9, 9, 2, 64))
+        save(tmp_path / f'ds/masks_human/{n}.png', np.repeat(corner(0, 0, 90, 64)[..., None], 3, 2))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert 'masks="ds/masks_machine"' in line
+
+
+def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
+    """The Cell Tracking Challenge: 01_ST holds SEG alone, 01_GT few of SEG and the markers of TRA."""
+    for film in ('01', '02'):
+        for n in range(12):
+            save(tmp_path / f'{film}/t{n:03}.tif', scene(n))
+            save(tmp_path / f'{film}_ST/SEG/man_seg{n:03}.tif', np.eye(24))
+            save(tmp_path / f'{film}_GT/TRA/man_track{n:03}.tif', np.eye(24))
+            if n % 3 == 0:
+                save(tmp_path / f'{film}_GT/SEG/man_seg{n:03}.tif', np.eye(24))
+    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
+    assert line.split('   (')[0].strip() == 'images="*" masks="*_ST/SEG" skip_unpaired=True'
+    pairs = partners(inspect(tmp_path, **typed(line.split('   (')[0]))[1], tmp_path)
+    assert pairs == {f'{film}/t{n:03}.tif': f'{film}_ST/SEG/man_seg{n:03}.tif' for film in ('01', '02')
+                     for n in range(12)}
+
+
+def test_one_black_image_or_one_noisy_mask_hides_no_line(tmp_path):
+    """Of three pairs that are looked at the middle one counts."""
+    for n in range(9):
+        save(tmp_path / f'set/images/{n}.png', scene(n, 64) * (n != 4))
+        for kind in 'ab':
+            save(tmp_path / f'set/masks_{kind}/{n}.png', scene(n, 64)[..., 0] if (n, kind) == (0, 'a') else np.eye(64))
+    lines = [line.split('   (')[0].strip() for line in ask(tmp_path / 'set').problems if line.startswith('    ')]
+    assert lines == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
+
+
+@pytest.mark.parametrize('count', [6, 40])
+def test_one_mask_of_another_name_is_left_out_by_a_line(tmp_path, count):
+    """Nor does an image get the mask of another, 0.png that of 1.png."""
+    for n in range(count):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n if n != 3 else "three"}.png', np.eye(24))
+    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert lines == [f'images="images" masks="masks" skip_unpaired=True   ({count - 1} pairs)']
+
+
+def test_names_that_are_numbered_otherwise_get_no_line(tmp_path):
+    for n in range(10):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n + 1}.png', np.eye(24))
+    assert not any('skip_unpaired' in line for line in ask(tmp_path).problems)
+
+
+def test_predictions_are_not_offered_as_images(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'predict_test/left/{n}.png', scene(n, 48))
+        save(tmp_path / f'data_left/{n}.png', scene(n + 10, 48))
+        for task in ('hand', 'arm'):
+            save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
+    assert 'predict_test' not in str(ask(tmp_path)).split('type one of these')[1]
+
+
+def test_images_of_a_kind_that_has_masks_of_its_own_get_no_others(tmp_path):
+    """Augment_images/0.png is another picture than images/0.png."""
+    for kind, count in (('', 5), ('Augment_', 4)):
+        fill(tmp_path, *([f'{kind}{word}/{n}.png' for n in range(count)] for word in ('images', 'masks')))
+    text = str(ask(tmp_path))
+    assert 'images="Augment_images" masks="Augment_masks"' in text and 'images="images" masks="masks"' in text
+    assert 'images="Augment_images" masks="masks"' not in text
+
+
+def test_images_of_one_set_get_no_masks_of_another(tmp_path):
+    """Test/{images,masks} beside TNBC/{Slide,Masks}: the numbers in their names are the same."""
+    fill(tmp_path, *([f'Tissue/{kind}/{n}.png' for n in range(5)] for kind in ('images', 'masks')))
+    fill(tmp_path, [f'Clinic/Slide/{n}.png' for n in range(8)], [f'Clinic/Masks/{n}.png' for n in range(8)])
+    lines = str(ask(tmp_path)).split('type one of these')[1].splitlines()[1:]
+    assert lines and all('Tissue' not in line or 'Clinic' not in line for line in lines)
+
+
+@pytest.mark.parametrize('image', ['{top}/images/{n}.png', 'images/{top}/{n}.png'])
+def test_photographs_beside_annotations_that_are_folders_of_both_are_asked_about(tmp_path, image):
+    names = [image.format(top=top, n=n) for top in ('photo_studio', 'lab') for n in range(6)]
+    for kind in ('images', 'masks', 'instance_masks'):
+        fill(tmp_path, [name.replace('images', kind) for name in names], [])
+    assert 'could hold the' in str(ask(tmp_path))
+
+
+# --- masks of one image in several files ----------------------------------------------
+
+
+def numbered(folder, further, images=(), name='{n}_mask'):
+    """Six images with masks; {name of a further mask: its pixels}, further images."""
+    for n in range(6):
+        save(folder / f'{n}.png', scene(n))
+        save(folder / f'{name.format(n=n)}.png', corner(0, 0))
+    for stem, mask in further.items():
+        save(folder / f'{stem}.png', mask)
+    for stem in images:
+        save(folder / f'{stem}.png', scene(9))
+    return folder
+
+
+def test_parts_of_other_modes_are_united(tmp_path):
+    """Black stored as colour is as black as 0."""
+    config, data = inspect(numbered(tmp_path, {'3_mask_1': np.repeat(corner(9, 9)[..., None], 3, 2)}))
+    mask = next(os.fsdecode(path) for path in data.pairs.masks if b'3_mask' in path)
+    codes = data.coding.encode(train_unet.read_mask(mask, config))
+    assert np.array_equal(codes, (corner(0, 0) | corner(9, 9)) > 0) and data.coding.num_classes == 2
+
+
+def test_palettes_of_several_parts_are_one(tmp_path):
+    """Numbers and colours of all parts belong together."""
+    colours = [[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]]
+    for n in range(9):
+        save(tmp_path / f'{n}.png', scene(n))
+        whole = corner(0, 0, 1) + corner(0, 9, 2) + corner(9, 0, 3)
+        first, second = [(2, 1), (3, 1), (0, 0)][n % 3]
+        palette_mask(tmp_path / f'{n}_mask.png', whole if first == 0 else corner(0, 0, first), colours)
+        if second:
+            palette_mask(tmp_path / f'{n}_mask_1.png', corner(9, 9, second), colours)
+    data = inspect(tmp_path)[1]
+    assert data.coding.num_classes == 4 and 'palette masks differ' not in str(data.notes)
+
+
+def test_a_stray_mask_does_not_keep_others_from_being_united(tmp_path):
+    folder = numbered(tmp_path, {'3_mask_1': corner(9, 9), 'y_mask': corner(0, 0)})
+    assert 'y_mask.png' in str(ask(folder)) and '3_mask_1' not in str(ask(folder))
+    data = inspect(folder, skip_unpaired=True)[1]
+    assert sum(train_unet.UNITED.encode() in path for path in data.pairs.masks) == 1
+
+
+@pytest.mark.parametrize('further, images', [
+    ({'3_mask_1': corner(1, 1)}, ()),                                  # two people drew one thing
+    ({'3_mask_1': 255 - corner(9, 9)}, ()),                            # inverted, or ignored around
+    ({'3_mask_1': corner(9, 9)}, ['3_1']),                             # of an image of its own
+])
+def test_masks_that_may_mean_something_else_are_not_united(tmp_path, further, images):
+    error = str(ask(numbered(tmp_path, further, images)))
+    assert '3_mask_1.png' in error and 'masks united' not in error
+
+
+def test_masks_of_other_frames_are_not_united(tmp_path):
+    """P03_mask_9 is the mask of P03_img_9, which is gone."""
+    for n in range(6):
+        save(tmp_path / f'images/P{n}_img_{n}.png', scene(n))
+        save(tmp_path / f'masks/P{n}_mask_{n}.png', corner(0, 0))
+    save(tmp_path / 'masks/P3_mask_9.png', corner(9, 9))
+    assert 'P3_mask_9.png' in str(ask(tmp_path))
+    assert not any(train_unet.UNITED.encode() in path for path in
+                   inspect(tmp_path, skip_unpaired=True)[1].pairs.masks)
+
+
+def test_masks_of_other_patients_are_not_united(tmp_path):
+    """Numbers begin anew in each folder, and one image is missing."""
+    for patient, images, masks in (('A', '58', '58'), ('B', '79', '579'), ('C', '12', '12')):
+        for n in images:
+            save(tmp_path / f'{patient}/images/{n}.png', scene(int(n)))
+        for n in masks:
+            save(tmp_path / f'{patient}/masks/{n}.png', corner(0, 0))
+    assert 'united' not in str(ask(tmp_path))
+    data = inspect(tmp_path, images='*/images', masks='*/masks', skip_unpaired=True)[1]
+    assert partners(data, tmp_path) == {f'{p}/images/{n}.png': f'{p}/masks/{n}.png'
+                                        for p, images in (('A', '58'), ('B', '79'), ('C', '12')) for n in images}
+
+
+@pytest.mark.parametrize('size', [24, 12])
+def test_second_masks_that_are_no_parts_are_skipped_when_asked(tmp_path, size):
+    """Of another annotator, or of another size."""
+    folder = numbered(tmp_path, {f'{n}_mask_2': corner(1, 1, size=size) for n in range(6)})
+    data = inspect(folder, skip_unpaired=True)[1]
+    assert partners(data, folder) == {f'{n}.png': f'{n}_mask.png' for n in range(6)}
+
+
+def test_halves_at_the_top_are_offered_together_classes_apart(tmp_path):
+    for n in range(6):
+        for folder, mask in (('CXR', scene(n)), ('leftMask', corner(0, 0)), ('rightMask', corner(9, 9))):
+            save(tmp_path / f'lungs/{folder}/{n}.png', mask)
+        for folder, mask in (('images', scene(n)), ('masks/road', corner(0, 0)), ('masks/car', corner(9, 9)),
+                             ('masks/tree', corner(0, 16))):
+            save(tmp_path / f'town/{folder}/{n}.png', mask)
+    first = [next(line for line in ask(tmp_path / name).problems if line.startswith('    ')).strip()
+             for name in ('lungs', 'town')]
+    assert first == ['images="CXR" masks="*Mask"   (6 pairs, masks united: one class)',
+                     'images="images" masks="masks/car"   (6 pairs)']
+
+
+def test_objects_and_folders_may_be_called_human(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'a/images/s{n}.png', scene(n))
+        for kind, mask in (('human', corner(0, 0)), ('dog', corner(9, 9))):
+            save(tmp_path / f'a/masks/s{n}/{kind}.png', mask)
+        save(tmp_path / f'b/imgs/{n}.png', scene(n))
+        if n:
+            save(tmp_path / f'b/human/{n}.png', corner(0, 0))
+    assert 'its masks united' in inspect(tmp_path / 'a')[1].pairs.rule
+    assert 'images="imgs" masks="human" skip_unpaired=True' in str(ask(tmp_path / 'b'))
+
+
+def test_folders_of_objects_by_a_star_are_those_of_their_images(tmp_path):
+    for n in range(3):
+        save(tmp_path / f'images/im{n}.png', scene(n))
+        for k in range(3):
+            save(tmp_path / f'masks/im{n}/{k}.png', corner(8 * k, 8 * n))
+    data = inspect(tmp_path, images='images', masks='masks/*')[1]
+    assert partners(data, tmp_path) == {f'images/im{n}.png': f'masks/im{n}' for n in range(3)}
+
+
+@pytest.mark.parametrize('images, masks, stem', [('img', 'lab/*', '{film}/{n}'), ('img*', 'lab*', '{film}/{n}'),
+                                                 ('*/img', '*/lab', '{n}')])
+def test_a_star_unites_nothing_where_images_lie_in_such_folders_too(tmp_path, images, masks, stem):
+    """Frames have the same numbers in each film, and one image is gone."""
+    place = {'img': 'img/{film}/{n}', 'img*': 'img{film}/{n}', '*/img': '{film}/img/{n}'}[images]
+    for film in 'abc':
+        for n in range(4):
+            name = place.format(film=film, n=n)
+            save(tmp_path / f'{name}.png', scene(n)) if (film, n) != ('a', 1) else None
+            save(tmp_path / f'{name.replace("img", "lab")}.png', corner(0, 8 * 'abc'.index(film)))
+    data = inspect(tmp_path, images=images, masks=masks, skip_unpaired=True)[1]
+    pairs = partners(data, tmp_path)
+    assert len(pairs) == 11 and all(mask == image.replace('img', 'lab') for image, mask in pairs.items())
+
+
+@pytest.mark.parametrize('of_images, of_masks', [('img_*', 'mask_*'), ('im*', 'mm/*Mask')])
+def test_a_star_on_both_sides_unites_nothing(tmp_path, of_images, of_masks):
+    """mask_l and mask_r may be of two people."""
+    for n in range(6):
+        save(tmp_path / f'img_x/{n}.png', scene(n))
+        for side, mask in (('l', corner(0, 0)), ('r', corner(9, 9))):
+            save(tmp_path / of_masks.replace('*', side) / f'{n}.png', mask)
+    assert ask(tmp_path, images=of_images, masks=of_masks).title == 'images and masks do not pair'
+
+
+# --- lists ----------------------------------------------------------------------------
+
+
+def test_lists_whose_columns_have_other_words_are_read(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'{n}.jpg', scene(n))
+        save(tmp_path / f'{n}.png', np.eye(24))
+    (tmp_path / 'list.csv').write_text('image_path,Label,split\n' + ''.join(
+        f'{n}.jpg,{n}.png,{"val" if n == 3 else "train"}\n' for n in range(4)))
+    assert names_of(inspect(tmp_path / 'list.csv')[1], 'val') == {'3'}
+
+
+@pytest.mark.parametrize('header', ['image_path,depth_image_path,mask_path', 'image_path,mask_path,instance_mask_path',
+                                    'image_path,mask_path,label'])
+def test_a_header_of_several_columns_for_one_role_is_refused(tmp_path, header):
+    (tmp_path / 'list.csv').write_text(header + '\n0.png,1.png,2.png\n')
+    assert f'its first line is {header}' in str(ask(tmp_path / 'list.csv'))
+
+
+def test_lists_of_films_stand_for_their_frames(tmp_path):
+    """DAVIS: ImageSets/2017/train.txt names the folders."""
+    for film in 'abcd':
+        for n in range(5):
+            save(tmp_path / f'JPEGImages/480p/{film}/{n:05}.png', scene(n))
+            save(tmp_path / f'Annotations/480p/{film}/{n:05}.png', np.eye(24))
+    (tmp_path / 'ImageSets/2017').mkdir(parents=True)
+    (tmp_path / 'ImageSets/2017/train.txt').write_text('a\nb\nc\n')
+    (tmp_path / 'ImageSets/2017/val.txt').write_text('d\n')
+    data = inspect(tmp_path)[1]
+    held_out = {path.split(b'/')[-2] for path in data.pairs.images[data.pairs.rows('val')]}
+    assert held_out == {b'd'} and len(data.pairs.rows('val')) == 5
+
+
+@pytest.mark.parametrize('image', ['images/{film}/{film}_{n}', '{film}/images/{n}', 'x/{film}/cam/{n}'])
+def test_lists_may_name_folders_anywhere(tmp_path, image):
+    for film in 'abcd':
+        for n in range(5):
+            name = image.format(film=f'film{film}', n=n)
+            save(tmp_path / f'{name}.jpg', scene(n))
+            mask = name.replace('images', 'masks')
+            save(tmp_path / f'{mask + "_mask" * (mask == name)}.png', np.eye(24))
+    (tmp_path / 'train.txt').write_text('filma\nfilmb\nfilmc\n')
+    (tmp_path / 'val.txt').write_text('filmd\n')
+    data = inspect(tmp_path)[1]
+    assert {b'filmd' in path for path in data.pairs.images[data.pairs.rows('val')]} == {True}
+    assert len(data.pairs.rows('val')) == 5
+
+
+@pytest.mark.parametrize('image, train, val, held_out', [
+    ('{n}', '0 1 2 3 4 5 6'.split(), ['7', '', ''], '7'),              # a blank line
+    ('{k}/{n}', '0 1 4 5 6'.split(), '2 3 7'.split(), '237'),          # folders with the numbers of images
+])
+def test_lists_of_images_count_before_lists_of_folders(tmp_path, image, train, val, held_out):
+    for n in range(8):
+        save(tmp_path / f'images/{image.format(n=n, k=n % 4)}.png', scene(n))
+        save(tmp_path / f'masks/{image.format(n=n, k=n % 4)}.png', np.eye(24))
+    (tmp_path / 'train.txt').write_text('\n'.join(train))
+    (tmp_path / 'val.txt').write_text('\n'.join(val))
+    assert names_of(inspect(tmp_path)[1], 'val') == {*held_out}
+
+
+# --- groups of images -----------------------------------------------------------------
+
+
+def test_frames_of_a_few_films_are_asked_about(tmp_path):
+    """Vocal folds of patient1/seq1 to patient2/seq8."""
+    films = [f'patient{n}/seq{m}' for n in (1, 2) for m in (1, 2, 3)]
+    fill(tmp_path, *([f'{kind}/{film}/{n}.png' for film in films for n in range(4)] for kind in ('img', 'annot')))
+    note, = [note for note in inspect(tmp_path)[1].notes if 'group_pattern' in note]
+    config, data = inspect(tmp_path, **typed(note.split(' type ')[1]))
+    sides = [{os.path.dirname(os.fsdecode(data.pairs.images[row])) for row in data.pairs.rows(split)}
+             for split in ('train', 'val')]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 6 and 'group_pattern' not in str(data.notes)
+
+
+@pytest.mark.parametrize('names', [
+    [f'{car:04x}_{n:02}' for car in range(4) for n in range(8)],       # Carvana's views of a car
+    [f'slide{car} [x={n},y=0]' for car in range(4) for n in range(8)],         # QuPath's tiles
+    [f'{eye}_{kind}' for eye in range(21, 31) for kind in ('orig', 'aug_0', 'aug_1', 'aug_2')],
+])
+def test_views_of_a_few_things_are_asked_about(tmp_path, names):
+    for n, stem in enumerate(names):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    line, = [note for note in inspect(tmp_path)[1].notes if 'the names of the images begin in groups' in note]
+    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
+    train, val = ({re.split('[_ ]', stem)[0] for stem in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+
+
+@pytest.mark.parametrize('named', [True, False])
+def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
+    names = [f'{n}_jpg.rf.{version:04x}' for n in range(10) for version in range(2)]
+    split_of = lambda at: ('train/' if at % 2 else 'valid/') if named else ''
+    fill(tmp_path, *([f'{split_of(at)}{kind}/{name}.png' for at, name in enumerate(names)]
+                     for kind in ('images', 'masks')))
+    note, = [note for note in inspect(tmp_path)[1].notes if '[.]rf' in note]
+    if named:                                                          # the folders stay as they are
+        assert note == '10 of 10 groups of images ((.*)[.]rf[.]) are on several sides of the split: scores flatter'
+        return
+    data = inspect(tmp_path, **typed(note.split(' type ')[1]))[1]
+    sides = [{name.split('.rf.')[0] for name in names_of(data, split)} for split in ('train', 'val')]
+    assert not sides[0] & sides[1] and not [note for note in data.notes if 'flatter' in note]
+    fill(tmp_path, *([f'{kind}/plain{n}.png' for n in range(4)] for kind in ('images', 'masks')))       # among others
+    note, = [note for note in inspect(tmp_path)[1].notes if 'flatter' in note]
+    assert not [note for note in inspect(tmp_path, **typed(note.split(' type ')[1]))[1].notes if 'flatter' in note]
+
+
+@pytest.mark.parametrize('names', [
+    [f'{n:02}_a' for n in range(32)], [f'x_{n}' for n in range(32)],   # one each, one for all
+    [f'{kind}_{n}' for kind in ('cat', 'dog') for n in range(16)],     # kinds
+    [f'f{1 + (n == 0)}_{n}' for n in range(32)],                       # nearly all are of one
+])
+def test_names_of_other_kinds_are_no_groups(tmp_path, names):
+    for n, stem in enumerate(names):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    assert 'begin in groups' not in str(inspect(tmp_path)[1].notes)
+
+
+def test_two_folders_of_few_images_beside_many_in_none_are_no_groups(tmp_path):
+    names = [f'{folder}{n}.png' for folder, n in itertools.product(('', 'a/', 'b/'), range(12))]
+    fill(tmp_path, *([f'{kind}/{name}' for name in names] for kind in ('images', 'masks')))
+    assert not [note for note in inspect(tmp_path)[1].notes if 'the images lie in' in note]
+
+
+# --- copies ---------------------------------------------------------------------------
 
 
 def leaks(data):
@@ -34,6 +683,55 @@ def test_copies_under_other_names_are_told(tmp_path):
             save(tmp_path / f'{split}/masks/{prefix}{n}.png', np.eye(24))
     data = inspect(tmp_path, val_fraction=0)[1]
     assert [note.split(',')[0] for note in leaks(data)] == ['2 images of validation or test']
+
+
+def test_copies_of_training_images_do_not_validate(tmp_path):
+    """source/ holds all, train/ copies of most; black slices, alike in all sets, stay where chance put them."""
+    for n in range(20):
+        for folder in ('source', 'train')[:1 + (n < 16)]:
+            save(tmp_path / f'{folder}/image/{n}.png', scene(n))
+            save(tmp_path / f'{folder}/mask/{n}.png', np.eye(24))
+    data = inspect(tmp_path, val_fraction=0.1)[1]
+    held_out = names_of(data, 'val')
+    assert len(held_out) == 2 and held_out <= {f'{n}' for n in range(16, 20)} and not leaks(data)
+    told, = [note for note in data.notes if 'are there several times' in note]
+    assert told.startswith('16 images') and told.endswith('all copies are on one side')
+    black = tmp_path / 'black'
+    for n in range(10):
+        save(black / f'images/{n}.png', scene(n) if n < 5 else np.zeros((24, 24, 3)))
+        save(black / f'masks/{n}.png', np.eye(24) * (n < 5))
+    data = inspect(black, val_fraction=0.5)[1]
+    assert len(names_of(data, 'val')) == 5 and not leaks(data) and 'several times' not in str(data.notes)
+
+
+@pytest.mark.parametrize('times', [2, 5])
+def test_copies_leave_validation_its_share(tmp_path, times):
+    for n in range(12):
+        for k in range(times):
+            save(tmp_path / f'images/{n}_{k}.png', scene(n))
+            save(tmp_path / f'masks/{n}_{k}.png', np.eye(24))
+    for seed in range(3):
+        data = inspect(tmp_path, seed=seed)[1]
+        held_out = names_of(data, 'val')
+        assert abs(len(held_out) - 12 * times * 0.2) <= times and not leaks(data)
+        assert {name.split('_')[0] for name in held_out}.isdisjoint(
+            {name.split('_')[0] for name in names_of(data, 'train')})
+    # who types a group_pattern has said what belongs together
+    data = inspect(tmp_path, group_pattern=r'_(\d)')[1]
+    assert len({name.split('_')[1] for name in names_of(data, 'val')}) == 1 and leaks(data)
+
+
+def test_copies_whose_pixels_break_are_told_too(tmp_path):
+    """The first look compares their bytes; what of their pixels is broken is told by who decodes them."""
+    for n in range(6):
+        for task, mask in (('a', np.eye(24)), ('b', np.eye(24)[::-1])):
+            save(tmp_path / f'{task}/images/{task}{n}.png', scene(n))
+            save(tmp_path / f'{task}/masks/{task}{n}.png', mask * (np.arange(24) > 9 if task == 'b' else 1))
+            path = tmp_path / f'{task}/images/{task}{n}.png'
+            path.write_bytes(path.read_bytes()[:-60])
+    notes = inspect(tmp_path)[1].notes
+    assert any('are there several times' in note for note in notes)
+    assert any('mask files that differ' in note for note in notes)     # the bytes tell that
 
 
 def test_others_of_its_mark_or_name_do_not_hide_a_copy(tmp_path):
@@ -68,33 +766,25 @@ def test_black_slices_and_different_scenes_in_one_field_of_view_are_no_leaks(tmp
     assert not leaks(inspect(tmp_path)[1])
 
 
-@pytest.mark.parametrize('named', [True, False])
-def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
-    names = [f'{n}_jpg.rf.{version:04x}' for n in range(10) for version in range(2)]
-    split_of = lambda at: ('train/' if at % 2 else 'valid/') if named else ''
-    fill(tmp_path, *([f'{split_of(at)}{kind}/{name}.png' for at, name in enumerate(names)]
-                     for kind in ('images', 'masks')))
-    note, = [note for note in inspect(tmp_path)[1].notes if '[.]rf' in note]
-    if named:                                                          # the folders stay as they are
-        assert note == '10 of 10 groups of images ((.*)[.]rf[.]) are on several sides of the split: scores flatter'
-        return
-    data = inspect(tmp_path, **typed(note.split(' type ')[1]))[1]
-    sides = [{name.split('.rf.')[0] for name in names_of(data, split)} for split in ('train', 'val')]
-    assert not sides[0] & sides[1] and not [note for note in data.notes if 'flatter' in note]
-    fill(tmp_path, *([f'{kind}/plain{n}.png' for n in range(4)] for kind in ('images', 'masks')))       # among others
-    note, = [note for note in inspect(tmp_path)[1].notes if 'flatter' in note]
-    assert not [note for note in inspect(tmp_path, **typed(note.split(' type ')[1]))[1].notes if 'flatter' in note]
+def test_pictures_that_are_black_in_the_same_places_are_no_copies(tmp_path):
+    """Uncompressed, of one size, and alike where the mark of a file is taken."""
+    for n in range(12):
+        picture = np.zeros((200, 200, 3), np.uint8)
+        shown = slice(2, 12) if n < 8 else slice(None)
+        picture[shown] = np.random.default_rng(n).integers(0, 256, picture[shown].shape)
+        save(tmp_path / f'images/{n}.bmp', picture)
+        save(tmp_path / f'masks/{n}.png', np.eye(200))
+    notes = inspect(tmp_path)[1].notes
+    assert 'several times' not in str(notes) and not [note for note in notes if 'flatter' in note]
 
 
-def test_frames_of_a_few_films_are_asked_about(tmp_path):
-    """Vocal folds of patient1/seq1 to patient2/seq8."""
-    films = [f'patient{n}/seq{m}' for n in (1, 2) for m in (1, 2, 3)]
-    fill(tmp_path, *([f'{kind}/{film}/{n}.png' for film in films for n in range(4)] for kind in ('img', 'annot')))
-    note, = [note for note in inspect(tmp_path)[1].notes if 'group_pattern' in note]
-    config, data = inspect(tmp_path, **typed(note.split(' type ')[1]))
-    sides = [{os.path.dirname(os.fsdecode(data.pairs.images[row])) for row in data.pairs.rows(split)}
-             for split in ('train', 'val')]
-    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 6 and 'group_pattern' not in str(data.notes)
+def test_masks_of_two_tasks_are_told_though_all_copies_are_trained_on(tmp_path):
+    for n in range(10):
+        for task, mask in (('a', np.eye(24)), ('b', np.eye(24)[::-1] * (np.arange(24) > 9))):
+            save(tmp_path / f'{task}/images/{task}{n}.png', scene(n))
+            save(tmp_path / f'{task}/masks/{task}{n}.png', mask)
+    notes = inspect(tmp_path, val_fraction=0.0)[1].notes + inspect(tmp_path)[1].notes
+    assert sum('one and the same image has mask files that differ' in note for note in notes) == 2
 
 
 def test_masks_that_are_copies_of_their_images_are_refused_by_name(tmp_path):
@@ -106,89 +796,199 @@ def test_masks_that_are_copies_of_their_images_are_refused_by_name(tmp_path):
     assert text.count(': is a copy of its image, no mask') == 4 and f'{tmp_path}/masks/3.png' in text
 
 
-def test_folders_of_masks_in_folders_named_after_images(tmp_path):
-    """Train Images/{images1,masks1}, Test Image/{images2,masks2}: the mask says more than the image."""
-    for folder, number, count in (('Train Images', 1, 8), ('Test Image', 2, 3)):
-        fill(tmp_path, *([f'{folder}/{kind}{number}/{n}.png' for n in range(count)] for kind in ('images', 'masks')))
-    data = inspect(tmp_path)[1]
-    assert [len(names_of(data, split)) for split in ('train', 'val', 'test')] == [6, 2, 3]
+@pytest.mark.parametrize('pixels, is_copy', [(np.zeros((24, 24)), False), (255 * np.eye(24), False),
+                                             (scene(3), True)], ids=['black', 'a binary picture', 'a photograph'])
+def test_a_black_slice_and_its_empty_mask_may_be_one_and_the_same_file(tmp_path, pixels, is_copy):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(24))
+    for kind in ('images', 'masks'):
+        save(tmp_path / f'{kind}/same.png', pixels)
+    if is_copy:
+        assert 'same.png: is a copy of its image' in str(ask(tmp_path))
+    else:
+        assert len(inspect(tmp_path)[1].pairs.images) == 5
 
 
-def test_the_line_for_splits_of_other_names_takes_all_of_them(tmp_path):
-    """The same with a second kind of masks, in folders whose names tell nothing."""
-    for folder, number, count in (('Train Images', 1, 8), ('Test Image', 2, 3)):
-        for n, kind in itertools.product(range(count), ('images', 'masks', 'annotated')):
-            save(tmp_path / f'{folder}/{kind}{number}/{n}.png', np.eye(24) if kind == 'masks' else scene(n))
-    assert 'images="*/images*" masks="*/masks*"   (11 pairs)' in str(ask(tmp_path))
+# --- values of masks ------------------------------------------------------------------
 
 
-def test_patterns_tell_what_is_what_in_a_folder_for_one_image_beside_others(tmp_path):
-    """labelme's img_0_json/{img,label}.png beside JPEGImages and SegmentationClass, which were made of them."""
-    fill(tmp_path, *([f'img_{n}_json/{own}.png' for n in range(4)] + [f'{folder}/{n}.png' for n in range(4)]
-                     for own, folder in (('img', 'JPEGImages'), ('label', 'SegmentationClass'))))
-    data = inspect(tmp_path, image_pattern='{stem}img.png', mask_pattern='{stem}label.png')[1]
-    assert partners(data, tmp_path) == {f'img_{n}_json/img.png': f'img_{n}_json/label.png' for n in range(4)}
+def test_evenly_spaced_values_are_no_specks(tmp_path):
+    """Teeth: 85 and 170 are rare, and classes."""
+    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(4)]
+    masks[0][0, 0], masks[1][0, 0] = 85, 170
+    text = str(ask(with_masks(tmp_path, masks)))
+    assert 'specks' not in text and '"{0: 0, 85: 1, 170: 2, 255: 3}"' in text
 
 
-def test_predictions_are_not_offered_as_images(tmp_path):
+def test_specks_get_a_line_that_ignores_them(tmp_path):
+    """White blood cells: 0, 128 and 255, and a few stray pixels of eleven other values."""
+    masks = [np.repeat([0, 128, 255], [30, 20, 14]).repeat(64).reshape(64, 64) for _ in range(6)]
+    for value in range(11):
+        masks[0][value, value] = 3 + 20 * value
+    line = offered(ask(with_masks(tmp_path, masks)), 'mask_values="{')
+    data = inspect(tmp_path, **typed(line))[1]
+    assert data.coding.num_classes == 3
+    assert {name: data.coding.table[name] for name in (0, 128, 255, 3, 203)} == {0: 0, 128: 1, 255: 2, 3: 255, 203: 255}
+
+
+def test_a_line_that_ignores_specks_ignores_255_too(tmp_path):
+    masks = [np.repeat([0, 1, 2, 255], [30, 20, 10, 4]).repeat(64).reshape(64, 64) for _ in range(6)]
+    masks[0][0, 0] = 7
+    line = next(line for line in ask(with_masks(tmp_path, masks)).problems if 'specks' in line)
+    assert typed(line.split(' type ')[1]) == {'mask_values': {0: 0, 1: 1, 2: 2, 7: 255, 255: 255}}
+
+
+def test_values_between_black_and_white_that_few_pixels_have_are_asked_about_last(tmp_path):
+    """Two pixels of 100 in one of many masks of 0 and 255."""
+    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
+    masks[0][0, :2] = 100
+    lines = [line for line in ask(with_masks(tmp_path, masks)).problems if ' type ' in line]
+    assert lines[0] == 'if bright is foreground type mask_values=">127"'
+
+
+def test_rare_classes_are_offered_before_a_threshold(tmp_path):
+    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
+    masks[0][0, :2] = 1
+    assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) != {'mask_values': '>127'}
+
+
+def test_no_threshold_is_offered_that_cuts_a_class_in_two(tmp_path):
+    """Myelin is 127 in most masks, 128 in some."""
+    masks = [np.repeat([0, 127 + n // 4, 255], [30, 20, 14]).repeat(64).reshape(64, 64) for n in range(5)]
+    assert '">127"' not in str(ask(with_masks(tmp_path, masks)))
+    soft = [np.repeat([0, 60, 200, 255], [30, 2, 2, 30]).repeat(64).reshape(64, 64) for _ in range(5)]
+    assert '">127"' in str(ask(with_masks(tmp_path / 'soft', soft)))
+
+
+def test_soft_edges_get_a_threshold_among_the_lines(tmp_path):
+    """Enlarged masks: a fifth of the pixels lies between, some of it in the middle."""
+    masks = [np.repeat([0, 64, 128, 191, 255], [30, 4, 2, 4, 24]).repeat(64).reshape(64, 64) for _ in range(6)]
+    assert '">127"' in str(ask(with_masks(tmp_path, masks)))
+
+
+def test_masks_of_a_single_colour_are_asked_about(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', np.full((24, 24, 3), (18, 52, 86)))
+    error = ask(tmp_path)
+    assert error.title == 'the mask values are not clear' and "'#123456' (100.00%, 4 images)" in str(error)
+    assert '255 after a colon means ignored' in str(error)
+
+
+def test_colours_may_be_typed_in_capitals(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        palette = [[0, 0, 0], [255, 0, 0], *[[9, 9, 9]] * 253, [255, 255, 255]]
+        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, 1) + corner(9, 9), palette)
+    config, data = inspect(tmp_path, mask_values={'#FF0000': 1, '#FFFFFF': 2})
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
+    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
+
+
+def test_colours_around_two_named_ones_take_no_memory_of_their_square(tmp_path):
+    """20,000 colours wanted 10 GiB."""
+    draw = np.random.default_rng(0)
+    for n in range(3):
+        clean = np.where(np.arange(128) < 64, 20, 235).repeat(128).reshape(128, 128, 1)
+        save(tmp_path / f'images/{n}.png', draw.integers(0, 256, (128, 128, 3)))
+        save(tmp_path / f'masks/{n}.png', clean + draw.integers(-20, 21, (128, 128, 3)))
+    tracemalloc.start()
+    data = inspect(tmp_path, mask_values={'#000000': 0, '#ffffff': 1})[1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(data.values) > 10_000 and peak < 200e6
+
+
+def test_classes_that_no_mask_has_are_told(tmp_path):
     for n in range(6):
-        save(tmp_path / f'predict_test/left/{n}.png', scene(n, 48))
-        save(tmp_path / f'data_left/{n}.png', scene(n + 10, 48))
-        for task in ('hand', 'arm'):
-            save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
-    assert 'predict_test' not in str(ask(tmp_path)).split('type one of these')[1]
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', np.eye(24) + 2 * np.eye(24)[::-1])
+    notes = inspect(tmp_path, num_classes=6)[1].notes
+    assert any(note.startswith('class 3, 4, 5 is in no training mask') for note in notes)
 
 
-def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path):
-    """Copies of half the size, in a folder whose name tells nothing."""
-    for n in range(6):
-        save(tmp_path / f'walk/left/{n}.png', scene(n, 24))
-        save(tmp_path / f'data_left/{n}.png', scene(n, 48))
-        for task in ('hand', 'arm'):
-            save(tmp_path / f'labels/left_{task}_labels/{n}.png', np.eye(48))
-    text = str(ask(tmp_path))
-    assert 'images="data_left"' in text and 'images="walk' not in text and 'polygons' not in text
+def test_what_pickled_arrays_are_is_said(tmp_path):
+    """cellpose's _seg.npy."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        np.save(tmp_path / f'masks/{n}.npy', {'masks': np.eye(24)}, allow_pickle=True)
+    assert 'holds Python objects, which are not read; save its pixels as .npy' in str(ask(tmp_path))
 
 
-def test_images_of_a_kind_that_has_masks_of_its_own_get_no_others(tmp_path):
-    """Augment_images/0.png is another picture than images/0.png."""
-    for kind, count in (('', 5), ('Augment_', 4)):
-        fill(tmp_path, *([f'{kind}{word}/{n}.png' for n in range(count)] for word in ('images', 'masks')))
-    text = str(ask(tmp_path))
-    assert 'images="Augment_images" masks="Augment_masks"' in text and 'images="images" masks="masks"' in text
-    assert 'images="Augment_images" masks="masks"' not in text
+def test_masks_whose_alpha_is_nearly_opaque_are_read(tmp_path):
+    draw, masks = np.random.default_rng(0), []
+    for _ in range(4):
+        picture = np.zeros((64, 64, 4), np.uint8)
+        picture[:20, :, :3] = draw.integers(200, 256, (20, 64, 3))
+        picture[..., 3] = draw.integers(217, 256, (64, 64))
+        masks.append(PIL.Image.fromarray(picture))
+    data = inspect(with_masks(tmp_path, masks), mask_values='>127')[1]
+    assert data.shares.tolist() == pytest.approx([44 / 64, 20 / 64])
 
 
-def test_images_of_one_set_get_no_masks_of_another(tmp_path):
-    """Test/{images,masks} beside TNBC/{Slide,Masks}: the numbers in their names are the same."""
-    fill(tmp_path, *([f'Tissue/{kind}/{n}.png' for n in range(5)] for kind in ('images', 'masks')))
-    fill(tmp_path, [f'Clinic/Slide/{n}.png' for n in range(8)], [f'Clinic/Masks/{n}.png' for n in range(8)])
-    lines = str(ask(tmp_path)).split('type one of these')[1].splitlines()[1:]
-    assert lines and all('Tissue' not in line or 'Clinic' not in line for line in lines)
+def test_shapes_in_the_alpha_channel_are_read_when_asked(tmp_path):
+    """Photographs cut out: the refusal says what to type."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'masks/{n}.png', np.dstack([scene(n) // 200 * 0 + 9, corner(n, 0)]))
+    error = ask(tmp_path)
+    assert 'its shape is in the alpha channel; type mask_values=alpha' in str(error)
+    config, data = inspect(tmp_path, mask_values='alpha')
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/2.png'), config))
+    assert np.array_equal(mask, corner(2, 0) > 0)
+    save(tmp_path / 'masks/3.png', corner(0, 0))
+    assert 'has no alpha channel' in str(ask(tmp_path, mask_values='alpha'))
 
 
-def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
-    """A folder for each of a thousand lesions, and files without an ending."""
-    fill(tmp_path, [f'images/{n}.png' for n in range(6)], [f'masks/{n}.png' for n in range(6)])
-    for n in range(6):
-        save(tmp_path / f'IMD{n:03d}_lesion/{n}.png', np.eye(8))
-        (tmp_path / f'scan-{n}').write_bytes(b'no suffix')
-    notes = inspect(tmp_path)[1].notes
-    assert sum('whose name is neither of images nor of masks' in note for note in notes) == 1
-    assert 'ignored 6 files, without an ending: scan-0, ...' in notes
+# --- inverted masks -------------------------------------------------------------------
 
 
-# --- what the masks mean -------------------------------------------------------------
+@pytest.mark.parametrize('share, asked', [(0.87, True), (0.8, False)])
+def test_masks_of_paper_are_suspected_to_be_inverted(tmp_path, share, asked):
+    mask = np.full(64 * 64, 255)
+    mask[int(share * mask.size):] = 0
+    notes = inspect(with_masks(tmp_path, [mask.reshape(64, 64)] * 4))[1].notes
+    line = [note for note in notes if 'inverted' in note]
+    assert len(line) == asked and all('mask_values="{0: 1, 255: 0}"' in note for note in line)
 
 
-def with_masks(folder, masks, suffix='.png'):
-    """A set with these masks, PIL images or arrays."""
-    for n, mask in enumerate(masks):
-        mask = mask if isinstance(mask, PIL.Image.Image) else PIL.Image.fromarray(np.asarray(mask, np.uint8))
-        save(folder / f'images/{n}.png', scene(n, 64))
-        (folder / 'masks').mkdir(exist_ok=True)
-        mask.save(folder / f'masks/{n}{suffix}')
-    return folder
+def test_inverted_masks_of_half_foreground_are_suspected_by_their_edges(tmp_path):
+    """Cells that are black on white, in masks of which half is white; fields that go beyond all edges are none."""
+    inside = np.full((64, 64), 255)
+    inside[10:54, 10:54] = 0
+    fields = (np.add.outer(np.arange(64) // 3, np.arange(64) // 3) % 6 < 5) * 255
+    top = np.full((64, 64), 255)                                       # what lies at one edge
+    top[:32, 2:62] = 0
+    small = np.full((64, 64), 255)                                     # all but a few pixels of the edge are ignored
+    small[1:63, 1:63] = 0
+    small[20:30, 20:30] = small[0, 3:6] = 1
+    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', fields, False),
+                                  ('top', top, False), ('frame', small, False)):
+        for n in range(4):
+            save(tmp_path / folder / f'images/{n}.png', scene(n, 64))
+            save(tmp_path / folder / f'masks/{n}.png', mask)
+        notes = inspect(tmp_path / folder)[1].notes
+        assert ('are the masks inverted?' in str(notes)) == is_told
+        assert ('If so type mask_values="{0: 1, 255: 0}"' in str(notes)) == is_told
+
+
+def test_the_line_that_inverts_typed_colours_is_short(tmp_path):
+    """Black text with grey noise: its hundred values are not listed."""
+    draw, masks = np.random.default_rng(0), []
+    for _ in range(4):
+        picture = np.full((64, 64, 3), 255, np.uint8)
+        picture[:3] = 0
+        picture[5] = draw.integers(0, 256, (64, 3))
+        masks.append(PIL.Image.fromarray(picture))
+    folder = with_masks(tmp_path, masks)
+    first = offered(ask(folder), 'mask_values="{')
+    note, = [note for note in inspect(folder, **typed(first))[1].notes if 'inverted' in note]
+    assert note.endswith("type mask_values=\"{'#000000': 1, '#ffffff': 0}\"")
+
+
+# --- palettes -------------------------------------------------------------------------
 
 
 def test_a_black_object_in_a_palette_of_many_colours_is_an_object(tmp_path):
@@ -217,68 +1017,85 @@ def test_a_palette_made_for_one_picture_means_its_colours(tmp_path):
     assert "'#000000'" in str(ask(with_masks(tmp_path, masks)))
 
 
-@pytest.mark.parametrize('share, asked', [(0.87, True), (0.8, False)])
-def test_masks_of_paper_are_suspected_to_be_inverted(tmp_path, share, asked):
-    mask = np.full(64 * 64, 255)
-    mask[int(share * mask.size):] = 0
-    notes = inspect(with_masks(tmp_path, [mask.reshape(64, 64)] * 4))[1].notes
-    line = [note for note in notes if 'inverted' in note]
-    assert len(line) == asked and all('mask_values="{0: 1, 255: 0}"' in note for note in line)
+def test_palettes_made_for_their_files_are_no_black_and_white(tmp_path):
+    """They mean their colours, those of other files their numbers, and both are known."""
+    classes = np.arange(576).reshape(24, 24) % 3
+    for n in range(9):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        order = np.roll([0, 1, 2], n % 3)
+        palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
+    config, data = inspect(tmp_path)
+    for n in range(9):
+        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
+        assert np.array_equal(mask, classes)
 
 
-def test_the_line_that_inverts_typed_colours_is_short(tmp_path):
-    """Black text with grey noise: its hundred values are not listed."""
-    draw, masks = np.random.default_rng(0), []
-    for _ in range(4):
-        picture = np.full((64, 64, 3), 255, np.uint8)
-        picture[:3] = 0
-        picture[5] = draw.integers(0, 256, (64, 3))
-        masks.append(PIL.Image.fromarray(picture))
-    folder = with_masks(tmp_path, masks)
-    first = offered(ask(folder), 'mask_values="{')
-    note, = [note for note in inspect(folder, **typed(first))[1].notes if 'inverted' in note]
-    assert note.endswith("type mask_values=\"{'#000000': 1, '#ffffff': 0}\"")
+@pytest.mark.parametrize('case', ['numbered anew', 'stray colours'])
+def test_palettes_beside_colours_get_a_line_of_colours(tmp_path, case):
+    """Dubai's tiles, whose palettes differ; clouds, whose coloured masks hold single pixels of other colours."""
+    classes = np.arange(24).repeat(24).reshape(24, 24) % 3
+    for n in range(12):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        if n < 8:
+            mask = COLOURS[classes]
+            mask[0, 0] += case == 'stray colours' and n == 0
+            save(tmp_path / f'masks/{n}.png', mask)
+        else:
+            order = np.array([[0, 1, 2], [0, 2, 1]])[n % 2 if case == 'numbered anew' else 0]
+            palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
+    line = offered(ask(tmp_path), 'mask_values="{')
+    assert typed(line) == {'mask_values': {'#000000': 0, '#008000': 1, '#800000': 2}}
+    wish = typed(line)['mask_values'] | ({'#010101': 255} if case == 'stray colours' else {})
+    config, data = inspect(tmp_path, mask_values=wish)
+    for n in (9, 10):
+        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
+        assert np.array_equal(mask, np.array([0, 2, 1])[classes])
 
 
-def test_masks_whose_alpha_is_nearly_opaque_are_read(tmp_path):
-    draw, masks = np.random.default_rng(0), []
-    for _ in range(4):
-        picture = np.zeros((64, 64, 4), np.uint8)
-        picture[:20, :, :3] = draw.integers(200, 256, (20, 64, 3))
-        picture[..., 3] = draw.integers(217, 256, (64, 64))
-        masks.append(PIL.Image.fromarray(picture))
-    data = inspect(with_masks(tmp_path, masks), mask_values='>127')[1]
-    assert data.shares.tolist() == pytest.approx([44 / 64, 20 / 64])
+def test_colours_that_no_palette_holds_are_in_the_line_too(tmp_path):
+    for n in range(12):
+        classes = np.arange(576).reshape(24, 24) // 200
+        save(tmp_path / f'images/{n}.png', scene(n))
+        if n < 6:
+            mask = COLOURS[classes]
+            mask[0, :6] = [0, 0, 128]
+            save(tmp_path / f'masks/{n}.png', mask)
+        else:
+            order = np.array([[0, 1, 2], [0, 2, 1]])[n % 2]
+            palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
+    assert '#000080' in typed(offered(ask(tmp_path), 'mask_values="{'))['mask_values']
 
 
-def test_specks_get_a_line_that_ignores_them(tmp_path):
-    """White blood cells: 0, 128 and 255, and a few stray pixels of eleven other values."""
-    masks = [np.repeat([0, 128, 255], [30, 20, 14]).repeat(64).reshape(64, 64) for _ in range(6)]
-    for value in range(11):
-        masks[0][value, value] = 3 + 20 * value
-    line = offered(ask(with_masks(tmp_path, masks)), 'mask_values="{')
-    data = inspect(tmp_path, **typed(line))[1]
-    assert data.coding.num_classes == 3
-    assert {name: data.coding.table[name] for name in (0, 128, 255, 3, 203)} == {0: 0, 128: 1, 255: 2, 3: 255, 203: 255}
+def test_what_a_palette_ignores_stays_ignored_where_colours_are_named(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        palette = [[0, 0, 0], [128, 0, 0], *[[9, 9, 9]] * 253, [224, 224, 192]]
+        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, 1) + corner(9, 9), palette)
+    config, data = inspect(tmp_path, mask_values={'#800000': 1})
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
+    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9))
+    assert 255 in data.values and 255 not in inspect(tmp_path, mask_values={'#800000': 1}, ignore_index=None)[1].values
+    config, data = inspect(tmp_path, mask_values={'#800000': 1, '#e0e0c0': 2})
+    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
+    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
 
 
-def test_evenly_spaced_values_are_no_specks(tmp_path):
-    """Teeth: 85 and 170 are rare, and classes."""
-    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(4)]
-    masks[0][0, 0], masks[1][0, 0] = 85, 170
-    text = str(ask(with_masks(tmp_path, masks)))
-    assert 'specks' not in text and '"{0: 0, 85: 1, 170: 2, 255: 3}"' in text
+def test_white_under_several_numbers_can_be_named(tmp_path):
+    """KolektorSDD: masks that are all 0, some of a palette of black and white, one of three greys."""
+    for n in range(8):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        palette, numbers = ([[0] * 3, [255] * 3], 1) if n % 2 else ([[0] * 3, [85] * 3, [255] * 3], 2)
+        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, numbers) + corner(9, 9, n == 0), palette)
+    line = next(line for line in ask(tmp_path).problems if ' type ' in line)
+    assert typed(line.split(' type ')[1]) == {'mask_values': {'#ffffff': 1}}
+    config, data = inspect(tmp_path, mask_values={'#ffffff': 1})
+    for n in range(8):
+        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
+        assert np.array_equal(mask, corner(0, 0) > 0)
 
 
-def test_no_threshold_is_offered_that_cuts_a_class_in_two(tmp_path):
-    """Myelin is 127 in most masks, 128 in some."""
-    masks = [np.repeat([0, 127 + n // 4, 255], [30, 20, 14]).repeat(64).reshape(64, 64) for n in range(5)]
-    assert '">127"' not in str(ask(with_masks(tmp_path, masks)))
-    soft = [np.repeat([0, 60, 200, 255], [30, 2, 2, 30]).repeat(64).reshape(64, 64) for _ in range(5)]
-    assert '">127"' in str(ask(with_masks(tmp_path / 'soft', soft)))
+# --- files that list the classes ------------------------------------------------------
 
-
-# --- files that list the classes -----------------------------------------------------
 
 COLOURED = {'void': (0, 0, 0), 'road': (128, 0, 0), 'tall grass': (0, 128, 0), 'sky': (0, 0, 128)}
 LISTS = {
@@ -330,6 +1147,28 @@ def test_a_common_void_is_a_class_an_unlisted_black_the_background(tmp_path):
     settings, = line_of_list(ask(folder))
     assert settings['class_names'] == ['background', 'road', 'tall grass', 'sky']
     assert settings['mask_values']['#000000'] == 0
+
+
+def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path):
+    """CVAT's labelmap.txt, and three pixels of no class in one file."""
+    (tmp_path / 'labelmap.txt').write_text('# label:color_rgb:parts:actions\nground:0,0,0::\nred:128,0,0::\n'
+                                           'green:0,128,0::\n')
+    for n in range(6):
+        mask = COLOURS[np.arange(4096).reshape(64, 64) % 3]
+        mask[0, :3] = [5, 4, 5] if n == 0 else mask[0, :3]
+        save(tmp_path / f'images/{n}.png', scene(n, 64))
+        save(tmp_path / f'masks/{n}.png', mask)
+    assert line_of_list(ask(tmp_path)) == [{
+        'mask_values': {'#000000': 0, '#800000': 1, '#008000': 2, '#050405': 255},
+        'class_names': ['ground', 'red', 'green']}]
+
+
+def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
+    (tmp_path / 'labelmap.txt').write_text('ground:0,0,0::\nred:128,0,0::\n')
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n, 64))
+        save(tmp_path / f'masks/{n}.png', COLOURS[np.arange(4096).reshape(64, 64) // 1500])
+    assert line_of_list(ask(tmp_path)) == []
 
 
 @pytest.mark.parametrize('name, text, settings', [
@@ -389,214 +1228,6 @@ def test_an_ignored_value_stays_so_however_common_and_named(tmp_path):
     assert line_of_list(inspect(folder)[1].notes) == [{'class_names': ['background', 'cat', 'dog']}]
 
 
-@pytest.mark.parametrize('image', ['{top}/images/{n}.png', 'images/{top}/{n}.png'])
-def test_photographs_beside_annotations_that_are_folders_of_both_are_asked_about(tmp_path, image):
-    names = [image.format(top=top, n=n) for top in ('photo_studio', 'lab') for n in range(6)]
-    for kind in ('images', 'masks', 'instance_masks'):
-        fill(tmp_path, [name.replace('images', kind) for name in names], [])
-    assert 'could hold the' in str(ask(tmp_path))
-
-
-@pytest.mark.parametrize('pixels, is_copy', [(np.zeros((24, 24)), False), (255 * np.eye(24), False),
-                                             (scene(3), True)], ids=['black', 'a binary picture', 'a photograph'])
-def test_a_black_slice_and_its_empty_mask_may_be_one_and_the_same_file(tmp_path, pixels, is_copy):
-    for n in range(4):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n}.png', 255 * np.eye(24))
-    for kind in ('images', 'masks'):
-        save(tmp_path / f'{kind}/same.png', pixels)
-    if is_copy:
-        assert 'same.png: is a copy of its image' in str(ask(tmp_path))
-    else:
-        assert len(inspect(tmp_path)[1].pairs.images) == 5
-
-
-def test_a_line_that_ignores_specks_ignores_255_too(tmp_path):
-    masks = [np.repeat([0, 1, 2, 255], [30, 20, 10, 4]).repeat(64).reshape(64, 64) for _ in range(6)]
-    masks[0][0, 0] = 7
-    line = next(line for line in ask(with_masks(tmp_path, masks)).problems if 'specks' in line)
-    assert typed(line.split(' type ')[1]) == {'mask_values': {0: 0, 1: 1, 2: 2, 7: 255, 255: 255}}
-
-
-def test_two_folders_of_few_images_beside_many_in_none_are_no_groups(tmp_path):
-    names = [f'{folder}{n}.png' for folder, n in itertools.product(('', 'a/', 'b/'), range(12))]
-    fill(tmp_path, *([f'{kind}/{name}' for name in names] for kind in ('images', 'masks')))
-    assert not [note for note in inspect(tmp_path)[1].notes if 'the images lie in' in note]
-
-
-@pytest.mark.parametrize('image', ['images/seg_{n}/x.png', 'images/{s}/manual/{n}.png', 'seg_{n}/images/x.png',
-                                   'images/{room}/{n}.png', '{room}/images/{n}.png', 'raw/images/{n}.png'])
-@pytest.mark.parametrize('by_hand', [False, True])
-def test_a_word_for_masks_that_stands_beside_images_and_masks_tells_nothing(tmp_path, image, by_hand):
-    """A room is named lab, a film seg_01."""
-    names = [image.format(n=n, s=('train', 'val')[n % 2], room=('lab', 'office')[n % 2]) for n in range(6)]
-    fill(tmp_path, names, [name.replace('images', 'masks') for name in names])
-    above = image.partition('images')[0]
-    folders = {kind: ('*/' if '{' in above else above) + kind for kind in ('images', 'masks')} if by_hand else {}
-    pairs = inspect(tmp_path, **folders)[1].pairs
-    assert len(pairs.images) == 6 and pairs.drawn.any() == ('{s}' not in image)
-    assert all(image.replace(b'/images/', b'/masks/') == mask for image, mask in zip(pairs.images, pairs.masks))
-
-
-# --- seen in 75 more sets ------------------------------------------------------------------
-
-
-def test_inverted_masks_of_half_foreground_are_suspected_by_their_edges(tmp_path):
-    """Cells that are black on white, in masks of which half is white; fields that go beyond all edges are none."""
-    inside = np.full((64, 64), 255)
-    inside[10:54, 10:54] = 0
-    fields = (np.add.outer(np.arange(64) // 3, np.arange(64) // 3) % 6 < 5) * 255
-    top = np.full((64, 64), 255)                                       # what lies at one edge
-    top[:32, 2:62] = 0
-    small = np.full((64, 64), 255)                                     # all but a few pixels of the edge are ignored
-    small[1:63, 1:63] = 0
-    small[20:30, 20:30] = small[0, 3:6] = 1
-    for folder, mask, is_told in (('cells', inside, True), ('plain', 255 - inside, False), ('fields', fields, False),
-                                  ('top', top, False), ('frame', small, False)):
-        for n in range(4):
-            save(tmp_path / folder / f'images/{n}.png', scene(n, 64))
-            save(tmp_path / folder / f'masks/{n}.png', mask)
-        notes = inspect(tmp_path / folder)[1].notes
-        assert ('are the masks inverted?' in str(notes)) == is_told
-        assert ('If so type mask_values="{0: 1, 255: 0}"' in str(notes)) == is_told
-
-
-def test_copies_of_training_images_do_not_validate(tmp_path):
-    """source/ holds all, train/ copies of most; black slices, alike in all sets, stay where chance put them."""
-    for n in range(20):
-        for folder in ('source', 'train')[:1 + (n < 16)]:
-            save(tmp_path / f'{folder}/image/{n}.png', scene(n))
-            save(tmp_path / f'{folder}/mask/{n}.png', np.eye(24))
-    data = inspect(tmp_path, val_fraction=0.1)[1]
-    held_out = names_of(data, 'val')
-    assert len(held_out) == 2 and held_out <= {f'{n}' for n in range(16, 20)} and not leaks(data)
-    told, = [note for note in data.notes if 'are there several times' in note]
-    assert told.startswith('16 images') and told.endswith('all copies are on one side')
-    black = tmp_path / 'black'
-    for n in range(10):
-        save(black / f'images/{n}.png', scene(n) if n < 5 else np.zeros((24, 24, 3)))
-        save(black / f'masks/{n}.png', np.eye(24) * (n < 5))
-    data = inspect(black, val_fraction=0.5)[1]
-    assert len(names_of(data, 'val')) == 5 and not leaks(data) and 'several times' not in str(data.notes)
-
-
-@pytest.mark.parametrize('times', [2, 5])
-def test_copies_leave_validation_its_share(tmp_path, times):
-    for n in range(12):
-        for k in range(times):
-            save(tmp_path / f'images/{n}_{k}.png', scene(n))
-            save(tmp_path / f'masks/{n}_{k}.png', np.eye(24))
-    for seed in range(3):
-        data = inspect(tmp_path, seed=seed)[1]
-        held_out = names_of(data, 'val')
-        assert abs(len(held_out) - 12 * times * 0.2) <= times and not leaks(data)
-        assert {name.split('_')[0] for name in held_out}.isdisjoint(
-            {name.split('_')[0] for name in names_of(data, 'train')})
-    # who types a group_pattern has said what belongs together
-    data = inspect(tmp_path, group_pattern=r'_(\d)')[1]
-    assert len({name.split('_')[1] for name in names_of(data, 'val')}) == 1 and leaks(data)
-
-
-def test_masks_of_two_tasks_are_told_though_all_copies_are_trained_on(tmp_path):
-    for n in range(10):
-        for task, mask in (('a', np.eye(24)), ('b', np.eye(24)[::-1] * (np.arange(24) > 9))):
-            save(tmp_path / f'{task}/images/{task}{n}.png', scene(n))
-            save(tmp_path / f'{task}/masks/{task}{n}.png', mask)
-    notes = inspect(tmp_path, val_fraction=0.0)[1].notes + inspect(tmp_path)[1].notes
-    assert sum('one and the same image has mask files that differ' in note for note in notes) == 2
-
-
-def test_a_line_that_makes_an_image_its_own_mask_is_not_tried(tmp_path):
-    """It ended in a traceback."""
-    for folder in ('A 1', 'A 2'):
-        for n in range(6):
-            save(tmp_path / f'{folder}/{n:03}.bmp', scene(n))
-            save(tmp_path / f'{folder}/{n:03}.png', np.eye(24))
-    ask(tmp_path, images='A *', masks='A *', image_pattern='{stem}.bmp', mask_pattern='{stem}.png')
-
-
-def palette_mask(path, numbers, colours):
-    """Save numbers (H, W) with a palette of these [[r, g, b], ...]."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture = PIL.Image.fromarray(numbers.astype(np.uint8), 'P')
-    picture.putpalette(np.array(colours, np.uint8).tobytes())
-    picture.save(path)
-
-
-COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0]])
-
-
-@pytest.mark.parametrize('case', ['numbered anew', 'stray colours'])
-def test_palettes_beside_colours_get_a_line_of_colours(tmp_path, case):
-    """Dubai's tiles, whose palettes differ; clouds, whose coloured masks hold single pixels of other colours."""
-    classes = np.arange(24).repeat(24).reshape(24, 24) % 3
-    for n in range(12):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        if n < 8:
-            mask = COLOURS[classes]
-            mask[0, 0] += case == 'stray colours' and n == 0
-            save(tmp_path / f'masks/{n}.png', mask)
-        else:
-            order = np.array([[0, 1, 2], [0, 2, 1]])[n % 2 if case == 'numbered anew' else 0]
-            palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
-    line = offered(ask(tmp_path), 'mask_values="{')
-    assert typed(line) == {'mask_values': {'#000000': 0, '#008000': 1, '#800000': 2}}
-    wish = typed(line)['mask_values'] | ({'#010101': 255} if case == 'stray colours' else {})
-    config, data = inspect(tmp_path, mask_values=wish)
-    for n in (9, 10):
-        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
-        assert np.array_equal(mask, np.array([0, 2, 1])[classes])
-
-
-def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path):
-    """CVAT's labelmap.txt, and three pixels of no class in one file."""
-    (tmp_path / 'labelmap.txt').write_text('# label:color_rgb:parts:actions\nground:0,0,0::\nred:128,0,0::\n'
-                                           'green:0,128,0::\n')
-    for n in range(6):
-        mask = COLOURS[np.arange(4096).reshape(64, 64) % 3]
-        mask[0, :3] = [5, 4, 5] if n == 0 else mask[0, :3]
-        save(tmp_path / f'images/{n}.png', scene(n, 64))
-        save(tmp_path / f'masks/{n}.png', mask)
-    assert line_of_list(ask(tmp_path)) == [{
-        'mask_values': {'#000000': 0, '#800000': 1, '#008000': 2, '#050405': 255},
-        'class_names': ['ground', 'red', 'green']}]
-
-
-def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
-    (tmp_path / 'labelmap.txt').write_text('ground:0,0,0::\nred:128,0,0::\n')
-    for n in range(6):
-        save(tmp_path / f'images/{n}.png', scene(n, 64))
-        save(tmp_path / f'masks/{n}.png', COLOURS[np.arange(4096).reshape(64, 64) // 1500])
-    assert line_of_list(ask(tmp_path)) == []
-
-
-def test_colours_that_no_palette_holds_are_in_the_line_too(tmp_path):
-    for n in range(12):
-        classes = np.arange(576).reshape(24, 24) // 200
-        save(tmp_path / f'images/{n}.png', scene(n))
-        if n < 6:
-            mask = COLOURS[classes]
-            mask[0, :6] = [0, 0, 128]
-            save(tmp_path / f'masks/{n}.png', mask)
-        else:
-            order = np.array([[0, 1, 2], [0, 2, 1]])[n % 2]
-            palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
-    assert '#000080' in typed(offered(ask(tmp_path), 'mask_values="{'))['mask_values']
-
-
-def test_palettes_made_for_their_files_are_no_black_and_white(tmp_path):
-    """They mean their colours, those of other files their numbers, and both are known."""
-    classes = np.arange(576).reshape(24, 24) % 3
-    for n in range(9):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        order = np.roll([0, 1, 2], n % 3)
-        palette_mask(tmp_path / f'masks/{n}.png', np.argsort(order)[classes], COLOURS[order])
-    config, data = inspect(tmp_path)
-    for n in range(9):
-        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
-        assert np.array_equal(mask, classes)
-
-
 def test_lists_of_classes_that_differ_from_image_to_image_are_told(tmp_path):
     """labelme_json_to_dataset numbers the classes of each image anew, and says so in label_names.txt."""
     for n in range(6):
@@ -609,297 +1240,6 @@ def test_lists_of_classes_that_differ_from_image_to_image_are_told(tmp_path):
     assert len(told) == 1 and ' lists other classes than ' in told[0] and 'class_names=' not in told[0]
 
 
-def test_values_between_black_and_white_that_few_pixels_have_are_asked_about_last(tmp_path):
-    """Two pixels of 100 in one of many masks of 0 and 255."""
-    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
-    masks[0][0, :2] = 100
-    lines = [line for line in ask(with_masks(tmp_path, masks)).problems if ' type ' in line]
-    assert lines[0] == 'if bright is foreground type mask_values=">127"'
-
-
-def test_colours_around_two_named_ones_take_no_memory_of_their_square(tmp_path):
-    """20,000 colours wanted 10 GiB."""
-    draw = np.random.default_rng(0)
-    for n in range(3):
-        clean = np.where(np.arange(128) < 64, 20, 235).repeat(128).reshape(128, 128, 1)
-        save(tmp_path / f'images/{n}.png', draw.integers(0, 256, (128, 128, 3)))
-        save(tmp_path / f'masks/{n}.png', clean + draw.integers(-20, 21, (128, 128, 3)))
-    tracemalloc.start()
-    data = inspect(tmp_path, mask_values={'#000000': 0, '#ffffff': 1})[1]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(data.values) > 10_000 and peak < 200e6
-
-
-def test_lists_of_films_stand_for_their_frames(tmp_path):
-    """DAVIS: ImageSets/2017/train.txt names the folders."""
-    for film in 'abcd':
-        for n in range(5):
-            save(tmp_path / f'JPEGImages/480p/{film}/{n:05}.png', scene(n))
-            save(tmp_path / f'Annotations/480p/{film}/{n:05}.png', np.eye(24))
-    (tmp_path / 'ImageSets/2017').mkdir(parents=True)
-    (tmp_path / 'ImageSets/2017/train.txt').write_text('a\nb\nc\n')
-    (tmp_path / 'ImageSets/2017/val.txt').write_text('d\n')
-    data = inspect(tmp_path)[1]
-    held_out = {path.split(b'/')[-2] for path in data.pairs.images[data.pairs.rows('val')]}
-    assert held_out == {b'd'} and len(data.pairs.rows('val')) == 5
-
-
-@pytest.mark.parametrize('names', [
-    [f'{car:04x}_{n:02}' for car in range(4) for n in range(8)],       # Carvana's views of a car
-    [f'slide{car} [x={n},y=0]' for car in range(4) for n in range(8)],         # QuPath's tiles
-    [f'{eye}_{kind}' for eye in range(21, 31) for kind in ('orig', 'aug_0', 'aug_1', 'aug_2')],
-])
-def test_views_of_a_few_things_are_asked_about(tmp_path, names):
-    for n, stem in enumerate(names):
-        save(tmp_path / f'images/{stem}.png', scene(n))
-        save(tmp_path / f'masks/{stem}.png', np.eye(24))
-    line, = [note for note in inspect(tmp_path)[1].notes if 'the names of the images begin in groups' in note]
-    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
-    train, val = ({re.split('[_ ]', stem)[0] for stem in names_of(data, split)} for split in ('train', 'val'))
-    assert val and train.isdisjoint(val)
-
-
-@pytest.mark.parametrize('names', [
-    [f'{n:02}_a' for n in range(32)], [f'x_{n}' for n in range(32)],   # one each, one for all
-    [f'{kind}_{n}' for kind in ('cat', 'dog') for n in range(16)],     # kinds
-    [f'f{1 + (n == 0)}_{n}' for n in range(32)],                       # nearly all are of one
-])
-def test_names_of_other_kinds_are_no_groups(tmp_path, names):
-    for n, stem in enumerate(names):
-        save(tmp_path / f'images/{stem}.png', scene(n))
-        save(tmp_path / f'masks/{stem}.png', np.eye(24))
-    assert 'begin in groups' not in str(inspect(tmp_path)[1].notes)
-
-
-def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
-    """CholecSeg8k: x_mask.png are strokes, x_watershed_mask.png the labels."""
-    for n in range(12):
-        save(tmp_path / f'f_{n}_endo.png', scene(n))
-        for kind in ('', '_color', '_watershed'):
-            save(tmp_path / f'f_{n}_endo{kind}_mask.png', np.eye(24))
-    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
-    assert line.split('   (')[0].strip() == 'mask_pattern="{stem}_watershed_mask.png" skip_unpaired=True'
-
-
-def test_the_line_for_training_comes_before_those_of_larger_tests(tmp_path):
-    for folder, images, masks in (('train', 'imgs', 'masks'), ('test1', 'imgs/ETIS', 'masks/ETIS_GT'),
-                                  ('test2', 'imgs/CVC', 'masks/CVC_GT')):
-        for n in range(4 if folder == 'train' else 7):
-            save(tmp_path / f'{folder}/{images}/{n}.png', scene(n))
-            save(tmp_path / f'{folder}/{masks}/{n}.png', np.eye(24))
-    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
-    assert 'images="train/imgs" masks="train/masks"' in line
-
-
-def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
-    """The Cell Tracking Challenge: 01_ST holds SEG alone, 01_GT few of SEG and the markers of TRA."""
-    for film in ('01', '02'):
-        for n in range(12):
-            save(tmp_path / f'{film}/t{n:03}.tif', scene(n))
-            save(tmp_path / f'{film}_ST/SEG/man_seg{n:03}.tif', np.eye(24))
-            save(tmp_path / f'{film}_GT/TRA/man_track{n:03}.tif', np.eye(24))
-            if n % 3 == 0:
-                save(tmp_path / f'{film}_GT/SEG/man_seg{n:03}.tif', np.eye(24))
-    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
-    assert line.split('   (')[0].strip() == 'images="*" masks="*_ST/SEG" skip_unpaired=True'
-    pairs = partners(inspect(tmp_path, **typed(line.split('   (')[0]))[1], tmp_path)
-    assert pairs == {f'{film}/t{n:03}.tif': f'{film}_ST/SEG/man_seg{n:03}.tif' for film in ('01', '02')
-                     for n in range(12)}
-
-
-def test_one_line_stands_for_trainset_and_testset(tmp_path):
-    for folder, count in (('train', 4), ('test1', 6), ('test2', 4)):
-        for n in range(count):
-            save(tmp_path / f'{folder}/imgs/{folder}{n}.png', scene(n))
-            for kind in ('masks_a', 'masks_b'):
-                save(tmp_path / f'{folder}/{kind}/{folder}{n}.png', np.eye(24))
-    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
-    assert lines[0].startswith('images="*/imgs" masks="*/masks_')
-    for folder in ('trainset', 'testset'):
-        for kind in ('normal', 'abnormal'):
-            for n in range(6):
-                save(tmp_path / f'sets/Data/{folder}/{kind}/{n}.png', scene(n))
-                save(tmp_path / f'sets/Data/{folder}/{kind}_mask/{n}.png', np.eye(24))
-    lines = [line.split('   ')[1] for line in ask(tmp_path / 'sets').problems if line.startswith('    ')]
-    assert {line.strip() for line in lines} == {f'images="Data/*/{kind}" masks="Data/*/{kind}_mask"'
-                                                for kind in ('normal', 'abnormal')}
-
-
-def test_lists_whose_columns_have_other_words_are_read(tmp_path):
-    for n in range(4):
-        save(tmp_path / f'{n}.jpg', scene(n))
-        save(tmp_path / f'{n}.png', np.eye(24))
-    (tmp_path / 'list.csv').write_text('image_path,Label,split\n' + ''.join(
-        f'{n}.jpg,{n}.png,{"val" if n == 3 else "train"}\n' for n in range(4)))
-    assert names_of(inspect(tmp_path / 'list.csv')[1], 'val') == {'3'}
-
-
-def test_the_name_of_a_folder_stands_for_those_further_down(tmp_path):
-    """What an error names, `several folders could hold the images: Raw image, image`, can be typed."""
-    for split in ('train', 'val'):
-        for n in range(4):
-            for folder in ('Raw image', 'image'):
-                save(tmp_path / f'{split}/{folder}/{split}{n}.png', scene(n))
-            save(tmp_path / f'{split}/mask/{split}{n}.png', np.eye(24))
-    data = inspect(tmp_path, images='image', masks='mask')[1]
-    assert partners(data, tmp_path) == {f'{split}/image/{split}{n}.png': f'{split}/mask/{split}{n}.png'
-                                        for split in ('train', 'val') for n in range(4)}
-    assert names_of(data, 'val') == {f'val{n}' for n in range(4)}
-    assert 'there is no such folder' in str(ask(tmp_path, images='image', masks='masks'))
-
-
-def test_what_pickled_arrays_are_is_said(tmp_path):
-    """cellpose's _seg.npy."""
-    for n in range(4):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        (tmp_path / 'masks').mkdir(exist_ok=True)
-        np.save(tmp_path / f'masks/{n}.npy', {'masks': np.eye(24)}, allow_pickle=True)
-    assert 'holds Python objects, which are not read; save its pixels as .npy' in str(ask(tmp_path))
-
-
-# --- masks of one image in several files ---------------------------------------------------
-
-
-def corner(y, x, value=255, size=24):
-    """A mask (24, 24) of a square."""
-    mask = np.zeros((size, size), np.uint8)
-    mask[y:y + 8, x:x + 8] = value
-    return mask
-
-
-def numbered(folder, further, images=(), name='{n}_mask'):
-    """Six images with masks; {name of a further mask: its pixels}, further images."""
-    for n in range(6):
-        save(folder / f'{n}.png', scene(n))
-        save(folder / f'{name.format(n=n)}.png', corner(0, 0))
-    for stem, mask in further.items():
-        save(folder / f'{stem}.png', mask)
-    for stem in images:
-        save(folder / f'{stem}.png', scene(9))
-    return folder
-
-
-def test_parts_of_other_modes_are_united(tmp_path):
-    """Black stored as colour is as black as 0."""
-    config, data = inspect(numbered(tmp_path, {'3_mask_1': np.repeat(corner(9, 9)[..., None], 3, 2)}))
-    mask = next(os.fsdecode(path) for path in data.pairs.masks if b'3_mask' in path)
-    codes = data.coding.encode(train_unet.read_mask(mask, config))
-    assert np.array_equal(codes, (corner(0, 0) | corner(9, 9)) > 0) and data.coding.num_classes == 2
-
-
-@pytest.mark.parametrize('further, images', [
-    ({'3_mask_1': corner(1, 1)}, ()),                                  # two people drew one thing
-    ({'3_mask_1': 255 - corner(9, 9)}, ()),                            # inverted, or ignored around
-    ({'3_mask_1': corner(9, 9)}, ['3_1']),                             # of an image of its own
-])
-def test_masks_that_may_mean_something_else_are_not_united(tmp_path, further, images):
-    error = str(ask(numbered(tmp_path, further, images)))
-    assert '3_mask_1.png' in error and 'masks united' not in error
-
-
-def test_masks_of_other_frames_are_not_united(tmp_path):
-    """P03_mask_9 is the mask of P03_img_9, which is gone."""
-    for n in range(6):
-        save(tmp_path / f'images/P{n}_img_{n}.png', scene(n))
-        save(tmp_path / f'masks/P{n}_mask_{n}.png', corner(0, 0))
-    save(tmp_path / 'masks/P3_mask_9.png', corner(9, 9))
-    assert 'P3_mask_9.png' in str(ask(tmp_path))
-    assert not any(train_unet.UNITED.encode() in path for path in
-                   inspect(tmp_path, skip_unpaired=True)[1].pairs.masks)
-
-
-def test_a_stray_mask_does_not_keep_others_from_being_united(tmp_path):
-    folder = numbered(tmp_path, {'3_mask_1': corner(9, 9), 'y_mask': corner(0, 0)})
-    assert 'y_mask.png' in str(ask(folder)) and '3_mask_1' not in str(ask(folder))
-    data = inspect(folder, skip_unpaired=True)[1]
-    assert sum(train_unet.UNITED.encode() in path for path in data.pairs.masks) == 1
-
-
-def test_masks_of_other_patients_are_not_united(tmp_path):
-    """Numbers begin anew in each folder, and one image is missing."""
-    for patient, images, masks in (('A', '58', '58'), ('B', '79', '579'), ('C', '12', '12')):
-        for n in images:
-            save(tmp_path / f'{patient}/images/{n}.png', scene(int(n)))
-        for n in masks:
-            save(tmp_path / f'{patient}/masks/{n}.png', corner(0, 0))
-    assert 'united' not in str(ask(tmp_path))
-    data = inspect(tmp_path, images='*/images', masks='*/masks', skip_unpaired=True)[1]
-    assert partners(data, tmp_path) == {f'{p}/images/{n}.png': f'{p}/masks/{n}.png'
-                                        for p, images in (('A', '58'), ('B', '79'), ('C', '12')) for n in images}
-
-
-def test_halves_at_the_top_are_offered_together_classes_apart(tmp_path):
-    for n in range(6):
-        for folder, mask in (('CXR', scene(n)), ('leftMask', corner(0, 0)), ('rightMask', corner(9, 9))):
-            save(tmp_path / f'lungs/{folder}/{n}.png', mask)
-        for folder, mask in (('images', scene(n)), ('masks/road', corner(0, 0)), ('masks/car', corner(9, 9)),
-                             ('masks/tree', corner(0, 16))):
-            save(tmp_path / f'town/{folder}/{n}.png', mask)
-    first = [next(line for line in ask(tmp_path / name).problems if line.startswith('    ')).strip()
-             for name in ('lungs', 'town')]
-    assert first == ['images="CXR" masks="*Mask"   (6 pairs, masks united: one class)',
-                     'images="images" masks="masks/car"   (6 pairs)']
-
-
-def test_palettes_of_several_parts_are_one(tmp_path):
-    """Numbers and colours of all parts belong together."""
-    colours = [[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]]
-    for n in range(9):
-        save(tmp_path / f'{n}.png', scene(n))
-        whole = corner(0, 0, 1) + corner(0, 9, 2) + corner(9, 0, 3)
-        first, second = [(2, 1), (3, 1), (0, 0)][n % 3]
-        palette_mask(tmp_path / f'{n}_mask.png', whole if first == 0 else corner(0, 0, first), colours)
-        if second:
-            palette_mask(tmp_path / f'{n}_mask_1.png', corner(9, 9, second), colours)
-    data = inspect(tmp_path)[1]
-    assert data.coding.num_classes == 4 and 'palette masks differ' not in str(data.notes)
-
-
-# --- words and lists -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('header', ['image_path,depth_image_path,mask_path', 'image_path,mask_path,instance_mask_path',
-                                    'image_path,mask_path,label'])
-def test_a_header_of_several_columns_for_one_role_is_refused(tmp_path, header):
-    (tmp_path / 'list.csv').write_text(header + '\n0.png,1.png,2.png\n')
-    assert f'its first line is {header}' in str(ask(tmp_path / 'list.csv'))
-
-
-def test_objects_and_folders_may_be_called_human(tmp_path):
-    for n in range(6):
-        save(tmp_path / f'a/images/s{n}.png', scene(n))
-        for kind, mask in (('human', corner(0, 0)), ('dog', corner(9, 9))):
-            save(tmp_path / f'a/masks/s{n}/{kind}.png', mask)
-        save(tmp_path / f'b/imgs/{n}.png', scene(n))
-        if n:
-            save(tmp_path / f'b/human/{n}.png', corner(0, 0))
-    assert 'its masks united' in inspect(tmp_path / 'a')[1].pairs.rule
-    assert 'images="imgs" masks="human" skip_unpaired=True' in str(ask(tmp_path / 'b'))
-
-
-def test_numbers_in_names_of_folders_do_not_hide_which_is_above(tmp_path):
-    names = [f'{a}/images/{n}' for a in (1, 2, 3) for n in (10, 11, 12)]
-    for n, name in enumerate(names):
-        save(tmp_path / f'{name}.png', scene(n))
-        save(tmp_path / f'{name.replace("images/", "images/mask_")}.png', corner(0, 0))
-    assert len(inspect(tmp_path)[1].pairs.images) == 9
-
-
-def test_what_a_palette_ignores_stays_ignored_where_colours_are_named(tmp_path):
-    for n in range(6):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        palette = [[0, 0, 0], [128, 0, 0], *[[9, 9, 9]] * 253, [224, 224, 192]]
-        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, 1) + corner(9, 9), palette)
-    config, data = inspect(tmp_path, mask_values={'#800000': 1})
-    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
-    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9))
-    assert 255 in data.values and 255 not in inspect(tmp_path, mask_values={'#800000': 1}, ignore_index=None)[1].values
-    config, data = inspect(tmp_path, mask_values={'#800000': 1, '#e0e0c0': 2})
-    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
-    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
-
-
 def test_lists_of_classes_that_end_in_other_ways_are_the_same(tmp_path):
     """Roboflow's _classes.csv in train, valid and test, one with the line ends of Windows."""
     for split, ending in (('train', '\n'), ('valid', '\r\n'), ('test', '\n')):
@@ -909,235 +1249,3 @@ def test_lists_of_classes_that_end_in_other_ways_are_the_same(tmp_path):
         lines = ['Pixel Value, Class', '0, background', '1, cat', '2, dog'][:4 - (split == 'test')]        # seen there
         (tmp_path / split / '_classes.csv').write_bytes(ending.join(lines).encode())
     assert line_of_list(inspect(tmp_path)[1].notes) == [{'class_names': ['background', 'cat', 'dog']}]
-
-
-@pytest.mark.parametrize('image', ['images/{film}/{film}_{n}', '{film}/images/{n}', 'x/{film}/cam/{n}'])
-def test_lists_may_name_folders_anywhere(tmp_path, image):
-    for film in 'abcd':
-        for n in range(5):
-            name = image.format(film=f'film{film}', n=n)
-            save(tmp_path / f'{name}.jpg', scene(n))
-            mask = name.replace('images', 'masks')
-            save(tmp_path / f'{mask + "_mask" * (mask == name)}.png', np.eye(24))
-    (tmp_path / 'train.txt').write_text('filma\nfilmb\nfilmc\n')
-    (tmp_path / 'val.txt').write_text('filmd\n')
-    data = inspect(tmp_path)[1]
-    assert {b'filmd' in path for path in data.pairs.images[data.pairs.rows('val')]} == {True}
-    assert len(data.pairs.rows('val')) == 5
-
-
-def test_rare_classes_are_offered_before_a_threshold(tmp_path):
-    masks = [np.repeat([0, 255], [40, 24]).repeat(64).reshape(64, 64) for _ in range(8)]
-    masks[0][0, :2] = 1
-    assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) != {'mask_values': '>127'}
-
-
-def test_shapes_in_the_alpha_channel_are_read_when_asked(tmp_path):
-    """Photographs cut out: the refusal says what to type."""
-    for n in range(4):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n}.png', np.dstack([scene(n) // 200 * 0 + 9, corner(n, 0)]))
-    error = ask(tmp_path)
-    assert 'its shape is in the alpha channel; type mask_values=alpha' in str(error)
-    config, data = inspect(tmp_path, mask_values='alpha')
-    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/2.png'), config))
-    assert np.array_equal(mask, corner(2, 0) > 0)
-    save(tmp_path / 'masks/3.png', corner(0, 0))
-    assert 'has no alpha channel' in str(ask(tmp_path, mask_values='alpha'))
-
-
-@pytest.mark.parametrize('half', ['images', 'masks'])
-def test_one_folder_too_low_is_told(tmp_path, half):
-    for n in range(4):
-        save(tmp_path / f'set/images/{n}.png', scene(n))
-        save(tmp_path / f'set/masks/{n}.png', corner(0, 0))
-    line, = [line for line in ask(tmp_path / 'set' / half).problems if 'the other half lies beside it' in line]
-    assert line.endswith(f'type data={tmp_path}/set')
-    (tmp_path / 'set/masks').rename(tmp_path / 'set/other')
-    assert 'other half' not in str(ask(tmp_path / 'set/images'))
-
-
-def test_white_under_several_numbers_can_be_named(tmp_path):
-    """KolektorSDD: masks that are all 0, some of a palette of black and white, one of three greys."""
-    for n in range(8):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        palette, numbers = ([[0] * 3, [255] * 3], 1) if n % 2 else ([[0] * 3, [85] * 3, [255] * 3], 2)
-        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, numbers) + corner(9, 9, n == 0), palette)
-    line = next(line for line in ask(tmp_path).problems if ' type ' in line)
-    assert typed(line.split(' type ')[1]) == {'mask_values': {'#ffffff': 1}}
-    config, data = inspect(tmp_path, mask_values={'#ffffff': 1})
-    for n in range(8):
-        mask = data.coding.encode(train_unet.read_mask(str(tmp_path / f'masks/{n}.png'), config))
-        assert np.array_equal(mask, corner(0, 0) > 0)
-
-
-def test_many_files_of_one_stem_do_not_fill_the_screen(tmp_path):
-    for n in range(30):
-        save(tmp_path / f'masks/s{n}/x.png', corner(0, 0))
-    for name in 'xyz':
-        save(tmp_path / f'images/{name}.png', scene(0))
-        save(tmp_path / f'masks/t/{name}.png', corner(0, 0))
-    error = ask(tmp_path)
-    assert max(line.count('x.png') for line in error.problems) < 6 and '... and 27 more' in str(error)
-
-
-@pytest.mark.parametrize('count', [20, 21, 22])
-def test_suffixes_are_found_where_half_of_the_images_have_no_mask(tmp_path, count):
-    for n in range(count):
-        save(tmp_path / f'images/{n:02}.png', scene(n))
-        if n % 2:
-            save(tmp_path / f'masks/{n:02}_mask.png', corner(0, 0))
-            save(tmp_path / f'masks/{n:02}_mask_1.png', corner(9, 9))
-    data = inspect(tmp_path, skip_unpaired=True)[1]
-    assert len(data.pairs.images) == count // 2
-    assert all(train_unet.UNITED.encode() in path for path in data.pairs.masks)
-
-
-def test_folders_of_objects_by_a_star_are_those_of_their_images(tmp_path):
-    for n in range(3):
-        save(tmp_path / f'images/im{n}.png', scene(n))
-        for k in range(3):
-            save(tmp_path / f'masks/im{n}/{k}.png', corner(8 * k, 8 * n))
-    data = inspect(tmp_path, images='images', masks='masks/*')[1]
-    assert partners(data, tmp_path) == {f'images/im{n}.png': f'masks/im{n}' for n in range(3)}
-
-
-def test_colours_may_be_typed_in_capitals(tmp_path):
-    for n in range(4):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        palette = [[0, 0, 0], [255, 0, 0], *[[9, 9, 9]] * 253, [255, 255, 255]]
-        palette_mask(tmp_path / f'masks/{n}.png', corner(0, 0, 1) + corner(9, 9), palette)
-    config, data = inspect(tmp_path, mask_values={'#FF0000': 1, '#FFFFFF': 2})
-    mask = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/0.png'), config))
-    assert np.array_equal(mask, corner(0, 0, 1) + corner(9, 9, 2))
-
-
-def test_pictures_that_are_black_in_the_same_places_are_no_copies(tmp_path):
-    """Uncompressed, of one size, and alike where the mark of a file is taken."""
-    for n in range(12):
-        picture = np.zeros((200, 200, 3), np.uint8)
-        shown = slice(2, 12) if n < 8 else slice(None)
-        picture[shown] = np.random.default_rng(n).integers(0, 256, picture[shown].shape)
-        save(tmp_path / f'images/{n}.bmp', picture)
-        save(tmp_path / f'masks/{n}.png', np.eye(200))
-    notes = inspect(tmp_path)[1].notes
-    assert 'several times' not in str(notes) and not [note for note in notes if 'flatter' in note]
-
-
-@pytest.mark.parametrize('image, train, val, held_out', [
-    ('{n}', '0 1 2 3 4 5 6'.split(), ['7', '', ''], '7'),              # a blank line
-    ('{k}/{n}', '0 1 4 5 6'.split(), '2 3 7'.split(), '237'),          # folders with the numbers of images
-])
-def test_lists_of_images_count_before_lists_of_folders(tmp_path, image, train, val, held_out):
-    for n in range(8):
-        save(tmp_path / f'images/{image.format(n=n, k=n % 4)}.png', scene(n))
-        save(tmp_path / f'masks/{image.format(n=n, k=n % 4)}.png', np.eye(24))
-    (tmp_path / 'train.txt').write_text('\n'.join(train))
-    (tmp_path / 'val.txt').write_text('\n'.join(val))
-    assert names_of(inspect(tmp_path)[1], 'val') == {*held_out}
-
-
-@pytest.mark.parametrize('size', [24, 12])
-def test_second_masks_that_are_no_parts_are_skipped_when_asked(tmp_path, size):
-    """Of another annotator, or of another size."""
-    folder = numbered(tmp_path, {f'{n}_mask_2': corner(1, 1, size=size) for n in range(6)})
-    data = inspect(folder, skip_unpaired=True)[1]
-    assert partners(data, folder) == {f'{n}.png': f'{n}_mask.png' for n in range(6)}
-
-
-def test_copies_whose_pixels_break_are_told_too(tmp_path):
-    """The first look compares their bytes; what of their pixels is broken is told by who decodes them."""
-    for n in range(6):
-        for task, mask in (('a', np.eye(24)), ('b', np.eye(24)[::-1])):
-            save(tmp_path / f'{task}/images/{task}{n}.png', scene(n))
-            save(tmp_path / f'{task}/masks/{task}{n}.png', mask * (np.arange(24) > 9 if task == 'b' else 1))
-            path = tmp_path / f'{task}/images/{task}{n}.png'
-            path.write_bytes(path.read_bytes()[:-60])
-    notes = inspect(tmp_path)[1].notes
-    assert any('are there several times' in note for note in notes)
-    assert any('mask files that differ' in note for note in notes)     # the bytes tell that
-
-
-def test_class_numbers_are_offered_before_the_colours_for_people(tmp_path):
-    """Supervisely's masks_machine and masks_human."""
-    for n in range(6):
-        save(tmp_path / f'ds/img/{n}.png', scene(n, 64))
-        save(tmp_path / f'ds/masks_machine/{n}.png', corner(0, 0, 1, 64) + corner(9, 9, 2, 64))
-        save(tmp_path / f'ds/masks_human/{n}.png', np.repeat(corner(0, 0, 90, 64)[..., None], 3, 2))
-    line = next(line for line in ask(tmp_path).problems if line.startswith('    '))
-    assert 'masks="ds/masks_machine"' in line
-
-
-@pytest.mark.parametrize('images, masks, stem', [('img', 'lab/*', '{film}/{n}'), ('img*', 'lab*', '{film}/{n}'),
-                                                 ('*/img', '*/lab', '{n}')])
-def test_a_star_unites_nothing_where_images_lie_in_such_folders_too(tmp_path, images, masks, stem):
-    """Frames have the same numbers in each film, and one image is gone."""
-    place = {'img': 'img/{film}/{n}', 'img*': 'img{film}/{n}', '*/img': '{film}/img/{n}'}[images]
-    for film in 'abc':
-        for n in range(4):
-            name = place.format(film=film, n=n)
-            save(tmp_path / f'{name}.png', scene(n)) if (film, n) != ('a', 1) else None
-            save(tmp_path / f'{name.replace("img", "lab")}.png', corner(0, 8 * 'abc'.index(film)))
-    data = inspect(tmp_path, images=images, masks=masks, skip_unpaired=True)[1]
-    pairs = partners(data, tmp_path)
-    assert len(pairs) == 11 and all(mask == image.replace('img', 'lab') for image, mask in pairs.items())
-
-
-def test_soft_edges_get_a_threshold_among_the_lines(tmp_path):
-    """Enlarged masks: a fifth of the pixels lies between, some of it in the middle."""
-    masks = [np.repeat([0, 64, 128, 191, 255], [30, 4, 2, 4, 24]).repeat(64).reshape(64, 64) for _ in range(6)]
-    assert '">127"' in str(ask(with_masks(tmp_path, masks)))
-
-
-def test_masks_of_a_single_colour_are_asked_about(tmp_path):
-    for n in range(4):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n}.png', np.full((24, 24, 3), (18, 52, 86)))
-    error = ask(tmp_path)
-    assert error.title == 'the mask values are not clear' and "'#123456' (100.00%, 4 images)" in str(error)
-    assert '255 after a colon means ignored' in str(error)
-
-
-def test_one_black_image_or_one_noisy_mask_hides_no_line(tmp_path):
-    """Of three pairs that are looked at the middle one counts."""
-    for n in range(9):
-        save(tmp_path / f'set/images/{n}.png', scene(n, 64) * (n != 4))
-        for kind in 'ab':
-            save(tmp_path / f'set/masks_{kind}/{n}.png', scene(n, 64)[..., 0] if (n, kind) == (0, 'a') else np.eye(64))
-    lines = [line.split('   (')[0].strip() for line in ask(tmp_path / 'set').problems if line.startswith('    ')]
-    assert lines == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
-
-
-@pytest.mark.parametrize('count', [6, 40])
-def test_one_mask_of_another_name_is_left_out_by_a_line(tmp_path, count):
-    """Nor does an image get the mask of another, 0.png that of 1.png."""
-    for n in range(count):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n if n != 3 else "three"}.png', np.eye(24))
-    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
-    assert lines == [f'images="images" masks="masks" skip_unpaired=True   ({count - 1} pairs)']
-
-
-def test_names_that_are_numbered_otherwise_get_no_line(tmp_path):
-    for n in range(10):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n + 1}.png', np.eye(24))
-    assert not any('skip_unpaired' in line for line in ask(tmp_path).problems)
-
-
-@pytest.mark.parametrize('of_images, of_masks', [('img_*', 'mask_*'), ('im*', 'mm/*Mask')])
-def test_a_star_on_both_sides_unites_nothing(tmp_path, of_images, of_masks):
-    """mask_l and mask_r may be of two people."""
-    for n in range(6):
-        save(tmp_path / f'img_x/{n}.png', scene(n))
-        for side, mask in (('l', corner(0, 0)), ('r', corner(9, 9))):
-            save(tmp_path / of_masks.replace('*', side) / f'{n}.png', mask)
-    assert ask(tmp_path, images=of_images, masks=of_masks).title == 'images and masks do not pair'
-
-
-def test_classes_that_no_mask_has_are_told(tmp_path):
-    for n in range(6):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n}.png', np.eye(24) + 2 * np.eye(24)[::-1])
-    notes = inspect(tmp_path, num_classes=6)[1].notes
-    assert any(note.startswith('class 3, 4, 5 is in no training mask') for note in notes)

@@ -15,7 +15,8 @@ import train_unet as tu
 
 pytestmark = [pytest.mark.device,
               pytest.mark.skipif(torch.__version__ < (2, 15), reason='written against the headers of torch 2.15'),
-              pytest.mark.skipif(not shutil.which('c++') or not shutil.which('ninja'), reason='no C++ compiler, or no ninja')]
+              pytest.mark.skipif(not shutil.which('c++') or not shutil.which('ninja'),
+                                 reason='no C++ compiler, or no ninja')]
 ON_GPU = {**TINY, 'device': 'auto', 'use_amp': 'auto'}
 
 
@@ -135,7 +136,8 @@ def test_a_step_waits_once_where_no_optimizer_is_fused(device, tmp_path):
 
 @pytest.mark.parametrize('fault', [torch.OutOfMemoryError('made by the test'),
                                    RuntimeError('upsample_nearest_nhwc only supports grad_output tensors with less '
-                                                'than INT_MAX elements, but got [256, 32, 512, 512]')], ids=['full', 'index'])
+                                                'than INT_MAX elements, but got [256, 32, 512, 512]')],
+                         ids=['full', 'index'])
 def test_tune_tries_sizes_and_writes_its_preset_where_float16_wins(monkeypatch, capsys, fault):
     monkeypatch.setattr(tu, 'detect_hardware',
                         lambda device: tu.Hardware('cuda', 'T4', (7, 5), frozenset({'float16'}), 16 << 30))

@@ -17,20 +17,20 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 import PIL.ImageFile
 import pytest
 import scipy.io
 import tifffile
-from conftest import ROOT, TINY, draw_set
 
 import train_unet as tu
-
-SETTINGS = {**TINY, 'encoder': 'tu-test_efficientnet', 'num_epochs': 1}
-WORDS = [f'{key}={str(value).replace(" ", "")}' for key, value in SETTINGS.items()]
-CONFIG = dict(tu.CONFIG)
+from conftest import ROOT, TINY, draw_set
+from helpers import as_words
 
 pytestmark = pytest.mark.usefixtures('one_thread')
+
+SETTINGS = {**TINY, 'encoder': 'tu-test_efficientnet', 'num_epochs': 1}
+TYPED = as_words(SETTINGS)
+CONFIG = dict(tu.CONFIG)
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def network_asked(monkeypatch):
     return asked
 
 
-# --- images ---
+# --- images ---------------------------------------------------------------------------
+
 
 def chunk(kind, content):
     return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
@@ -80,17 +81,11 @@ def test_a_real_decompression_bomb_is_refused_before_it_is_decoded(set_folder, c
     decode = PIL.ImageFile.ImageFile.load
     monkeypatch.setattr(PIL.ImageFile.ImageFile, 'load', lambda self: pytest.fail('it was decoded')
                         if self.width > 10_000 else decode(self))
-    assert tu.main(['check', f'data={set_folder}', *WORDS]) == 2
+    assert tu.main(['check', f'data={set_folder}', *TYPED]) == 2
     told = capsys.readouterr().err
     assert '003.png' in told and 'max_image_pixels=400000000' in told
     with pytest.raises(tu.DataError, match='max_image_pixels'):
         tu.read_image(str(set_folder / 'images' / '003.png'), CONFIG)
-
-
-def test_a_text_in_a_picture_that_explodes_is_refused():
-    Path('a.png').write_bytes(png(8, 8, 8, (b'zTXt', b'a\0\0' + zlib.compress(bytes(10 ** 8)))))
-    with pytest.raises(tu.DataError, match='a.png'):
-        tu.read_image('a.png', CONFIG)
 
 
 def mat_bomb(path):
@@ -126,6 +121,46 @@ def test_a_bomb_of_another_format_is_not_decoded(name, write):
         tracemalloc.stop()
 
 
+def test_a_deflated_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_path):
+    """8 x 8 pixels of 5 bands in one strip, which unpacks to 200 MB."""
+    path = tmp_path / 'bomb.tif'
+    tifffile.imwrite(path, np.zeros((8, 8, 5), np.uint8), compression='zlib', photometric='minisblack',
+                     planarconfig='contig', rowsperstrip=8)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        place, size = (page.tags[code].valueoffset for code in (273, 279))
+    bomb = zlib.compress(bytes(2 * 10**8), 9)
+    content = bytearray(path.read_bytes())
+    for at, value in ((place, len(content)), (size, len(bomb))):
+        content[at:at + 4] = struct.pack('<I', value)
+    path.write_bytes(bytes(content) + bomb)
+    tracemalloc.start()
+    with pytest.raises(tu.DataError, match='unpacks to more than its 320 bytes'):
+        tu.read_image(path, CONFIG | {'in_channels': 5})
+    assert tracemalloc.get_traced_memory()[1] < 5 * 10**7
+    tracemalloc.stop()
+
+
+def test_a_tile_larger_than_its_image_is_refused(tmp_path):
+    tifffile.imwrite(tmp_path / 'x.tif', np.zeros((16, 16, 3), np.uint8), tile=(4096, 4096), compression='zlib',
+                     photometric='rgb')
+    with pytest.raises(tu.DataError, match='above max_image_pixels'):
+        tu.read_image(str(tmp_path / 'x.tif'), {**tu.CONFIG, 'max_image_pixels': 100_000})
+
+
+def test_a_matlab_bomb_of_the_other_byte_order_is_refused(tmp_path):
+    content = zlib.compress(bytes(40_000_000))
+    (tmp_path / 'x.mat').write_bytes(bytes(126) + b'MI' + struct.pack('>II', 15, len(content)) + content)
+    with pytest.raises(tu.DataError, match='unpacks to more than'):
+        tu.read_mask(str(tmp_path / 'x.mat'), {**tu.CONFIG, 'max_image_pixels': 100_000})
+
+
+def test_a_text_in_a_picture_that_explodes_is_refused():
+    Path('a.png').write_bytes(png(8, 8, 8, (b'zTXt', b'a\0\0' + zlib.compress(bytes(10 ** 8)))))
+    with pytest.raises(tu.DataError, match='a.png'):
+        tu.read_image('a.png', CONFIG)
+
+
 @pytest.mark.parametrize('head', [b'%!PS-Adobe-3.0 EPSF-3.0\n', b'%!PS-Adobe-3.0\n'])
 def test_a_picture_that_is_a_program_is_not_run(head, monkeypatch):
     """PostScript under the name of a PNG: Pillow would hand it to Ghostscript."""
@@ -143,7 +178,15 @@ def test_a_picture_that_is_a_program_is_not_run(head, monkeypatch):
     assert not os.path.exists('executed')
 
 
-# --- augmentation files ---
+def test_a_pipe_in_a_data_set_is_not_waited_for(set_folder):
+    os.mkfifo(set_folder / 'images' / 'x.npy')
+    shutil.copy(next((set_folder / 'masks').iterdir()), set_folder / 'masks' / 'x.png')
+    with pytest.raises(tu.DataError, match='x.npy: cannot be read: is no file'):
+        tu.inspect_data({**tu.CONFIG, 'data': str(set_folder)})
+
+
+# --- augmentation files ---------------------------------------------------------------
+
 
 def pipeline(name, **arguments):
     return json.dumps({'__version__': '2.0.8', 'transform': {'__class_fullname__': name, 'p': 1.0, **arguments}})
@@ -170,17 +213,18 @@ LAUGHS = '\n'.join(['a: &a0 [x, x, x, x, x, x, x, x, x, x]'] + [
 ], ids=lambda x: str(x)[:60])
 def test_an_augmentation_file_that_asks_for_anything_else_is_refused(set_folder, name, text, capsys):
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert tu.main([f'data={set_folder}', *WORDS, f'augment={name}']) == 2
+    assert tu.main([f'data={set_folder}', *TYPED, f'augment={name}']) == 2
     assert f"augment='{name}'" in capsys.readouterr().err and not os.path.exists('harmed')
 
 
 def test_a_harmless_augmentation_file_is_used(set_folder):
     import albumentations as A
     Path('a.json').write_text(json.dumps(A.to_dict(A.Compose([A.HorizontalFlip(p=1)]))))
-    assert tu.main([f'data={set_folder}', *WORDS, 'augment=a.json']) == 0
+    assert tu.main([f'data={set_folder}', *TYPED, 'augment=a.json']) == 0
 
 
-# --- names ---
+# --- names and values -----------------------------------------------------------------
+
 
 NASTY = ['one\n  two', '\x1b[31mred\x1b]0;title\x07', '$(touch harmed)', '`touch harmed`', '; touch harmed;',
          'a..', '-o', '--help', 'a=b', "it's", '"quoted"', 'a b', '%s{stem}']
@@ -214,7 +258,7 @@ def test_predictions_of_odd_names_stay_in_their_folder(trained, given, capsys):
 def test_a_list_that_points_elsewhere_shows_nothing_of_it(set_folder, line, capsys, network_asked):
     good = ''.join(f'set/images/{n:03d}.png,set/masks/{n:03d}.png\n' for n in range(8))
     Path('list.csv').write_text(f'image,mask\n{good}{line}\n')
-    assert tu.main(['check', 'data=list.csv', *WORDS]) == 2
+    assert tu.main(['check', 'data=list.csv', *TYPED]) == 2
     told = capsys.readouterr().err
     assert 'root' not in told and not os.path.exists('harmed') and not network_asked
     assert all(c.isprintable() or c == '\n' for c in told)
@@ -236,30 +280,13 @@ def test_a_line_to_type_runs_nothing_but_what_it_says(tmp_path, name):
     assert not os.path.exists('harmed')
 
 
-# --- checkpoints and run folders of others ---
-
-def test_code_in_the_config_of_a_run_folder_is_never_executed(trained, capsys):
-    tu.save_checkpoint(Path('run/last.pt'), trained[0])
-    Path('run/config.py').write_text("import os\nos.mkdir('harmed')\nconfig = {}\n")
-    assert tu.main(['resume=run']) == 2 and tu.main(['resume=auto', 'run_dir=run']) == 2
-    assert tu.main(['--preset', 'run/config.py']) == 2 and tu.main(['--preset', 'run']) == 2
-    assert capsys.readouterr().err.count('read, not executed') == 2 and not os.path.exists('harmed')
-
-
-@pytest.mark.parametrize('encoder', [
-    'tu-hf-hub:stranger/network', 'tu-hf_hub:stranger/network', 'tu-local-dir:/tmp', 'tu-https://example.com/x'])
-def test_a_model_of_a_stranger_does_not_reach_for_the_network(trained, encoder, network_asked, capsys):
-    saved = trained[0] | {'config': trained[0]['config'] | {'encoder': encoder}}
-    tu.save_checkpoint(Path('best.pt'), saved)
-    assert tu.main(['predict', 'best.pt', str(trained[1])]) == 2
-    assert not network_asked
-
-
-def test_weights_that_are_there_are_not_fetched(trained, network_asked):
-    saved = trained[0] | {'config': trained[0]['config'] | {'encoder_weights': 'imagenet'}}
-    tu.save_checkpoint(Path('best.pt'), saved)
-    tu.load('best.pt')
-    assert not network_asked
+def test_names_of_folders_do_not_command_the_terminal(trained, tmp_path, capsys):
+    odd = Path('run\x1b]0;title\x07')
+    tu.save_checkpoint(odd / 'best.pt', trained[0])
+    assert tu.main(['evaluate', str(odd)]) == 0
+    assert tu.main(['predict', str(odd), str(trained[1] / 'images' / '000.png'), '-o', 'masks\x1b[2J']) == 0
+    printed = capsys.readouterr()
+    assert 'Written to' in printed.out and '\x1b' not in printed.out + printed.err
 
 
 def test_class_names_of_a_stranger_do_not_command_the_terminal(trained, capsys):
@@ -269,6 +296,38 @@ def test_class_names_of_a_stranger_do_not_command_the_terminal(trained, capsys):
     code = tu.main(['evaluate', 'run'])
     printed = capsys.readouterr()
     assert code in (0, 2) and '\x1b' not in printed.out + printed.err
+
+
+def test_values_of_any_size_are_shown_in_few_letters():
+    nested = list(range(10))
+    for _ in range(7):
+        nested = [nested] * 10                                         # ten million numbers, if all were told
+    tracemalloc.start()
+    assert len(tu.shown(nested)) <= 210
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert tu.shown({255: 1, '#ff0000': 2}) == "{255: 1, '#ff0000': 2}"
+
+
+# --- checkpoints and run folders of others --------------------------------------------
+
+
+def test_code_in_the_config_of_a_run_folder_is_never_executed(trained, capsys):
+    tu.save_checkpoint(Path('run/last.pt'), trained[0])
+    Path('run/config.py').write_text("import os\nos.mkdir('harmed')\nconfig = {}\n")
+    assert tu.main(['resume=run']) == 2 and tu.main(['resume=auto', 'run_dir=run']) == 2
+    assert tu.main(['--preset', 'run/config.py']) == 2 and tu.main(['--preset', 'run']) == 2
+    assert capsys.readouterr().err.count('read, not executed') == 2 and not os.path.exists('harmed')
+
+
+def test_a_link_in_a_run_folder_is_not_written_through(trained, set_folder, tmp_path):
+    (tmp_path / 'project').mkdir()
+    (tmp_path / 'project' / 'metrics.json').write_text('{}')
+    tu.save_checkpoint(Path('run/best.pt'), trained[0])
+    os.symlink(tmp_path / 'project', f'run/evaluation_{set_folder.name}')
+    assert tu.main(['evaluate', 'run', f'data={set_folder}']) == 0
+    assert os.listdir(tmp_path / 'project') == ['metrics.json']
+    assert Path(f'run/evaluation_{set_folder.name}-2/metrics.json').exists()
 
 
 @pytest.mark.parametrize('change', [
@@ -286,13 +345,20 @@ def test_a_model_file_that_makes_no_sense_ends_with_2_and_no_traceback(trained, 
     assert 'Traceback' not in capsys.readouterr().err
 
 
+def test_a_threshold_that_is_no_number_makes_no_model(trained, tmp_path):
+    tu.save_checkpoint(tmp_path / 'best.pt', trained[0] | {'threshold': float('nan')})
+    with pytest.raises(tu.UserError, match='threshold'):
+        tu.load(tmp_path / 'best.pt')
+
+
 def test_an_image_size_beyond_all_images_is_refused_by_its_name(trained):
     tu.save_checkpoint(Path('best.pt'), trained[0] | {'config': trained[0]['config'] | {'image_size': [65536, 65536]}})
     with pytest.raises(tu.UserError, match=r'image_size \[65536, 65536\]'):
         tu.load('best.pt')
 
 
-# --- network, secrets ---
+# --- the network ----------------------------------------------------------------------
+
 
 def test_nothing_asks_for_the_network(set_folder, tmp_path):
     """The real command, without the settings that tests use to keep libraries quiet."""
@@ -308,81 +374,20 @@ def test_nothing_asks_for_the_network(set_folder, tmp_path):
         'real(own, address) if isinstance(address, (str, bytes)) else refuse(address)\n')
     quiet = ('NO_ALBUMENTATIONS_UPDATE', 'HF_HUB_OFFLINE')
     env = {key: value for key, value in os.environ.items() if key not in quiet}
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={set_folder}', *WORDS],
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={set_folder}', *TYPED],
                           env={**env, 'PYTHONPATH': str(tmp_path / 'watch'), 'OMP_NUM_THREADS': '1'},
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert not os.path.exists('asked'), Path('asked').read_text()
 
 
-@pytest.mark.parametrize('key', ['wandb_token', 'slack_webhook', 'api_key'])
-def test_a_secret_in_a_preset_is_refused_with_the_reason_and_saved_nowhere(set_folder, key, capsys):
-    Path('mine.py').write_text(f"config = {{'{key}': 'hunter2'}}\n")
-    assert tu.main([f'data={set_folder}', '--preset', 'mine.py', *WORDS]) == 2
-    told = capsys.readouterr()
-    assert 'secrets do not belong in a config' in told.err and 'hunter2' not in told.err + told.out
-    assert not os.path.exists('runs')
-
-
-def test_a_deflated_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_path):
-    """8 x 8 pixels of 5 bands in one strip, which unpacks to 200 MB."""
-    path = tmp_path / 'bomb.tif'
-    tifffile.imwrite(path, np.zeros((8, 8, 5), np.uint8), compression='zlib', photometric='minisblack',
-                     planarconfig='contig', rowsperstrip=8)
-    with tifffile.TiffFile(path) as file:
-        page = file.pages[0]
-        place, size = (page.tags[code].valueoffset for code in (273, 279))
-    bomb = zlib.compress(bytes(2 * 10**8), 9)
-    content = bytearray(path.read_bytes())
-    for at, value in ((place, len(content)), (size, len(bomb))):
-        content[at:at + 4] = struct.pack('<I', value)
-    path.write_bytes(bytes(content) + bomb)
-    tracemalloc.start()
-    with pytest.raises(tu.DataError, match='unpacks to more than its 320 bytes'):
-        tu.read_image(path, CONFIG | {'in_channels': 5})
-    assert tracemalloc.get_traced_memory()[1] < 5 * 10**7
-    tracemalloc.stop()
-
-
-# --- what an audit found -------------------------------------------------------------
-
-
-def test_a_tile_larger_than_its_image_is_refused(tmp_path):
-    tifffile.imwrite(tmp_path / 'x.tif', np.zeros((16, 16, 3), np.uint8), tile=(4096, 4096), compression='zlib',
-                     photometric='rgb')
-    with pytest.raises(tu.DataError, match='above max_image_pixels'):
-        tu.read_image(str(tmp_path / 'x.tif'), {**tu.CONFIG, 'max_image_pixels': 100_000})
-
-
-def test_a_matlab_bomb_of_the_other_byte_order_is_refused(tmp_path):
-    content = zlib.compress(bytes(40_000_000))
-    (tmp_path / 'x.mat').write_bytes(bytes(126) + b'MI' + struct.pack('>II', 15, len(content)) + content)
-    with pytest.raises(tu.DataError, match='unpacks to more than'):
-        tu.read_mask(str(tmp_path / 'x.mat'), {**tu.CONFIG, 'max_image_pixels': 100_000})
-
-
-def test_values_of_any_size_are_shown_in_few_letters():
-    nested = list(range(10))
-    for _ in range(7):
-        nested = [nested] * 10                                         # ten million numbers, if all were told
-    tracemalloc.start()
-    assert len(tu.shown(nested)) <= 210
-    assert tracemalloc.get_traced_memory()[1] < 2**20
-    tracemalloc.stop()
-    assert tu.shown({255: 1, '#ff0000': 2}) == "{255: 1, '#ff0000': 2}"
-
-
-def test_a_pipe_among_the_images_is_not_waited_for(set_folder):
-    os.mkfifo(set_folder / 'images' / 'x.npy')
-    shutil.copy(next((set_folder / 'masks').iterdir()), set_folder / 'masks' / 'x.png')
-    with pytest.raises(tu.DataError, match='x.npy: cannot be read: is no file'):
-        tu.inspect_data({**tu.CONFIG, 'data': str(set_folder)})
-
-
-def test_a_threshold_that_is_no_number_makes_no_model(trained, tmp_path):
-    tu.save_checkpoint(tmp_path / 'best.pt', trained[0] | {'threshold': float('nan')})
-    with pytest.raises(tu.UserError, match='threshold'):
-        tu.load(tmp_path / 'best.pt')
+@pytest.mark.parametrize('encoder', [
+    'tu-hf-hub:stranger/network', 'tu-hf_hub:stranger/network', 'tu-local-dir:/tmp', 'tu-https://example.com/x'])
+def test_a_model_of_a_stranger_does_not_reach_for_the_network(trained, encoder, network_asked, capsys):
+    saved = trained[0] | {'config': trained[0]['config'] | {'encoder': encoder}}
+    tu.save_checkpoint(Path('best.pt'), saved)
+    assert tu.main(['predict', 'best.pt', str(trained[1])]) == 2
+    assert not network_asked
 
 
 def test_a_replay_of_a_strangers_batch_does_not_reach_for_the_network(trained, tmp_path, network_asked):
@@ -393,20 +398,20 @@ def test_a_replay_of_a_strangers_batch_does_not_reach_for_the_network(trained, t
     assert not network_asked
 
 
-def test_names_of_folders_do_not_command_the_terminal(trained, tmp_path, capsys):
-    odd = Path('run\x1b]0;title\x07')
-    tu.save_checkpoint(odd / 'best.pt', trained[0])
-    assert tu.main(['evaluate', str(odd)]) == 0
-    assert tu.main(['predict', str(odd), str(trained[1] / 'images' / '000.png'), '-o', 'masks\x1b[2J']) == 0
-    printed = capsys.readouterr()
-    assert 'Written to' in printed.out and '\x1b' not in printed.out + printed.err
+def test_weights_that_are_there_are_not_fetched(trained, network_asked):
+    saved = trained[0] | {'config': trained[0]['config'] | {'encoder_weights': 'imagenet'}}
+    tu.save_checkpoint(Path('best.pt'), saved)
+    tu.load('best.pt')
+    assert not network_asked
 
 
-def test_a_link_in_a_run_folder_is_not_written_through(trained, set_folder, tmp_path):
-    (tmp_path / 'project').mkdir()
-    (tmp_path / 'project' / 'metrics.json').write_text('{}')
-    tu.save_checkpoint(Path('run/best.pt'), trained[0])
-    os.symlink(tmp_path / 'project', f'run/evaluation_{set_folder.name}')
-    assert tu.main(['evaluate', 'run', f'data={set_folder}']) == 0
-    assert os.listdir(tmp_path / 'project') == ['metrics.json']
-    assert Path(f'run/evaluation_{set_folder.name}-2/metrics.json').exists()
+# --- secrets --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('key', ['wandb_token', 'slack_webhook', 'api_key'])
+def test_a_secret_in_a_preset_is_refused_with_the_reason_and_saved_nowhere(set_folder, key, capsys):
+    Path('mine.py').write_text(f"config = {{'{key}': 'hunter2'}}\n")
+    assert tu.main([f'data={set_folder}', '--preset', 'mine.py', *TYPED]) == 2
+    told = capsys.readouterr()
+    assert 'secrets do not belong in a config' in told.err and 'hunter2' not in told.err + told.out
+    assert not os.path.exists('runs')

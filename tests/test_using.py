@@ -1,11 +1,16 @@
-"""Using a model: load, evaluate, predict, export, the notebook.  python -m pytest tests/test_using.py"""
-import importlib.util
-import io
+"""Using a model: load, predict, evaluate, and pictures.
+
+Run: python -m pytest tests/test_using.py
+"""
+import contextlib
 import json
 import os
 import re
-import shlex
+import shutil
+import subprocess
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,46 +19,33 @@ import pytest
 import tifffile
 import torch
 
-import train_unet
-from conftest import ROOT, TINY, WRITES_ONNX, draw_set
+import train_unet as tu
+from conftest import ENOUGH, ROOT, TINY, draw_set
+from helpers import as_float, as_png, save, two_kinds
+
+pytestmark = pytest.mark.usefixtures('one_thread')
 
 
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    """A small trained run and its data: (run folder, data folder)."""
-    folder = tmp_path_factory.mktemp('trained')
-    data = draw_set(folder / 'set', count=16)
-    run = folder / 'run'
-    train_unet.train(**TINY | {'num_epochs': 6, 'image_size': 64}, data=str(data), run_dir=str(run))
-    return run, data
+def written(folder):
+    """The files below a folder, by their names in it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file())
 
 
-def images_of(run):
-    """The validation images of a run, as evaluate names them."""
-    return [row['file'] for row in json.loads((run / 'metrics.json').read_text())['images']]
+def save_images(folder, *names):
+    """Small images under these names -> the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        array = np.random.default_rng(number).integers(0, 255, (40 + number, 50, 3), dtype=np.uint8)
+        PIL.Image.fromarray(array).save(folder / name)
+    return folder
 
 
-def test_predicted_files_score_what_evaluate_says(trained, tmp_path):
-    """The masks that predict wrote, compared pixel by pixel, give evaluate's IoU at its threshold, exactly."""
-    run, data = trained
-    assert train_unet.evaluate_run(run, {}) == 0
-    report = json.loads((run / 'metrics.json').read_text())
-    assert train_unet.load(run).threshold == report['threshold']
-    files = images_of(run)
-    assert train_unet.predict(run, files, tmp_path / 'masks') == 0
-    counts = 0
-    for file in files:
-        name = os.path.basename(file)
-        mask = np.array(PIL.Image.open(tmp_path / 'masks' / name)) // 255
-        truth = np.array(PIL.Image.open(data / 'masks' / name)) // 255
-        counts = counts + train_unet.confusion_matrix(torch.tensor(mask), torch.tensor(truth), 2)
-    assert train_unet.compute_metrics(counts)['iou'] == report['metrics_at_threshold']['iou'] > 0.5
-    assert {'worst.png', 'confusion.png', 'metrics.json'} <= {p.name for p in run.iterdir()}
+# --- load -----------------------------------------------------------------------------
 
 
-def test_load_takes_paths_pictures_arrays_and_tensors(trained):
-    run, data = trained
-    model, path = train_unet.load(run), data / 'images' / '003.png'
+def test_load_takes_paths_pictures_arrays_and_tensors(two):
+    run, data = two
+    model, path = tu.load(run), data / 'images' / '003.png'
     picture = PIL.Image.open(path)
     array = np.array(picture)
     tensor = torch.tensor(array).permute(2, 0, 1)
@@ -61,140 +53,409 @@ def test_load_takes_paths_pictures_arrays_and_tensors(trained):
     assert masks[0].shape == (40, 40) and masks[0].dtype == np.uint8 and 0 < masks[0].mean() < 1
     assert all(np.array_equal(mask, masks[0]) for mask in masks)
     for wrong in (tensor.float(), tensor[None] / 255, array / 255):        # 0 to 255 in floats; a batch; an array
-        with pytest.raises(train_unet.DataError, match='8-bit images|3 x height x width'):
+        with pytest.raises(tu.DataError, match='8-bit images|3 x height x width'):
             model.predict(wrong)
 
 
-def test_predict_keeps_names_and_size_and_survives_a_broken_file(trained, tmp_path, capsys):
-    run, data = trained
+def test_a_loaded_model_predicts_as_the_trained_one_does_in_16_bits(small_set):
+    """channels_last, too, is part of how it was trained: 16-bit kernels round otherwise in another layout."""
+    result = tu.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16',
+                                              'encoder': 'resnet18', 'image_size': 64, 'num_epochs': 1})
+    loaded = tu.load(result.run_dir)
+    weight = loaded.network.segmentation_head[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8)
+    trained, again = (tu.UnderAutocast(model, 'bfloat16')(images) for model in (result.model, loaded))
+    assert torch.equal(trained, again)
+
+
+def test_a_result_predicts_in_the_precision_that_healing_arrived_at(two, tmp_path):
+    result = tu.train(**{**ENOUGH, 'num_epochs': 1, 'use_amp': True, 'amp_dtype': 'float16', 'std': 1e-6,
+                         'mean': 0.0, 'max_bad_steps': 1}, data=str(two[1]), run_dir=str(tmp_path / 'run'))
+    image = two[1] / 'images' / '001.png'
+    assert result.model.config['amp_dtype'] != 'float16'
+    assert np.array_equal(result.model.predict(image), tu.load(tmp_path / 'run').predict(image))
+
+
+@pytest.mark.parametrize('units, dtype', [(set(), 'float32'), ({'bfloat16'}, 'bfloat16')])
+def test_what_a_gpu_decided_is_not_obeyed_without_its_units(two, tmp_path, monkeypatch, units, dtype):
+    """A run in 16 bits predicts in float32 on a laptop that would need ten times the time."""
+    path = tmp_path / 'best.pt'
+    saved = tu.load_checkpoint(two[0] / 'best.pt')
+    saved['config'] |= {'use_amp': True, 'amp_dtype': 'bfloat16'}
+    tu.save_checkpoint(path, saved)
+    monkeypatch.setattr(tu, 'cpu_units', lambda: frozenset(units))
+    model = tu.load(path, 'cpu')
+    assert tu.resolve_precision(model.config, tu.detect_hardware(torch.device('cpu'))).dtype == dtype
+
+
+def test_predicting_with_a_model_in_train_mode_changes_nothing(two):
+    """BatchNorm would take the statistics of the one image, and keep them."""
+    model, image = tu.load(two[0]), np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    mask, before = model.predict(image), {key: value.clone() for key, value in model.state_dict().items()}
+    assert np.array_equal(mask, model.train().predict(image))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+# --- images as they come: depth, channels, rotation -----------------------------------
+
+
+def test_alpha_rotation_and_tensors_do_not_change_the_mask(two):
+    model = tu.load(two[0])
+    array = np.array(PIL.Image.open(two[1] / 'images' / '003.png'))[:, :36]
+    mask = model.predict(array)
+    assert mask.shape == (40, 36) and 0 < mask.mean() < 1
+    alpha = np.dstack([array, np.full((40, 36), 200, np.uint8)])
+    turned = PIL.Image.fromarray(np.ascontiguousarray(np.rot90(array)))
+    turned.getexif()[274] = 6                                          # a camera held upright
+    tensors = [torch.from_numpy(image).permute(2, 0, 1) for image in (array, alpha)]
+    for image in (alpha, PIL.Image.fromarray(alpha), turned, *tensors):
+        assert np.array_equal(model.predict(image), mask)
+
+
+def test_colours_are_greyed_alike_as_arrays_and_as_pictures(tmp_path):
+    """in_channels=1: the weights are those of Pillow, the type stays."""
+    colours = np.random.default_rng(0).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    config = {**tu.CONFIG, 'in_channels': 1, 'image_dtype': 'uint8'}
+    as_array, as_picture = (tu.as_image(image, config) for image in (colours, PIL.Image.fromarray(colours)))
+    assert as_array.dtype == np.uint8
+    assert np.abs(as_array[..., 0].astype(int) - as_picture.reshape(16, 16)).max() <= 1
+
+
+@pytest.mark.parametrize('wider', [np.int64, np.int32, np.int16])
+def test_whole_numbers_up_to_255_are_an_8_bit_image(two, wider):
+    model = tu.load(two[0])
+    image = np.array(PIL.Image.open(two[1] / 'images' / '001.png'))
+    assert np.array_equal(model.predict(image.astype(wider)), model.predict(image))
+
+
+def test_the_command_and_python_read_a_wide_array_alike(two, tmp_path):
+    image = np.asarray(PIL.Image.open(next((two[1] / 'images').iterdir()))).astype(np.int64)
+    np.save(tmp_path / 'wide.npy', image)
+    assert tu.main(['predict', str(two[0]), str(tmp_path / 'wide.npy'), '-o', str(tmp_path / 'out')]) == 0
+    mask = np.asarray(PIL.Image.open(tmp_path / 'out' / 'wide.png'))
+    assert (mask > 0).tolist() == (tu.load(two[0]).predict(image) > 0).tolist()
+
+
+def test_shallow_images_of_a_deep_set_are_resized_as_evaluate_does():
+    """First the type, then the size: else predict would round where evaluate does not."""
+    config = {**tu.CONFIG, 'image_dtype': 'float32', 'image_size': [8, 8], 'batch_size': 2, 'use_amp': False}
+    seen = []
+
+    class Watching(torch.nn.Module):
+        threshold = 0.5
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, images):
+            seen.append(images)
+            return images[:, :1]
+
+    Watching.config = config
+    image = np.random.default_rng(0).integers(0, 256, (20, 20, 3)).astype(np.uint8)
+    list(tu.predict_stream(Watching(), [('x', tu.as_image(image, config))]))
+    wanted = tu.resize(image.astype(np.float32) / 255, 8, 8)
+    assert torch.equal(seen[0][0], torch.from_numpy(wanted).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize('shape', [(40, 40), (40, 40, 3)], ids=['grey', 'colour'])
+def test_an_image_of_16_bits_is_not_predicted_as_black(two, tmp_path, capsys, shape):
+    deep = np.random.default_rng(0).integers(0, 65535, shape, dtype=np.uint16)
+    tu.cv2.imwrite(str(tmp_path / 'deep.png'), deep)
+    assert tu.predict(two[0], [str(tmp_path / 'deep.png')], tmp_path / 'out') == 1
+    assert 'deep.png: holds 16-bit or float pixels' in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+    model = tu.load(two[0])
+    for image in (deep, deep / 65535.0, tmp_path / 'deep.png'):
+        with pytest.raises(tu.DataError, match='16-bit or float pixels'):
+            model.predict(image)
+
+
+@pytest.mark.parametrize('image', [255 * torch.rand(3, 8, 8).bfloat16(), np.zeros((0, 5, 3), np.uint8)],
+                         ids=['bf16', 'empty'])
+def test_what_is_no_image_for_this_network_is_told_in_words(two, image):
+    with pytest.raises(tu.DataError):
+        tu.load(two[0]).predict(image)
+
+
+def test_a_trained_network_is_not_advised_to_take_other_channels(two):
+    with pytest.raises(tu.DataError) as error:
+        tu.load(two[0]).predict(np.zeros((8, 8, 7), np.uint8))
+    assert 'has 7 channels, in_channels=3' in str(error.value) and 'type' not in str(error.value)
+
+
+def test_images_stored_otherwise_than_those_trained_on_are_told(tmp_path, capsys, caplog):
+    """float32 of 0 to 255 in training; the same pictures of 8 bits become 0 to 1."""
+    folder = two_kinds(tmp_path / 'set', as_float(255), as_float(255))
+    result = tu.train(data=str(folder), in_channels=1, **{**TINY, 'image_size': 32})
+    two_kinds(tmp_path / 'other', as_png, as_png)
+    says = "stored as uint8, what was trained on as float32; is the scale the same?"
+    for command, told in ((['predict', str(folder / 'images')], 0), (['predict', str(tmp_path / 'other/images')], 1),
+                          (['evaluate', f'data={tmp_path / "other"}'], 1)):
+        caplog.clear()
+        tu.main([command[0], str(result.run_dir), *command[1:]])
+        assert caplog.text.count(says) == told
+
+
+# --- predict: which files -------------------------------------------------------------
+
+
+def test_paths_may_be_path_objects(own, two, tmp_path):
+    assert tu.predict(own, [two[1] / 'images' / '001.png'], tmp_path / 'o') == 0
+    assert written(tmp_path / 'o') == ['001.png']
+
+
+def test_one_file_in_two_spellings_is_one_file(two, tmp_path, monkeypatch):
+    save_images(tmp_path / 'p', 'a.jpg')
+    monkeypatch.chdir(tmp_path)
+    assert tu.predict(two[0], ['p/a.jpg', './p/a.jpg'], 'out') == 0
+    assert written(tmp_path / 'out') == ['a.png']
+
+
+def test_a_pattern_with_an_equals_sign_is_a_path(two, tmp_path, monkeypatch):
+    save_images(tmp_path / 'run=3', 'a.png')
+    monkeypatch.chdir(tmp_path)
+    assert tu.main(['predict', str(two[0]), 'run=3/*.png', '-o', 'out']) == 0
+    assert written(tmp_path / 'out') == ['a.png']
+
+
+def test_the_home_folder_may_be_typed_as_a_tilde_for_predict_and_export(two, tmp_path, monkeypatch):
+    """A shell expands it after a space, but not in --out=~/masks: that made a folder of this name."""
+    save_images(tmp_path / 'p', 'a.jpg')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert tu.main(['predict', str(two[0]), '~/p', '--out=~/masks']) == 0
+    assert tu.main(['export', str(two[0]), 'format=smp', '--out=~/smp']) == 0
+    assert (tmp_path / 'masks/a.png').exists() and (tmp_path / 'smp/config.json').exists()
+
+
+def test_a_file_typed_by_name_is_tried_whatever_its_suffix(two, tmp_path, capsys):
+    (tmp_path / 'notes.txt').write_text('no image')
+    image = two[1] / 'images' / '001.png'
+    shutil.copy(image, tmp_path / 'photo.upload')
+    inputs = [str(tmp_path / 'notes.txt'), str(tmp_path / 'photo.upload'), str(image)]
+    assert tu.predict(two[0], inputs, tmp_path / 'out') == 1
+    said = capsys.readouterr().err
+    assert 'notes.txt' in said and '1 files could not be predicted' in said
+    assert written(tmp_path / 'out') == ['001.png', 'photo.png']
+
+
+def test_a_folder_without_images_is_an_error(two, tmp_path):
+    (tmp_path / 'empty').mkdir()
+    image = str(two[1] / 'images' / '001.png')
+    with pytest.raises(tu.UserError, match='empty: there is no such file, or no image in it'):
+        tu.predict(two[0], [image, str(tmp_path / 'empty')], tmp_path / 'out')
+    assert not (tmp_path / 'out').exists()
+    tu.predict(two[0], [image], tmp_path / 'out')
+    with pytest.raises(tu.UserError, match='out: .* no image in it but masks of predict'):
+        tu.predict(two[0], [str(tmp_path / 'out')], tmp_path / 'again')
+    assert tu.predict(two[0], [str(tmp_path / 'out' / '001.png')], tmp_path / 'again') == 0
+
+
+def test_masks_of_an_earlier_time_are_no_images(two, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    PIL.Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save('photo.jpg')
+    for _ in range(2):
+        assert tu.main(['predict', str(two[0]), '.', '-o', 'masks']) == 0
+    assert [path.name for path in Path('masks').rglob('*.*')] == ['photo.png']
+
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='Windows has no pipes with a name')
+def test_a_pipe_among_the_images_is_not_waited_for(two, tmp_path):
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    os.mkfifo(folder / 'log')
+    rescue = threading.Timer(4, lambda: open(folder / 'log', 'wb').close())    # else who waits would wait for ever
+    rescue.start()
+    assert tu.predict(two[0], [str(folder)], tmp_path / 'out') == 0 and not rescue.finished.is_set()
+    rescue.cancel()
+
+
+def test_every_file_that_cannot_be_predicted_is_named(two, tmp_path, capsys):
+    for number in range(12):
+        (tmp_path / f'{number}.png').write_text('no picture')
+    assert tu.main(['predict', str(two[0]), str(tmp_path), '-o', str(tmp_path / 'out')]) == 1
+    told = capsys.readouterr().err
+    assert all(f'{number}.png' in told for number in range(12))
+
+
+# --- predict: what is written, and where ----------------------------------------------
+
+
+def test_predict_keeps_names_and_size_and_survives_a_broken_file(two, tmp_path, capsys):
+    run, data = two
     folder = tmp_path / 'mine' / 'deeper'
     folder.mkdir(parents=True)
     PIL.Image.new('RGB', (61, 33)).save(folder / 'a photo.jpg')
     (folder / 'broken.png').write_bytes(b'no image')
-    assert train_unet.predict(run, [str(tmp_path / 'mine')], tmp_path / 'out') == 1
+    assert tu.predict(run, [str(tmp_path / 'mine')], tmp_path / 'out') == 1
     assert PIL.Image.open(tmp_path / 'out' / 'deeper' / 'a photo.png').size == (61, 33)
     assert 'broken.png' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('save, mode', [('mask', 'L'), ('palette', 'P'), ('overlay', 'RGB'), ('probability', 'L')])
-def test_what_predict_can_save(trained, tmp_path, save, mode):
-    run, data = trained
-    train_unet.predict(run, [str(data / 'images' / '001.png')], tmp_path, save=save, tta=True)
+def test_what_predict_can_save(two, tmp_path, save, mode):
+    run, data = two
+    tu.predict(run, [str(data / 'images' / '001.png')], tmp_path, save=save, tta=True)
     picture = PIL.Image.open(tmp_path / '001.png')
     assert picture.mode == mode and picture.size == (40, 40)
     assert len(np.unique(np.array(picture))) > (1 if save in ('mask', 'palette') else 2)
 
 
-def test_an_export_that_differs_is_refused_and_leaves_the_one_before(trained, tmp_path, monkeypatch):
-    """A file with one other weight in it is found out; what was verified yesterday is worth more than it."""
-    path = tmp_path / 'model.pt2'
-    path.write_bytes(b'yesterday')
-    real = torch.export.load
-
-    def spoiled(path):
-        program = real(path)
-        next(iter(program.parameters())).data.add_(0.5)
-        return program
-
-    monkeypatch.setattr(torch.export, 'load', spoiled)
-    with pytest.raises(train_unet.UserError, match='does not agree'):
-        train_unet.export(trained[0], 'pt2', path)
-    assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'model.pt2']
+def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
+    file = str(three[1] / 'images' / '003.png')
+    assert tu.predict(three[0], [file], tmp_path, save='probability') == 0
+    assert written(tmp_path) == ['003.tif']
+    chances = tifffile.imread(tmp_path / '003.tif')
+    assert chances.shape == (40, 40, 3) and chances.dtype == np.uint8
+    assert np.abs(chances.sum(2, dtype=int) - 255).max() <= 2
+    mask = tu.load(three[0]).predict(file)
+    assert len(np.unique(mask)) > 1 and (chances.argmax(2) == mask).mean() > 0.95
 
 
-@WRITES_ONNX
-def test_the_four_commands_follow_from_each_other(tmp_path, capsys):
-    """Train, evaluate, predict, export: each time what the one before has printed (.ci/run types them in a shell)."""
-    draw_set(tmp_path / 'set', count=8)
-    settings = [f'{key}={value}' for key, value in (TINY | {'num_epochs': 1}).items()]
-    typed = 'python train_unet.py data=set ' + shlex.join(settings)
-    steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
-    for word, file in steps:
-        python, script, *words = shlex.split(typed)
-        assert (python, script) == ('python', 'train_unet.py')
-        assert train_unet.main(words) == 0
-        assert (tmp_path / 'runs' / 'set-1' / file).exists()
-        printed = capsys.readouterr().out
-        typed = ''.join(re.findall('Next:  (.*)', printed)).replace('YOUR_IMAGES -o masks', 'set/images')
-        assert f'{word} runs/set-1' in typed or not word
+def test_a_batch_predicts_what_single_images_predict(two, tmp_path):
+    run, data = two
+    model = tu.load(run)
+    images = [(i, np.array(PIL.Image.open(data / 'images' / f'{i:03d}.png'))) for i in range(5)]
+    sizes = []
+    hook = model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    together = [mask for _, _, mask in tu.decide_stream(model, images)]
+    assert sizes == [4, 1]                                             # TINY's batch_size is 4
+    hook.remove()
+    assert all(np.array_equal(mask, model.predict(image)) for mask, (_, image) in zip(together, images))
 
 
-NOTEBOOK = TINY | {'encoder': 'tu-test_efficientnet', 'num_epochs': 1, 'compile_model': False}
-# The stop button of Jupyter sends SIGINT to the kernel; here once an epoch is done.
-INTERRUPTED = """
-import os, signal, threading, time
-def stop():
-    while not os.path.exists('long/history.csv'):
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Thread(target=stop).start()
-result = train_unet.train(data='set', {tiny}, run_dir='long', early_stopping_patience=None)
-print('stopped by', int(result.stopped_by), 'after', len(result.history), result.best['epoch'])
-""".replace('{tiny}', '**dict({tiny}) | dict(num_epochs=10 ** 5)')
-MODELS = 'import gc; gc.collect(); print(sum(isinstance(x, train_unet.SegmentationModel) for x in gc.get_objects()))'
+def test_masks_go_where_out_says(own, two, tmp_path):
+    assert tu.main(['predict', str(own), str(two[1] / 'images' / '001.png'), '--out', str(tmp_path / 'o')]) == 0
+    assert written(tmp_path / 'o') == ['001.png']
 
 
-def test_the_notebook_lines_of_the_readme_run(tmp_path):
-    """In a real kernel, twice; pictures appear; a second run does not keep the first one's memory."""
-    import nbclient
-    import nbformat
-    draw_set(tmp_path / 'set', count=8)
-    block = re.search(r'## In a notebook\s+```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)[1]
-    tiny = ', '.join(f'{k}={v!r}' for k, v in NOTEBOOK.items())
-    block = block.replace("num_epochs=5", tiny).replace("'PATH'", "'set'").replace('photo.jpg', 'set/images/001.png')
-    lines = [line for line in block.splitlines() if line.strip()]
-    assert len(lines) == 4
-    setup = f'import sys; sys.path.insert(0, {str(ROOT)!r})'
-    interrupted = INTERRUPTED.format(tiny=tiny)
-    cells = [setup, *lines[:3], MODELS, *lines[1:3], MODELS, *lines[2:], 'print(mask.shape)', interrupted,
-             "print('and on')"]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    where = {'metadata': {'path': str(tmp_path)}}
-    nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources=where).execute()
-    outputs = [output for cell in book.cells for output in cell.get('outputs', [])]
-    assert sum('val loss' in output.get('data', {}).get('text/html', '') for output in outputs) == 3   # the history
-    shown = [output for output in outputs if 'text/html' in output.get('data', {})]
-    assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 3
-    said = [''.join(output.get('text', '') for output in cell.outputs if output.get('name') == 'stdout')
-            for cell in book.cells]
-    assert '(40, 40)' in said[-3] and 'stopped by 2 after' in said[-2] and 'and on' in said[-1]
-    assert said[4] == said[7] and int(said[4]) >= 1
+@pytest.fixture
+def namesakes(two, tmp_path):
+    """Two folders that hold different images of the same name."""
+    for folder, number in (('a', 1), ('b', 2)):
+        (tmp_path / 'mine' / folder).mkdir(parents=True)
+        shutil.copy(two[1] / 'images' / f'{number:03d}.png', tmp_path / 'mine' / folder / 'x.png')
+    return tmp_path / 'mine'
+
+
+@pytest.mark.parametrize('inputs', [['mine/a', 'mine/b'], ['mine/**/*.png'], ['mine/[ab]'],
+                                    ['mine/a/x.png', 'mine/b/x.png']], ids=str)
+def test_images_of_one_name_in_two_folders_give_two_masks(two, namesakes, tmp_path, inputs):
+    assert tu.predict(two[0], inputs, tmp_path / 'out') == 0
+    assert written(tmp_path / 'out') == ['a/x.png', 'b/x.png']
+    model = tu.load(two[0])
+    for name in ('a/x.png', 'b/x.png'):
+        mask = np.array(PIL.Image.open(tmp_path / 'out' / name)) // 255
+        assert np.array_equal(mask, model.predict(namesakes / name))
+
+
+def test_no_mask_takes_the_place_of_another(two, tmp_path):
+    folder = save_images(tmp_path / 'p', 'a.png', 'a.jpg', 'a.jpg.png', 'a.jpg.png.png')
+    assert tu.predict(two[0], [str(folder)], tmp_path / 'out') == 0
+    assert len(written(tmp_path / 'out')) == 4
+    sizes = {PIL.Image.open(tmp_path / 'out' / name).size for name in written(tmp_path / 'out')}
+    assert sizes == {(50, 40), (50, 41), (50, 42), (50, 43)}
+
+
+def test_names_that_differ_in_cases_alone_are_kept_apart(two, tmp_path):
+    """Many disks take A.png and a.png for one file."""
+    folder = save_images(tmp_path / 'p', 'A.jpg', 'a.png')
+    assert tu.predict(two[0], [str(folder)], tmp_path / 'out') == 0
+    assert len({name.casefold() for name in written(tmp_path / 'out')}) == 2
+
+
+def test_predict_never_writes_over_the_images(two, tmp_path, monkeypatch, capsys):
+    """photo.png and -o . would be the same file."""
+    monkeypatch.chdir(tmp_path)
+    PIL.Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save('photo.png')
+    before = Path('photo.png').read_bytes()
+    assert tu.main(['predict', str(two[0]), 'photo.png', '-o', '.']) == 2
+    assert 'would be overwritten' in capsys.readouterr().err and Path('photo.png').read_bytes() == before
+    assert tu.main(['predict', str(two[0]), 'photo.png', '-o', 'photo.png']) == 2
+    assert 'name a folder' in capsys.readouterr().err
+    assert tu.main(['predict', str(two[0]), 'photo.png', '-o', 'out/one.png']) == 2 and not Path('out').exists()
+
+
+def test_photographs_in_the_folder_of_the_masks_stay(two, tmp_path):
+    """An image that is no input; one in a folder inside the inputs, which is no mask of an earlier time."""
+    beside = save_images(tmp_path / 'q', 'a.png', 'a.jpg')
+    inside = save_images(tmp_path / 'r', 'a.jpg')
+    save_images(inside / 's', 'a.png')
+    for inputs, output in (([beside / 'a.jpg'], beside), ([inside], inside / 's')):
+        before = (output / 'a.png').read_bytes()
+        with pytest.raises(tu.UserError, match='would be overwritten'):
+            tu.predict(two[0], list(map(str, inputs)), output)
+        assert (output / 'a.png').read_bytes() == before
+
+
+@pytest.mark.parametrize('save', ['mask', 'palette', 'overlay', 'probability'])
+def test_masks_of_an_earlier_time_are_written_anew(two, tmp_path, save):
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    for _ in range(2):
+        assert tu.predict(two[0], [str(folder)], folder / 'masks', save=save) == 0
+    assert written(folder) == ['a.jpg', 'masks/a.png']
+
+
+def test_a_tiff_of_an_earlier_time_is_written_anew(three, tmp_path):
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    for _ in range(2):
+        assert tu.predict(three[0], [str(folder)], folder / 'masks', save='probability') == 0
+    assert written(folder) == ['a.jpg', 'masks/a.tif']
+
+
+def test_a_mask_that_cannot_be_written_costs_no_other(two, tmp_path, capsys):
+    folder = save_images(tmp_path / 'p', 'a.png', 'x' * 250 + '.png', 'z.png')
+    (tmp_path / 'out' / 'a.png').mkdir(parents=True)
+    assert tu.predict(two[0], [str(folder)], tmp_path / 'out') == 1
+    assert written(tmp_path / 'out') == ['x' * 250 + '.png', 'z.png']
+    assert 'a.png: cannot be written' in capsys.readouterr().err
+
+
+def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(small_set, tmp_path):
+    """SIGTERM as a scheduler sends it, while the first mask is on its way to the disk."""
+    run = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir.resolve()
+    (tmp_path / 'site').mkdir()
+    (tmp_path / 'site/sitecustomize.py').write_text(
+        'import os, signal\nos.fsync = lambda file: os.kill(os.getpid(), signal.SIGTERM)\n')
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'predict', run, small_set / 'images', '-o', 'masks'],
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}, capture_output=True, timeout=120)
+    assert done.returncode == 143 and os.listdir('masks') == []
+
+
+# --- predict: large images ------------------------------------------------------------
 
 
 @pytest.mark.parametrize('layout', [{'tile': (32, 48), 'compression': 'zlib'}, {'rowsperstrip': 7, 'predictor': True,
                                     'compression': 'zlib'}, {'rowsperstrip': 150}, {}])
 @pytest.mark.parametrize('policy', ['resize', 'crop'])
-def test_a_large_tiff_is_read_and_written_by_rows(trained, tmp_path, monkeypatch, layout, policy):
+def test_a_large_tiff_is_read_and_written_by_rows(two, tmp_path, monkeypatch, layout, policy):
     """The mask equals that of the same image read whole, and no call asks for more rows than a tile needs."""
-    run, _ = trained
+    run, _ = two
     image = np.random.default_rng(0).integers(0, 255, (150, 170, 3), dtype=np.uint8)
     tifffile.imwrite(tmp_path / 'big.tif', image, photometric='rgb', **layout)
     settings = {'size_policy': policy, 'image_size': [64, 64]}
-    for save in ('mask',) if layout else ('mask', 'palette', 'overlay', 'probability'):
-        train_unet.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'whole', save=save, **settings)
-        asked, original = [], train_unet.TiffRows.__getitem__
-        monkeypatch.setattr(train_unet.TiffRows, '__getitem__',
+    for kind in ('mask',) if layout else ('mask', 'palette', 'overlay', 'probability'):
+        tu.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'whole', save=kind, **settings)
+        asked, original = [], tu.TiffRows.__getitem__
+        monkeypatch.setattr(tu.TiffRows, '__getitem__',
                             lambda self, rows: asked.append(rows.stop - rows.start) or original(self, rows))
-        monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
-        assert train_unet.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'rows', save=save, **settings) == 0
+        monkeypatch.setattr(tu, 'WINDOWED_ABOVE', 1000)
+        assert tu.predict(run, [str(tmp_path / 'big.tif')], tmp_path / 'rows', save=kind, **settings) == 0
         monkeypatch.undo()
         written = tifffile.imread(tmp_path / 'rows' / 'big.tif')
         assert np.array_equal(written, np.array(PIL.Image.open(tmp_path / 'whole' / 'big.png')))
         assert asked and (policy == 'resize' or max(asked) <= 64)
 
 
-def test_an_overlay_has_one_contrast_however_many_bands_it_comes_in(tmp_path):
-    """A ramp of 16-bit values stays a ramp where two bands meet."""
-    image = np.linspace(0.2, 0.4, 100, dtype=np.float32)[:, None, None].repeat(40, 1).repeat(3, 2)
-    bands = torch.full((2, 1, 50, 40), -5.0)                           # background everywhere
-    model = SimpleNamespace(config={'num_classes': 2}, threshold=0.5)
-    train_unet.write_prediction(tmp_path / 'ramp.png', image, bands, model, 'overlay')
-    column = np.array(PIL.Image.open(tmp_path / 'ramp.png'))[:, 0, 0].astype(int)
-    assert column[0] < 5 and column[-1] > 250 and 0 <= np.diff(column).min() and np.diff(column).max() < 8
+def test_a_large_tiff_of_one_bit_is_an_8_bit_image(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(tu, 'WINDOWED_ABOVE', 100)
+    tifffile.imwrite(tmp_path / 'x.tif', np.random.default_rng(0).random((64, 64)) > 0.5, photometric='minisblack')
+    assert tu.predict(two[0], [str(tmp_path / 'x.tif')], tmp_path / 'out') == 0
 
 
-def test_a_large_tiff_that_breaks_further_down_costs_no_other(trained, tmp_path, monkeypatch, capsys):
-    run, data = trained
+def test_a_large_tiff_that_breaks_further_down_costs_no_other(two, tmp_path, monkeypatch, capsys):
+    run, data = two
     image = np.random.default_rng(0).integers(0, 255, (150, 170, 3), dtype=np.uint8)
     tifffile.imwrite(tmp_path / 'big.tif', image, photometric='rgb', rowsperstrip=10, compression='zlib')
     content = bytearray((tmp_path / 'big.tif').read_bytes())
@@ -202,122 +463,384 @@ def test_a_large_tiff_that_breaks_further_down_costs_no_other(trained, tmp_path,
         begin = file.pages[0].dataoffsets[9]
     content[begin:begin + 200] = b'x' * 200
     (tmp_path / 'big.tif').write_bytes(content)
-    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
+    monkeypatch.setattr(tu, 'WINDOWED_ABOVE', 1000)
     inputs = [str(tmp_path / 'big.tif'), str(data / 'images' / '001.png')]
-    assert train_unet.predict(run, inputs, tmp_path / 'out', size_policy='crop', image_size=[64, 64]) == 1
+    assert tu.predict(run, inputs, tmp_path / 'out', size_policy='crop', image_size=[64, 64]) == 1
     assert 'big.tif' in capsys.readouterr().err
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['001.png']
 
 
-def test_a_batch_predicts_what_single_images_predict(trained, tmp_path):
-    run, data = trained
-    model = train_unet.load(run)
-    images = [(i, np.array(PIL.Image.open(data / 'images' / f'{i:03d}.png'))) for i in range(5)]
-    sizes = []
-    hook = model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
-    together = [mask for _, _, mask in train_unet.decide_stream(model, images)]
-    assert sizes == [4, 1]                                             # TINY's batch_size is 4
-    hook.remove()
-    assert all(np.array_equal(mask, model.predict(image)) for mask, (_, image) in zip(together, images))
+# --- settings of predict and evaluate -------------------------------------------------
 
 
-def test_evaluating_other_data_keeps_the_threshold_of_the_run(trained, tmp_path, capsys):
-    run, _ = trained
-    train_unet.store_threshold(run, 0.35, train_unet.load(run))
-    assert train_unet.evaluate_run(run, {'data': str(draw_set(tmp_path / 'other', count=8))}) == 0
-    assert 'threshold 0.35' in capsys.readouterr().out and train_unet.load(run).threshold == 0.35
+def test_image_size_may_be_one_number_for_predict_and_evaluate(two, own, tmp_path, capsys):
+    typed = ['size_policy=crop', 'image_size=48']
+    file = tmp_path / 'wide.png'
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)).save(file)
+    assert tu.main(['predict', str(own), str(file), '-o', str(tmp_path / 'out'), *typed]) == 0
+    assert PIL.Image.open(tmp_path / 'out' / 'wide.png').size == (90, 70)
+    assert tu.main(['evaluate', str(own), *typed]) == 0
+    assert '2 val images' in capsys.readouterr().out
+
+
+def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, capsys):
+    """More classes than it was trained for would only give zeros."""
+    assert tu.main(['evaluate', str(two[0]), f'data={two[1]}', 'num_classes=4']) == 2
+    assert 'num_classes: belongs to the trained network' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('word', ['image_dtype=float32', 'mean=1.0', 'std=2.0'])
+def test_what_belongs_to_the_network_cannot_be_changed(own, two, word, capsys):
+    assert tu.main(['predict', str(own), str(two[1] / 'images'), word]) == 2
+    assert 'belongs to the trained network' in capsys.readouterr().err
+
+
+def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
+    assert tu.main(['evaluate', str(two[0]), 'class_names=[a, b, c]', 'device=cpu']) == 2
+    assert 'class_names has 3 names, there are 2 classes' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('word', ['seed=5', 'val_fraction=0', 'group_pattern=^.'])
+def test_evaluate_draws_no_other_validation_images(own, word, capsys):
+    assert tu.main(['evaluate', str(own), word]) == 2
+    assert 'would draw other validation images' in capsys.readouterr().err
+
+
+# --- evaluate: scores -----------------------------------------------------------------
+
+
+def images_of(run):
+    """The validation images of a run, as evaluate names them."""
+    return [row['file'] for row in json.loads((run / 'metrics.json').read_text())['images']]
+
+
+def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
+    """The masks that predict wrote, compared pixel by pixel, give evaluate's IoU at its threshold, exactly."""
+    run, data = own, two[1]
+    assert tu.evaluate_run(run, {}) == 0
+    report = json.loads((run / 'metrics.json').read_text())
+    assert tu.load(run).threshold == report['threshold']
+    files = images_of(run)
+    assert tu.predict(run, files, tmp_path / 'masks') == 0
+    counts = 0
+    for file in files:
+        name = os.path.basename(file)
+        mask = np.array(PIL.Image.open(tmp_path / 'masks' / name)) // 255
+        truth = np.array(PIL.Image.open(data / 'masks' / name)) // 255
+        counts = counts + tu.confusion_matrix(torch.tensor(mask), torch.tensor(truth), 2)
+    assert tu.compute_metrics(counts)['iou'] == report['metrics_at_threshold']['iou'] > 0.5
+    assert {'worst.png', 'confusion.png', 'metrics.json'} <= {p.name for p in run.iterdir()}
+
+
+def test_a_score_with_other_settings_says_so(own, capsys):
+    assert tu.main(['evaluate', str(own), 'image_size=32', 'device=cpu']) == 0
+    assert 'with image_size="[32, 32]"' in capsys.readouterr().out
+    assert json.loads((own / 'metrics.json').read_text())['settings'] == {'image_size': [32, 32]}
+
+
+def test_scores_are_written_for_a_reader_who_has_left(two, tmp_path, monkeypatch):
+    """train_unet.py evaluate runs/x | head -1: nobody reads what is printed, but all is written."""
+    shutil.copytree(two[0], tmp_path / 'run')
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, contextlib.suppress(BrokenPipeError), open(writer, 'w', buffering=1) as screen:
+        patch.setattr(sys, 'stdout', screen)
+        tu.main(['evaluate', str(tmp_path / 'run')])
+    tuned = json.loads((tmp_path / 'run' / 'metrics.json').read_text())['threshold']
+    assert tu.load_checkpoint(tmp_path / 'run' / 'best.pt')['threshold'] == tuned != 0.5
+    assert (tmp_path / 'run' / 'confusion.png').exists()
+
+
+def test_a_broken_validation_file_is_left_out_of_evaluate_with_skip_broken(own, two, tmp_path, caplog):
+    data = shutil.copytree(two[1], tmp_path / 'data')
+    config = tu.load(own).config | {'data': str(data)}
+    pairs = tu.inspect_data(config).pairs
+    path = Path(os.fsdecode(pairs.images[pairs.rows('val')[0]]))
+    path.write_bytes(path.read_bytes()[:-200])                         # its header is whole
+    assert tu.main(['evaluate', str(own), f'data={data}', 'skip_broken=True']) == 0
+    assert f'left out: {path}' in caplog.text
+    assert len(json.loads((own / 'evaluation_data' / 'metrics.json').read_text())['images']) == 11
+
+
+def test_best_weights_that_lie_alone_are_named_in_the_next_line(own, two, tmp_path, capsys):
+    alone = shutil.copy(own / 'best.pt', tmp_path / 'alone.pt')
+    assert tu.main(['evaluate', str(alone), f'data={two[1]}', 'device=cpu']) == 0
+    assert f'predict {alone} YOUR_IMAGES' in capsys.readouterr().out
+
+
+# --- evaluate: the threshold ----------------------------------------------------------
+
+
+def test_evaluate_tunes_the_threshold_though_a_device_is_typed(own, capsys):
+    (own / 'curves.png').unlink()
+    tu.store_threshold(own, 1e-4, tu.load(own))                        # nearly all would be foreground
+    assert tu.main(['evaluate', str(own), 'device=cpu']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[[line.split()[:1] for line in lines].index(['class']):]
+    assert [line.split()[0] for line in table[1:4]] == ['background', 'foreground', 'mean']
+    assert 'tuned on them' in table[4]
+    report = json.loads((own / 'metrics.json').read_text())
+    per_class = report['metrics']['iou_per_class']
+    assert report['metrics']['mean_iou'] == pytest.approx(sum(per_class) / 2)
+    for key in ('mean_dice', 'mean_precision', 'mean_recall'):
+        assert 0 <= report['metrics'][key] <= 1
+    assert f'{report["metrics"]["mean_recall"]:.3f}' == table[3].split()[-1]
+    assert report['threshold'] >= 0.05 and report['metrics_at_threshold']['iou'] >= report['metrics']['iou']
+    assert 'left out' in report['empty_masks'] and tu.load(own).threshold == report['threshold']
+    assert {'curves.png', 'worst.png', 'confusion.png'} <= set(written(own))
+
+
+def test_a_threshold_is_not_tuned_at_another_size(own):
+    tu.store_threshold(own, 0.85, tu.load(own))
+    assert tu.main(['evaluate', str(own), 'image_size=96']) == 0
+    assert tu.load(own).threshold == 0.85
+
+
+def test_images_that_came_later_do_not_move_the_threshold(two, own, capsys):
+    data = shutil.copytree(two[1], own.parent / 'grown')
+    for kind in ('images', 'masks'):
+        shutil.copy(data / kind / '001.png', data / kind / 'zz.png')
+    content = tu.load_checkpoint(own / 'best.pt')
+    content['config']['data'] = str(data)
+    tu.save_checkpoint(own / 'best.pt', content | {'threshold': 0.85})
+    assert tu.main(['evaluate', str(own)]) == 0
+    assert 'not those this run began with' in capsys.readouterr().out
+    assert tu.load(own).threshold == 0.85
+
+
+def test_validation_without_foreground_tunes_nothing(own, two, tmp_path):
+    data = shutil.copytree(two[1], tmp_path / 'empty')
+    content = tu.load_checkpoint(own / 'best.pt')
+    content['config']['data'] = str(data)
+    tu.save_checkpoint(own / 'best.pt', content | {'threshold': 0.8})
+    pairs = tu.find_pairs(content['config'])
+    for path in pairs.masks[pairs.rows('val')]:
+        PIL.Image.fromarray(np.zeros((40, 40), np.uint8)).save(os.fsdecode(path))
+    assert tu.main(['evaluate', str(own)]) == 0
+    assert tu.load(own).threshold == 0.8
+
+
+def test_a_threshold_is_not_stored_beside_a_training_that_is_at_work(small_set, caplog):
+    """Whether it holds the folder, or has put other weights there since."""
+    from filelock import FileLock
+    run = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir
+    best = tu.load_checkpoint(run / 'best.pt')
+    with FileLock(str(run / '.lock')):
+        assert tu.main(['evaluate', str(run)]) == 0
+    assert 'a training is at work there, so the best threshold' in caplog.text
+    assert tu.load_checkpoint(run / 'best.pt')['threshold'] == best['threshold']
+    stale = tu.load(run)
+    newer = best | {'weights': {key: value + 1 for key, value in best['weights'].items()}, 'epoch': 99}
+    tu.save_checkpoint(run / 'best.pt', newer)
+    assert not tu.store_threshold(run, 0.7, stale) and tu.store_threshold(run, 0.6, tu.load(run))
+    after = tu.load_checkpoint(run / 'best.pt')
+    assert (after['epoch'], after['threshold']) == (99, 0.6)
+
+
+# --- evaluate: other data -------------------------------------------------------------
+
+
+def test_other_data_is_scored_whole_and_leaves_the_run_as_it_was(own, tmp_path, capsys):
+    other = draw_set(tmp_path / 'other', count=8, seed=1)
+    tu.store_threshold(own, 0.35, tu.load(own))
+    (own / 'metrics.json').write_text('as it was')
+    assert tu.main(['evaluate', str(own), f'data={other}']) == 0
+    said = capsys.readouterr().out
+    assert f'8 images of {other}' in said and 'threshold 0.35' in said
+    assert 'no validation images' not in said and 'tuned on them' not in said
+    assert tu.load(own).threshold == 0.35 and (own / 'metrics.json').read_text() == 'as it was'
+    report = json.loads((own / 'evaluation_other' / 'metrics.json').read_text())
+    assert len({row['file'] for row in report['images']}) == 8 and report['threshold'] == 0.35
+    assert {'worst.png', 'confusion.png'} <= set(written(own / 'evaluation_other'))
+    assert 'worst.png' not in written(own)
+
+
+def test_other_data_is_scored_at_the_stored_threshold(own, tmp_path, capsys):
+    tu.store_threshold(own, 0.9, tu.load(own))
+    other = draw_set(tmp_path / 'cells.v1', count=4, seed=3)
+    assert tu.main(['evaluate', str(own), f'data={other}']) == 0
+    report = json.loads((own / 'evaluation_cells.v1' / 'metrics.json').read_text())
+    assert report['metrics'] == report['metrics_at_threshold'] and report['threshold'] == 0.9
+    assert f'IoU {report["metrics"]["iou"]:.4f}, Dice' in capsys.readouterr().out
+
+
+def test_other_data_that_has_only_a_val_folder_is_scored(own, tmp_path, capsys):
+    for kind in ('images', 'masks'):
+        (tmp_path / 'set').mkdir(exist_ok=True)
+        shutil.move(draw_set(tmp_path / f'drawn_{kind}') / kind, tmp_path / 'set' / kind / 'val')
+    assert tu.main(['evaluate', str(own), f'data={tmp_path / "set"}']) == 0
+    assert f'12 val images of {tmp_path / "set"}' in capsys.readouterr().out
+
+
+def test_the_demo_set_is_other_data_too(own, capsys):
+    tu.write_demo(tu.DEMO_FOLDER, num_train=3, num_val=3)
+    assert tu.main(['evaluate', str(own), 'data=demo']) == 0
+    assert re.search('^3 val images of ', capsys.readouterr().out, re.MULTILINE)        # not drawn again
+
+
+def test_scores_of_another_set_of_the_same_name_go_elsewhere(own, tmp_path):
+    for place in ('a', 'b'):
+        assert tu.main(['evaluate', str(own), f'data={draw_set(tmp_path / place / "cells", 4)}']) == 0
+    assert tu.main(['evaluate', str(own), f'data={tmp_path / "a" / "cells"}']) == 0
+    assert {'evaluation_cells/metrics.json', 'evaluation_cells-2/metrics.json'} <= set(written(own))
+    assert not (own / 'evaluation_cells-3').exists()
+
+
+def test_how_other_data_was_understood_is_told(own, tmp_path, capsys):
+    assert tu.main(['evaluate', str(own), f'data={draw_set(tmp_path / "new", values=(0, 1))}']) == 0
+    assert '0 is background, 1 foreground' in capsys.readouterr().out
+
+
+def test_masks_coded_otherwise_than_in_training_are_told(tmp_path, caplog):
+    """0, 1 and void in training; the other set holds void and 0 alone, which looks like black and white."""
+    for name, top in (('set', 1), ('other', 255)):
+        for number in range(8):
+            codes = np.zeros((32, 32))
+            codes[number:number + 9, :12], codes[30:] = top, 255
+            save(tmp_path / f'{name}/images/{number}.png', np.zeros((32, 32, 3)))
+            save(tmp_path / f'{name}/masks/{number}.png', codes)
+    run = tu.train(data=str(tmp_path / 'set'), **{**TINY, 'num_epochs': 1}).run_dir
+    for name, times in (('set', 0), ('other', 1)):
+        caplog.clear()
+        assert tu.main(['evaluate', str(run), f'data={tmp_path / name}']) == 0
+        assert caplog.text.count('the masks are not coded as in training: 0 is background, 255 foreground; there: 0 is '
+                                 'background, 1 foreground; 255 is ignored') == times
+
+
+def test_noise_of_another_share_is_no_other_coding(own, two, capsys, caplog):
+    saved = tu.load_checkpoint(own / 'best.pt')
+    words = '0 and 255 with {} of the pixels in between (JPEG noise or soft edges): above 127 is foreground'
+    tu.save_checkpoint(own / 'best.pt', saved | {'coding': words.format('1.17%')})
+    noisy = own.parent / 'noisy'
+    shutil.copytree(two[1], noisy)
+    for path in (noisy / 'masks').iterdir():
+        mask = np.array(PIL.Image.open(path)).astype(int)
+        draw = np.random.default_rng(0).integers(0, 20, mask.shape)
+        PIL.Image.fromarray(np.where(mask > 127, mask - draw, mask + draw).astype(np.uint8)).save(path)
+    assert tu.main(['evaluate', str(own), f'data={noisy}', 'device=cpu']) == 0
+    assert 'in between (JPEG noise' in capsys.readouterr().out and 'not coded as in training' not in caplog.text
+
+
+def test_own_images_scored_as_other_data_are_said_to_be_trained_on(own, two, tmp_path, caplog, capsys):
+    data = shutil.copytree(two[1], tmp_path / 'moved')
+    assert tu.main(['evaluate', str(own), f'data={data}']) == 0
+    share = tu.load(own).config['val_fraction']
+    assert f'trained on most of them: type val_fraction={share} too' in caplog.text
+    caplog.clear()
+    capsys.readouterr()
+    assert tu.main(['evaluate', str(own), f'data={data}', f'val_fraction={share}']) == 0
+    assert 'images of' in capsys.readouterr().out and 'trained on' not in caplog.text
+    assert tu.main(['evaluate', str(own), f'data={draw_set(tmp_path / "other", count=8, seed=1)}']) == 0
+    assert 'trained on' not in caplog.text
+
+
+def test_other_data_whose_foreground_is_ignored_is_refused(three, two, capsys):
+    assert tu.main(['evaluate', str(three[0]), f'data={two[1]}']) == 2
+    assert 'all pixels are of one class or ignored' in capsys.readouterr().err
+
+
+def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, capsys):
+    assert tu.main(['evaluate', str(two[0]), f'data={three[1]}', 'device=cpu']) == 2
+    told = capsys.readouterr().err
+    assert 'the network knows 2 classes' in told and 'num_classes=' not in told
+
+
+# --- evaluate: the worst images -------------------------------------------------------
+
+
+def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, monkeypatch):
+    """Nothing is found in any image, so IoU is 0 everywhere; the discs are of different sizes."""
+    drawn = {}
+    monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
+    saved = tu.load_checkpoint(own / 'best.pt')
+    name = next(key for key in saved['weights'] if key.endswith('segmentation_head.0.bias'))
+    saved['weights'][name] = torch.full_like(saved['weights'][name], -1e4)
+    tu.save_checkpoint(own / 'best.pt', saved)
+    assert tu.evaluate_run(own, {}) == 0
+    rows = json.loads((own / 'metrics.json').read_text())['images']
+    shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
+    assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
+
+
+def test_images_that_are_mostly_wrong_come_before_empty_ones_with_a_few_false_pixels(own, two, tmp_path, monkeypatch):
+    """Fourteen empty masks, whose IoU is 0 for the spot that is found, and one of nearly all but the disc."""
+    y, x = np.mgrid[:64, :64]
+    for number in range(15):
+        disc = (y - 32) ** 2 + (x - 32) ** 2 < (18 if number == 7 else 8) ** 2
+        picture = np.random.default_rng(number).integers(0, 90, (64, 64, 3)) + disc[..., None] * np.array([120, 80, 40])
+        mask = 255 * (~disc | (x < 28)) * (number == 7)
+        for kind, array in (('images', picture), ('masks', mask)):
+            (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number:03}.png')
+    drawn = {}
+    monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions: drawn.update(captions))
+    assert tu.main(['evaluate', str(own), f'data={tmp_path / "set"}', 'device=cpu', 'val_fraction=0']) == 0
+    content, = (json.loads(path.read_text()) for path in own.glob('evaluation_*/metrics.json'))
+    scores = [row['iou'] for row in content['images']]
+    assert scores[:7] + scores[8:] == [0] * 14 and 0 < scores[7] < 0.5     # else this would show nothing
+    assert next(iter(drawn)) == 7
+
+
+def test_an_image_that_is_ignored_whole_comes_after_the_worst(three, tmp_path, monkeypatch):
+    """It has no score. What the others are sorted by is told below each."""
+    run = shutil.copytree(three[0], tmp_path / 'run')
+    shutil.copytree(three[1], tmp_path / 'set')
+    first = sorted((tmp_path / 'set/masks').iterdir())[0]
+    PIL.Image.fromarray(np.full_like(np.array(PIL.Image.open(first)), 255)).save(first)
+    drawn = {}
+    monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
+    assert tu.evaluate_run(run, {'data': str(tmp_path / 'set')}) == 0
+    path, = run.glob('evaluation_set*/metrics.json')
+    rows = {row['index']: row for row in json.loads(path.read_text())['images']}
+    *others, last = drawn
+    assert rows[last]['file'].endswith(first.stem + '.png') and len(others) > 3
+    agreement = [rows[index]['iou'] - rows[index]['wrong_pixels'] for index in others]
+    assert agreement == sorted(agreement)
+    assert all(drawn[index].endswith(f'{rows[index]["wrong_pixels"]:.1%} wrong') for index in others)
+
+
+# --- pictures -------------------------------------------------------------------------
+
+
+def test_classes_have_colours_of_their_own():
+    colours = tu.colour_mask(np.arange(37), 37)
+    assert len(np.unique(colours, axis=0)) == 37                       # background and 36 classes
+
+
+def test_an_overlay_has_one_contrast_however_many_bands_it_comes_in(tmp_path):
+    """A ramp of 16-bit values stays a ramp where two bands meet."""
+    image = np.linspace(0.2, 0.4, 100, dtype=np.float32)[:, None, None].repeat(40, 1).repeat(3, 2)
+    bands = torch.full((2, 1, 50, 40), -5.0)                           # background everywhere
+    model = SimpleNamespace(config={'num_classes': 2}, threshold=0.5)
+    tu.write_prediction(tmp_path / 'ramp.png', image, bands, model, 'overlay')
+    column = np.array(PIL.Image.open(tmp_path / 'ramp.png'))[:, 0, 0].astype(int)
+    assert column[0] < 5 and column[-1] > 250 and 0 <= np.diff(column).min() and np.diff(column).max() < 8
+
+
+def test_a_sheet_tells_its_colours_and_holds_two_rows_side_by_side(tmp_path):
+    rows = [(f'row {n}', [np.full((40, 60, 3), 255, np.uint8)] * 4) for n in range(12)]
+    key = tu.colour_key({'num_classes': 3, 'class_names': ['ground', 'disc', 'corner']})
+    page = np.asarray(tu.sheet(rows, ['image', 'truth', 'prediction', 'errors'], tmp_path / 'x.png', key))
+    assert page.shape[1] / page.shape[0] > 1.2
+    bottom = page[-26:].reshape(-1, 3)
+    assert all((bottom == np.array(colour)).all(1).any() for colour, _ in key)
+    assert [word for _, word in key] == ['ground', 'disc', 'corner', 'wrong', 'ignored']
+
+
+def test_a_sheet_takes_an_image_that_is_nearly_a_line(tmp_path):
+    """A line-scan camera's 3,000 x 4 pixels would have no height at the size of a sheet."""
+    page = tu.sheet([('line', [np.full((4, 3000, 3), 90, np.uint8)] * 2)], ['image', 'truth'], tmp_path / 'x.png')
+    assert (np.asarray(page) == 90).any()
 
 
 def test_the_curves_of_one_epoch_have_no_fractions_of_it(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
     ticks = []
     monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: ticks.extend(figure.axes[0].get_xticks()))
-    train_unet.draw_curves([{'event': '', 'epoch': 1, 'train_loss': 0.5, 'val_loss': 0.4}], tmp_path / 'curves.png')
+    tu.draw_curves([{'event': '', 'epoch': 1, 'train_loss': 0.5, 'val_loss': 0.4}], tmp_path / 'curves.png')
     assert ticks == [round(tick) for tick in ticks]
 
 
-def test_tensorboard_gets_curves_and_pictures(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    data = draw_set(tmp_path / 'set', count=8)
-    train_unet.train(**TINY | {'num_epochs': 2}, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
-    events = EventAccumulator(str(tmp_path / 'run' / 'tensorboard'))
-    events.Reload()
-    assert {'train_loss', 'val_loss', 'val_iou', 'lr'} <= set(events.Tags()['scalars'])
-    assert len(events.Scalars('val_iou')) == 2 and events.Images('samples')[0].width > 400
-
-
-def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
-    data = draw_set(tmp_path / 'set', count=8)
-    with pytest.raises(train_unet.UserError, match='pip install tensorboard'):
-        train_unet.train(**TINY, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
-
-
-def test_small_tiffs_leave_no_file_open(tmp_path):
-    image = np.zeros((40, 40, 3), np.uint8)
-    config = train_unet.resolve_config()[0]
-    opened = []
-    for number in range(5):
-        tifffile.imwrite(tmp_path / f'{number}.tif', image, photometric='rgb')
-        opened.append(train_unet.open_image(str(tmp_path / f'{number}.tif'), config))
-    assert all(isinstance(image, np.ndarray) for image in opened)
-    assert not [name for name in os.listdir('/proc/self/fd')
-                if str(tmp_path) in os.path.realpath(f'/proc/self/fd/{name}')]
-
-
-def test_a_kernel_that_is_only_imported_shows_no_bars(monkeypatch):
-    """As whoever starts a notebook from Python has imported it."""
-    monkeypatch.setitem(sys.modules, 'ipykernel', sys)
-    monkeypatch.setattr(sys, 'stderr', io.StringIO())
-    assert train_unet.progress(range(3), 3, 'three').disable
-
-
-def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
-    """As in a notebook, after CONFIG was edited. A copy of it: the other tests keep the one they have."""
-    monkeypatch.setattr(train_unet.log, 'handlers', list(train_unet.log.handlers))
-    spec = importlib.util.spec_from_file_location('again', train_unet.__file__)
-    again = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, 'again', again)                   # where dataclasses look
-    spec.loader.exec_module(again)
-    again.log.warning('one line')
-    assert again.log is train_unet.log and capsys.readouterr().out == 'one line\n'
-
-
-def test_classes_have_colours_of_their_own():
-    colours = train_unet.colour_mask(np.arange(37), 37)
-    assert len(np.unique(colours, axis=0)) == 37                       # background and 36 classes
-
-
-def test_a_loaded_model_predicts_as_the_trained_one_does_in_16_bits(small_set):
-    """channels_last, too, is part of how it was trained: 16-bit kernels round otherwise in another layout."""
-    result = train_unet.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16',
-                                                      'encoder': 'resnet18', 'image_size': 64, 'num_epochs': 1})
-    loaded = train_unet.load(result.run_dir)
-    weight = loaded.network.segmentation_head[0].weight
-    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
-    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8)
-    trained, again = (train_unet.UnderAutocast(model, 'bfloat16')(images) for model in (result.model, loaded))
-    assert torch.equal(trained, again)
-
-
-def test_a_pipeline_is_found_from_another_folder(small_set, tmp_path, monkeypatch):
-    import albumentations
-    (tmp_path / 'a.json').write_text(json.dumps(albumentations.HorizontalFlip(p=1.0).to_dict()))
-    monkeypatch.chdir(tmp_path)
-    result = train_unet.train(data=str(small_set), augment='a.json', run_dir=str(tmp_path / 'run'),
-                              **{**TINY, 'num_epochs': 1})
-    (tmp_path / 'elsewhere').mkdir()
-    monkeypatch.chdir(tmp_path / 'elsewhere')
-    again = train_unet.train(str(result.run_dir / 'config.py'), run_dir=str(tmp_path / 'again'))
-    assert again.history[-1]['train_loss'] == result.history[-1]['train_loss']
-
-
-def test_a_width_that_the_network_does_not_have_is_told_and_not_claimed(small_set, caplog):
-    caplog.set_level('INFO')
-    settings = {**TINY, 'architecture': 'FPN', 'num_epochs': 1, 'image_size': 64, 'data': str(small_set)}
-    train_unet.train(**settings)
-    assert 'decoder_channels: no effect, only Unet, UnetPlusPlus, MAnet have them' in caplog.text
-    caplog.clear()
-    result = train_unet.train(**{key: value for key, value in settings.items() if key != 'decoder_channels'})
-    assert 'decoder_channels' not in caplog.text
-    assert train_unet.load(result.run_dir).config['architecture'] == 'FPN'
+def test_a_confusion_matrix_of_many_classes_stays_a_picture(tmp_path):
+    tu.draw_confusion(torch.eye(150), [f'class {number}' for number in range(150)], tmp_path / 'many.png')
+    assert max(PIL.Image.open(tmp_path / 'many.png').size) < 4500

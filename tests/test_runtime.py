@@ -1,11 +1,14 @@
-"""What the hardware is, and the precision that follows from it.
+"""Runtime: what the machine has, and the precision that follows from it.
 
-Run: python -m pytest tests/test_precision.py
+Run: python -m pytest tests/test_runtime.py
 """
+import ast
 import contextlib
 import itertools
 import os
+import platform
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
 
 import train_unet
-from train_unet import CONFIG, ConfigError, Hardware, apply_tf32, build_scaler, choose_device
-from train_unet import cpu_units, cuda_units, detect_hardware, resolve_precision
-
-NEW_API = hasattr(torch.backends.cudnn, 'conv')
+from conftest import FORKS, ROOT
+from helpers import train
+from train_unet import CONFIG, ConfigError, Hardware, apply_tf32, build_scaler, choose_device, cpu_units, cuda_units
+from train_unet import detect_hardware, resolve_precision
 
 
 def card(name, *capability):
@@ -40,14 +42,14 @@ CPU_PLAIN = Hardware('cpu', 'CPU with 4 threads')
 MACHINES = {'H100': H100, 'A100': A100, 'RTX 4090': RTX4090, 'RTX 2080 Ti': RTX2080, 'V100': V100,
             'GTX 1660': GTX1660, 'GTX 1080': GTX1080, 'MPS': MPS, 'CPU bf16': CPU_BF16,
             'CPU amx': CPU_AMX, 'CPU plain': CPU_PLAIN}
-GRID = list(itertools.product((True, False, 'auto'), ('auto', 'bfloat16', 'float16'), MACHINES))
 
 
 def decide(machine, typed=(), **wish):
     return resolve_precision({**CONFIG, **wish}, MACHINES.get(machine, machine), typed or wish)
 
 
-# --- the table ---
+# --- the precision: the table ---------------------------------------------------------
+
 
 @pytest.mark.parametrize('machine, use_amp, amp_dtype, dtype, warning', [
     ('H100', 'auto', 'auto', 'bfloat16', None),
@@ -104,7 +106,18 @@ def test_units_of_cards(name, capability, units):
     assert cuda_units(name, capability) == units
 
 
-# --- what holds for every wish on every machine ---
+def test_the_settings_of_a_precision_ask_for_it():
+    hardware = train_unet.Hardware('cpu', 'a CPU', units=frozenset({'float16', 'bfloat16'}))
+    for dtype in ('float32', 'bfloat16', 'float16'):
+        config = {**train_unet.CONFIG, **train_unet.amp_settings(dtype)}
+        assert train_unet.resolve_precision(config, hardware).dtype == dtype
+
+
+# --- the precision: what holds for every wish on every machine ------------------------
+
+
+GRID = list(itertools.product((True, False, 'auto'), ('auto', 'bfloat16', 'float16'), MACHINES))
+
 
 @pytest.mark.parametrize('use_amp, amp_dtype, machine', GRID)
 def test_float16_and_nothing_else_is_scaled(use_amp, amp_dtype, machine):
@@ -149,7 +162,8 @@ def test_the_defaults_warn_of_nothing(machine):
     assert resolve_precision(CONFIG, MACHINES[machine]).warnings == ()
 
 
-# --- settings without effect, or with an unexpected one ---
+# --- the precision: settings without effect, or with an unexpected one ----------------
+
 
 @pytest.mark.parametrize('machine, settings, warning', [
     ('A100', {'tf32_matmul_precision': 'high'}, 'next to no effect under bfloat16 autocast'),
@@ -192,7 +206,8 @@ def test_tf32_is_handed_on():
     assert decide('A100', tf32_matmul_precision='highest').tf32 == 'highest'
 
 
-# --- detection ---
+# --- what the hardware is -------------------------------------------------------------
+
 
 def fake_card(monkeypatch, name, major, minor, hip=None, bf16=False):
     seen = SimpleNamespace(name=name, major=major, minor=minor, total_memory=5 * 2**30)
@@ -247,6 +262,13 @@ def test_cpu_units_come_from_torch_and_cpuinfo(monkeypatch, capabilities, cpuinf
     assert cpu_units() == units
 
 
+def test_units_that_nothing_would_use_do_not_count(monkeypatch):
+    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'bf16': True}, raising=False)
+    assert 'bfloat16' in cpu_units()
+    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: False)
+    assert cpu_units() == set()
+
+
 def test_the_cpu_is_detected_with_its_units(monkeypatch):
     monkeypatch.setattr(train_unet, 'cpu_units', lambda: frozenset({'bfloat16'}))
     monkeypatch.setattr(train_unet, 'free_memory', lambda: 3 * 2**30)
@@ -254,7 +276,8 @@ def test_the_cpu_is_detected_with_its_units(monkeypatch):
     assert (hardware.kind, hardware.units, hardware.memory) == ('cpu', {'bfloat16'}, 3 * 2**30)
 
 
-# --- the device ---
+# --- the device -----------------------------------------------------------------------
+
 
 def fake_devices(monkeypatch, cuda, mps):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda > 0)
@@ -280,7 +303,64 @@ def test_a_device_that_is_not_there_is_a_config_error(monkeypatch, cuda, wish, t
         choose_device(wish)
 
 
-# --- TF32 ---
+@pytest.mark.parametrize('fault, told', [
+    ('CUDA error: no kernel image is available for execution on the device', 'no kernel image is available'),
+    ('CUDA out of memory. Tried to allocate 2.00 MiB', 'if others hold its memory'),
+    ('CUDA error: device-side assert triggered', 'cannot be used (RuntimeError: CUDA error: device-side')])
+@pytest.mark.parametrize('use', ['prepare', 'load'])
+def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, tmp_path, use, fault, told):
+    """A build for CUDA 13 knows no V100 any more, yet calls it available."""
+    def refuse(*size, device=None, **named):
+        if device is not None and torch.device(device).type == 'cuda':
+            raise RuntimeError(fault)
+        return zeros(*size, device=device, **named)
+
+    zeros, chosen = torch.zeros, []
+    fake_devices(monkeypatch, 2, False)
+    model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
+                                    'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
+    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
+    monkeypatch.setattr(torch, 'zeros', refuse)
+    monkeypatch.setattr(torch.cuda, 'device', lambda device: chosen.append(device) or contextlib.nullcontext())
+    config, sources, _ = train_unet.resolve_config(None, {'device': 'cuda:1'})
+    with pytest.raises(train_unet.UserError, match=re.escape(told)) as caught:
+        if use == 'prepare':
+            train_unet.prepare(config, sources, choose_device('cuda:1'), own_data=True)
+        else:
+            train_unet.load(tmp_path, 'cuda:1')
+    assert 'device=cuda:1' in str(caught.value) and 'type device=cpu' in str(caught.value)
+    assert chosen == [torch.device('cuda:1')]
+
+
+@pytest.mark.parametrize('wish, has_cuda, warned', [('auto', None, True), ('cpu', None, False),
+                                                    ('auto', '12.8', False)])
+def test_a_gpu_that_this_pytorch_cannot_use_is_told(monkeypatch, tmp_path, caplog, wish, has_cuda, warned):
+    """pip brings PyTorch without CUDA on Windows."""
+    driver = tmp_path / 'nvidia-smi'
+    driver.write_text('#!/bin/sh\n')
+    driver.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
+    monkeypatch.setattr(torch.version, 'cuda', has_cuda)
+    config, sources, _ = train_unet.resolve_config(None, {'device': wish})
+    train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)
+    assert ('built without CUDA' in caplog.text) == warned
+
+
+@pytest.mark.parametrize('settings, searches', [({}, True), ({'deterministic': True}, False),
+                                                ({'size_policy': 'crop'}, False)])
+def test_cudnn_searches_for_its_fastest_kernels_where_all_images_have_one_size(monkeypatch, small_set, settings,
+                                                                               searches):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not searches)
+    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32, **settings})
+    train_unet.prepare(config, sources, torch.device('cpu'))
+    assert torch.backends.cudnn.benchmark == searches
+
+
+# --- TF32 -----------------------------------------------------------------------------
+
+
+NEW_API = hasattr(torch.backends.cudnn, 'conv')
+
 
 def tf32_settings():
     return [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn,
@@ -377,6 +457,9 @@ def test_tf32_on_older_torch_uses_the_old_flags(monkeypatch, setting, allowed):
     assert (asked, cudnn.allow_tf32) == ([setting], allowed)
 
 
+# --- cores ----------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize('allowed, processes, cores', [(16, None, 16), (16, '4', 4), (2, '8', 1)])
 def test_processes_on_one_machine_share_the_cores_they_may_run_on(monkeypatch, allowed, processes, cores):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(allowed)), raising=False)
@@ -424,148 +507,7 @@ def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_thre
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize('fault, told', [
-    ('CUDA error: no kernel image is available for execution on the device', 'no kernel image is available'),
-    ('CUDA out of memory. Tried to allocate 2.00 MiB', 'if others hold its memory'),
-    ('CUDA error: device-side assert triggered', 'cannot be used (RuntimeError: CUDA error: device-side')])
-@pytest.mark.parametrize('use', ['prepare', 'load'])
-def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, tmp_path, use, fault, told):
-    """A build for CUDA 13 knows no V100 any more, yet calls it available."""
-    def refuse(*size, device=None, **named):
-        if device is not None and torch.device(device).type == 'cuda':
-            raise RuntimeError(fault)
-        return zeros(*size, device=device, **named)
-
-    zeros, chosen = torch.zeros, []
-    fake_devices(monkeypatch, 2, False)
-    model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
-                                    'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
-    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
-    monkeypatch.setattr(torch, 'zeros', refuse)
-    monkeypatch.setattr(torch.cuda, 'device', lambda device: chosen.append(device) or contextlib.nullcontext())
-    config, sources, _ = train_unet.resolve_config(None, {'device': 'cuda:1'})
-    with pytest.raises(train_unet.UserError, match=re.escape(told)) as caught:
-        if use == 'prepare':
-            train_unet.prepare(config, sources, choose_device('cuda:1'), own_data=True)
-        else:
-            train_unet.load(tmp_path, 'cuda:1')
-    assert 'device=cuda:1' in str(caught.value) and 'type device=cpu' in str(caught.value)
-    assert chosen == [torch.device('cuda:1')]
-
-
-# --- other machines ---
-
-
-class LikeApple:
-    """An image that says it is on an Apple GPU, and computes on the CPU."""
-
-    @staticmethod
-    def of(tensor):
-        class Apple(torch.Tensor):
-            device = torch.device('mps')
-        return tensor.as_subclass(Apple)
-
-
-def test_channels_last_is_left_on_apple_gpus(tmp_path):
-    """There BatchNorm's gradients were wrong by orders of magnitude (pytorch issue 175189): neither weights nor
-    images may be in that layout, whoever makes the batch."""
-    seen = []
-    network = torch.nn.Conv2d(3, 1, 3, padding=1)
-    config = {**CONFIG, 'mean': [0.0], 'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]}
-    network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].is_contiguous()))
-    model = train_unet.SegmentationModel(network, config)
-    batch = torch.zeros(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    model(batch)
-    model(LikeApple.of(batch))
-    assert seen == [False, True]
-    layouts = {kind: train_unet.laid_out(model, config, torch.device(kind)).network.weight.is_contiguous()
-               for kind in ('mps', 'cpu')}
-    assert layouts == {'mps': True, 'cpu': False}
-
-
-@pytest.mark.parametrize('network', [{'architecture': 'Segformer'}, {'encoder': 'tu-convnext_atto'},
-                                     {'architecture': 'PSPNet'}, {'architecture': 'UPerNet'}], ids=str)
-def test_norms_and_pooling_take_rows_on_apple_gpus(network):
-    """Some encoders and decoders come to channels_last by themselves; pooling into 3 or 6 of 16 is not to be had there.
-    The network is the same function."""
-    settings = {**CONFIG, 'encoder': 'resnet18', 'decoder_channels': [16, 12, 8, 8, 8], 'mean': [0.0], 'std': [1.0],
-                'num_classes': 2, 'image_size': [64, 64], **network}
-    model, images = train_unet.build_model(settings).eval(), torch.randn(2, 3, 128, 128)
-    usual, pools, norms = model(images), [], []
-    train_unet.laid_out(model, settings, torch.device('mps'))
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-            module.register_forward_hook(lambda module, inputs, made: norms.append(made.is_contiguous()))
-    real = torch.nn.functional.adaptive_avg_pool2d
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, 'adaptive_avg_pool2d', lambda x, size: pools.append(size) or real(x, size))
-        assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
-    assert norms and all(norms) and not pools
-
-
-def test_float64_reaches_no_apple_gpu():
-    """It has none: a data set of NumPy's usual numbers would end there."""
-    class Heard(torch.Tensor):
-        def to(self, *how, **named):
-            heard.append(how)
-            return self
-
-    heard = []
-    for dtype in (torch.float64, torch.float32, torch.int64):
-        train_unet.to_device([torch.zeros(2, dtype=dtype).as_subclass(Heard)], torch.device('mps'))
-    assert [dtype for _, dtype in heard] == [torch.float32, torch.float32, torch.int64]
-
-
-def test_memory_of_apple_gpus_ends_before_they_swap(monkeypatch):
-    limits = []
-    monkeypatch.setattr(torch.mps, 'set_per_process_memory_fraction', limits.append)
-    monkeypatch.setenv('PYTORCH_MPS_HIGH_WATERMARK_RATIO', '0.0')
-    train_unet.set_up_device(torch.device('mps'))
-    monkeypatch.delenv('PYTORCH_MPS_HIGH_WATERMARK_RATIO')
-    train_unet.set_up_device(torch.device('mps'))
-    assert limits == [1.0]
-    assert train_unet.is_out_of_memory(RuntimeError('Invalid buffer size: 9.75 GB'))
-    assert train_unet.is_out_of_memory(RuntimeError('std::bad_alloc'))
-
-
-@pytest.mark.parametrize('kind, free, workers', [('mps', 2**33, 0), ('mps', 2**10, 3), ('cuda', 2**33, 3)])
-def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set, kind, free, workers):
-    """They are spawned there, and share no memory."""
-    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(4)), raising=False)
-    monkeypatch.setattr(train_unet, 'free_memory', lambda: free)
-    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
-    data = train_unet.inspect_data(config)
-    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware(kind, ''), data, False)
-    assert settled['num_workers'] == workers
-
-
-def test_a_network_of_ones_own_gets_the_layout_that_apple_gpus_can_train(monkeypatch):
-    seen, model = [], torch.nn.Conv2d(3, 1, 3)
-    monkeypatch.setattr(model, 'to', lambda device: model)             # there is none here
-    monkeypatch.setattr(train_unet, 'laid_out', lambda model, config, device: seen.append(device.type) or model)
-    config = {**CONFIG, 'learning_rate': 1e-3, 'ema_decay': None}
-    train_unet.build_state(model, config, train_unet.Precision('float32', None, ''), torch.device('mps'))
-    assert seen == ['mps']
-
-
-@pytest.mark.parametrize('settings, searches', [({}, True), ({'deterministic': True}, False),
-                                                ({'size_policy': 'crop'}, False)])
-def test_cudnn_searches_for_its_fastest_kernels_where_all_images_have_one_size(monkeypatch, small_set, settings,
-                                                                               searches):
-    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not searches)
-    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32, **settings})
-    train_unet.prepare(config, sources, torch.device('cpu'))
-    assert torch.backends.cudnn.benchmark == searches
-
-
-@pytest.mark.parametrize('processes, fits', [(1, True), (8, False)])
-def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch, small_set, processes, fits):
-    monkeypatch.setenv('LOCAL_WORLD_SIZE', str(processes))
-    monkeypatch.setattr(train_unet, 'free_memory', lambda: 2**20)      # of which 12 images want a fifteenth
-    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
-    data = train_unet.inspect_data(config)
-    settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
-    assert settled['cache_images'] is fits, why['cache_images']
+# --- memory ---------------------------------------------------------------------------
 
 
 def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
@@ -585,46 +527,40 @@ def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
     assert train_unet.free_memory() == 5 * 2**30
 
 
-@pytest.mark.parametrize('wish, has_cuda, warned', [('auto', None, True), ('cpu', None, False), ('auto', '12.8', False)])
-def test_a_gpu_that_this_pytorch_cannot_use_is_told(monkeypatch, tmp_path, caplog, wish, has_cuda, warned):
-    """pip brings PyTorch without CUDA on Windows."""
-    driver = tmp_path / 'nvidia-smi'
-    driver.write_text('#!/bin/sh\n')
-    driver.chmod(0o755)
-    monkeypatch.setenv('PATH', f'{tmp_path}{os.pathsep}{os.environ["PATH"]}')
-    monkeypatch.setattr(torch.version, 'cuda', has_cuda)
-    config, sources, _ = train_unet.resolve_config(None, {'device': wish})
-    train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)
-    assert ('built without CUDA' in caplog.text) == warned
+def test_memory_of_apple_gpus_ends_before_they_swap(monkeypatch):
+    limits = []
+    monkeypatch.setattr(torch.mps, 'set_per_process_memory_fraction', limits.append)
+    monkeypatch.setenv('PYTORCH_MPS_HIGH_WATERMARK_RATIO', '0.0')
+    train_unet.set_up_device(torch.device('mps'))
+    monkeypatch.delenv('PYTORCH_MPS_HIGH_WATERMARK_RATIO')
+    train_unet.set_up_device(torch.device('mps'))
+    assert limits == [1.0]
+    assert train_unet.is_out_of_memory(RuntimeError('Invalid buffer size: 9.75 GB'))
+    assert train_unet.is_out_of_memory(RuntimeError('std::bad_alloc'))
 
 
-def test_units_that_nothing_would_use_do_not_count(monkeypatch):
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'bf16': True}, raising=False)
-    assert 'bfloat16' in cpu_units()
-    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: False)
-    assert cpu_units() == set()
+def count_page_faults(output):
+    """In a process of its own: page faults of 20 times 12 tensors of 16 MiB, as it is and with the setting."""
+    counts, use = [], lambda: [torch.ones(2 ** 22) for _ in range(12)] and None
+    for begin in (lambda: None, train_unet.keep_freed_memory):
+        begin()
+        use()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            use()
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    Path(output).write_text(str(counts))
 
 
-def test_a_script_that_a_worker_imports_is_told_where_to_train(tmp_path):
-    """Where workers are spawned each of them runs the script: it would train again in every one."""
-    (tmp_path / 'mine.py').write_text(
-        'import multiprocessing, sys\n'
-        f'sys.path.insert(0, {str(ROOT)!r})\n'
-        'import train_unet\n'
-        'if __name__ == "__mp_main__":\n'
-        '    train_unet.train(num_epochs=1, data="nowhere")\n'
-        'if __name__ == "__main__":\n'
-        '    worker = multiprocessing.get_context("spawn").Process(target=print)\n'
-        '    worker.start()\n'
-        '    worker.join()\n')
-    done = subprocess.run([sys.executable, 'mine.py'], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert "put what trains below if __name__ == '__main__':" in done.stderr
-    assert 'no such folder' not in done.stderr
-
-
-def test_a_file_that_takes_few_letters_takes_all_names(tmp_path):
-    """On Windows what is printed into a file has 256 letters."""
-    code = f'import sys; sys.path.insert(0, {str(ROOT)!r}); import train_unet; train_unet.main(["-h"]); print("größe 図")'
-    done = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONIOENCODING': 'ascii'}, cwd=tmp_path,
-                          capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and 'gr\\xf6\\xdfe \\u56f3' in done.stdout
+def test_a_training_on_a_cpu_keeps_the_memory_that_tensors_free(tmp_path, forks, monkeypatch):
+    calls = []
+    monkeypatch.setattr(train_unet, 'keep_freed_memory', lambda: calls.append(1))
+    train(num_epochs=1)
+    assert calls
+    if platform.libc_ver()[0] != 'glibc':
+        pytest.skip('mallopt is of glibc')
+    process = FORKS.Process(target=count_page_faults, args=(str(tmp_path / 'out'),))
+    process.start()
+    process.join(60)
+    without, kept = ast.literal_eval((tmp_path / 'out').read_text())
+    assert kept < without / 5

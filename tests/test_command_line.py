@@ -1,0 +1,110 @@
+"""Command line: the script as it is typed, in a process of its own where that matters.
+
+Run: python -m pytest tests/test_command_line.py
+"""
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import train_unet as tu
+from conftest import ROOT, TINY, WRITES_ONNX, draw_set
+from helpers import PRESETS
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+
+
+# --- help, and what is refused before torch is loaded ---------------------------------
+
+
+@pytest.fixture
+def command_line(tmp_path):
+    """Run the script in a process where importing torch ends it at once with exit code 77."""
+    (tmp_path / 'stub').mkdir()
+    (tmp_path / 'stub' / 'torch.py').write_text('raise SystemExit(77)')
+    env = {**os.environ, 'PYTHONPATH': str(tmp_path / 'stub')}
+    return lambda *words: subprocess.run([sys.executable, ROOT / 'train_unet.py', *words], env=env,
+                                         capture_output=True, text=True, timeout=60)
+
+
+def test_help_names_every_key_command_and_preset_without_torch(command_line):
+    done = command_line('--help')
+    assert done.returncode == 0
+    wanted = [f'{key}={value!r}' for key, value in tu.CONFIG.items()]
+    wanted += [*tu.COMMANDS, *(path.stem for path in PRESETS)]
+    assert [word for word in wanted if word not in done.stdout] == []
+
+
+@pytest.mark.parametrize('words, told', [
+    (['numepochs=5', 'batch_size=0'], "did you mean 'num_epochs'?"),
+    (['--preset', 'fats'], "did you mean 'fast'?"),
+    (['predict', 'runs/x'], 'needs a run folder and images, as in '),
+    (['chek'], "did you mean 'check'?"),
+    (['use_amp=[1]', 'bf16=true'], 'use_amp'),
+])
+def test_wrong_settings_exit_2_without_traceback_or_torch(command_line, words, told):
+    done = command_line(*words)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert told in done.stderr and 'Traceback' not in done.stderr
+
+
+def test_right_settings_go_on_to_torch(command_line):
+    assert command_line('num_epochs=5').returncode == 77
+
+
+def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path):
+    """As where the system gives no memory for it."""
+    (tmp_path / 'torch.py').write_text("raise ImportError('libtorch.so: failed to map segment from shared object')")
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'check'], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path)})
+    assert (done.returncode, done.stderr) == (1, 'libtorch.so: failed to map segment from shared object: type  '
+                                              'pip install -r requirements.txt\n')
+
+
+# --- where the output goes ------------------------------------------------------------
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error():
+    read, write = os.pipe()
+    os.close(read)                                                     # as head does
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', '--help'], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b'')
+
+
+def test_a_file_that_takes_few_letters_takes_all_names(tmp_path):
+    """On Windows what is printed into a file has 256 letters."""
+    code = f'import sys; sys.path.insert(0, {str(ROOT)!r}); import train_unet; train_unet.main(["-h"]); ' \
+           'print("größe 図")'
+    done = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONIOENCODING': 'ascii'}, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and 'gr\\xf6\\xdfe \\u56f3' in done.stdout
+
+
+# --- from one command to the next -----------------------------------------------------
+
+
+@WRITES_ONNX
+def test_the_four_commands_follow_from_each_other(tmp_path, capsys):
+    """Train, evaluate, predict, export: each time what the one before has printed (.ci/run types them in a shell)."""
+    draw_set(tmp_path / 'set', count=8)
+    settings = [f'{key}={value}' for key, value in (TINY | {'num_epochs': 1}).items()]
+    typed = 'python train_unet.py data=set ' + shlex.join(settings)
+    steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
+    for word, file in steps:
+        python, script, *words = shlex.split(typed)
+        assert (python, script) == ('python', 'train_unet.py')
+        assert tu.main(words) == 0
+        assert (tmp_path / 'runs' / 'set-1' / file).exists()
+        printed = capsys.readouterr().out
+        typed = ''.join(re.findall('Next:  (.*)', printed)).replace('YOUR_IMAGES -o masks', 'set/images')
+        assert f'{word} runs/set-1' in typed or not word
+
+
+def test_the_next_line_names_the_script_as_it_was_called(two, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['../there/train_unet.py'])
+    tu.predict(two[0], [str(two[1] / 'images' / '001.png')], tmp_path / 'out')
+    assert 'Next:  python ../there/train_unet.py export' in capsys.readouterr().out

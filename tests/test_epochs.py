@@ -1,0 +1,674 @@
+"""The loop: windows, epochs, evaluation. Data workers and files that fail, the best epoch, and what is shown.
+
+Run: python -m pytest tests/test_epochs.py
+"""
+import errno
+import fcntl
+import io
+import math
+import multiprocessing
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import train_unet as tu
+from conftest import TINY
+from helpers import CPU, OWN, PLAIN, SMALL, Samples, amp, as_words, assert_same, at_training_call, events, last
+from helpers import log_text, network, out_of_memory, squares, stop_at, train, train_own
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+
+
+@pytest.fixture
+def two_minutes():
+    """A run that hangs fails instead."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail('it hangs'))
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# --- windows --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('batch_size, accumulation_steps', [(4, 1), (2, 3), (3, 1)])
+def test_every_image_is_seen_once_per_epoch_in_a_new_order(batch_size, accumulation_steps):
+    seen = []
+
+    def loss_fn(model, batch):
+        if torch.is_grad_enabled():
+            seen.extend(batch['index'].tolist())
+        return squares(model, batch)
+
+    train(None, Samples(10), loss_fn=loss_fn, batch_size=batch_size,
+          accumulation_steps=accumulation_steps)
+    epochs = [seen[-30:-20], seen[-20:-10], seen[-10:]]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+# --- progressive resizing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.float32])
+def test_half_the_size_is_the_mean_of_images_and_invents_no_class(dtype):
+    images = torch.randint(0, 256, (2, 3, 9, 12)).to(dtype).contiguous(memory_format=torch.channels_last)
+    masks = torch.tensor([0, 7, 255], dtype=torch.uint8)[torch.randint(0, 3, (2, 9, 12))]
+    small = tu.at_half_size({'image': images, 'mask': masks, 'index': torch.arange(2)}, CPU)
+    assert small['image'].shape == (2, 3, 4, 6) and small['mask'].shape == (2, 4, 6)
+    assert small['image'].dtype == dtype and small['mask'].dtype == torch.uint8 and small['index'].tolist() == [0, 1]
+    assert small['image'].is_contiguous(memory_format=torch.channels_last)
+    assert set(small['mask'].unique().tolist()) <= {0, 7, 255}
+    even = tu.at_half_size({'image': images[:, :, :8], 'mask': masks[:, :8]}, CPU)['image'].float()
+    mean = images[:, :, :8].float().unflatten(2, (4, 2)).unflatten(4, (6, 2)).mean((3, 5))
+    assert (even - mean).abs().max() <= (0.5 if dtype == torch.uint8 else 1e-4)
+
+
+def test_the_first_steps_see_small_images_and_a_resume_knows_which(small_set):
+    """Half of 2 x 2 steps; cut within the small ones. What is tried before the first step is of full size."""
+    def sides(**changes):
+        seen = []
+        note = lambda module, inputs: seen.append(inputs[0].shape[-1]) \
+            if isinstance(module, tu.SegmentationModel) and module.training else None
+        with nn.modules.module.register_module_forward_pre_hook(note):
+            tu.train(**TINY | {'data': str(small_set), 'progressive_resizing': 0.5, 'batch_size': 5} | changes)
+        return seen
+
+    def stop(module, inputs):
+        if isinstance(module, tu.SegmentationModel) and module.training and inputs[0].shape[-1] == 16:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert sides(run_dir='whole') == [32, 16, 16, 32, 32]
+    with nn.modules.module.register_module_forward_pre_hook(stop):
+        assert sides(run_dir='cut') == [32, 16]
+    assert sides(resume='cut') == [32, 16, 32, 32]
+    whole, cut = (torch.load(f'{run}/last.pt', weights_only=True)['model'] for run in ('whole', 'cut'))
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+
+
+def test_epochs_of_small_images_do_not_stop_a_run_early(small_set, caplog):
+    """No epoch is better than the first; 4 of 8 are of small images, and patience is 2."""
+    def never_better(model, batch):
+        losses, counts = segmentation(model, batch)
+        return losses, counts if torch.is_grad_enabled() else torch.tensor([[9, 1], [1, 9]])
+
+    segmentation = tu.SegmentationLoss(tu.CONFIG | {'num_classes': 2})
+    settings = TINY | {'data': str(small_set), 'num_epochs': 8, 'early_stopping_patience': 2}
+    for share, epochs in [(0.5, 6), (0, 3)]:
+        result = tu.train(loss_fn=never_better, **settings, progressive_resizing=share, run_dir=f'run{epochs}')
+        assert len(result.history) == epochs and result.best['epoch'] == 1
+    assert caplog.text.count('no better, on small images') == 3
+
+
+def test_a_network_that_takes_one_size_is_not_given_another(small_set):
+    class OneSize(nn.Module):
+        def __init__(self, side=64):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1, side, side))
+
+        def forward(self, images):
+            return (images.mean(1) * self.scale)[:, None]
+
+    typed = dict(TINY, data=str(small_set), image_size=64, run_dir='run')
+    with pytest.raises(tu.ConfigError, match=r'cannot take .*\(1, 3, 32, 32\) .*; or progressive_resizing=0'):
+        tu.train(model=OneSize(), progressive_resizing=0.5, **typed)
+    tu.train(model=OneSize(128), **typed | {'image_size': 128, 'encoder': 'auto', 'num_epochs': 1})
+
+
+# --- evaluation -----------------------------------------------------------------------
+
+
+def test_an_image_left_out_of_validation_does_not_dilute_its_loss(small_set):
+    config = {**tu.CONFIG, **SMALL, 'image_size': [32, 32], 'image_dtype': 'uint8', 'skip_broken': True, 'mean': [0.0],
+              'std': [255.0], 'num_classes': 2, 'cache_images': False}
+    found = tu.inspect_data(config)
+    dataset = tu.SegmentationDataset(found, 'val', config, is_training=False)
+    model, losses = tu.build_model(config), []
+    for broken in (False, True):
+        if broken:
+            open(dataset.name(0), 'w').close()
+        loader = tu.build_loader(dataset, config, torch.device('cpu'), batch_size=1)
+        metrics = tu.evaluate(model, loader, tu.SegmentationLoss(config), 'float32')
+        losses.append(metrics['loss'])
+    assert metrics['broken'] == [0] and abs(losses[1] / losses[0] - 1) < 0.2
+
+
+def test_a_validation_that_overflows_float16_steps_down_and_is_judged_again():
+    model = network(norm=False)                                        # x 100,000 in evaluation only, then back
+    model[0].register_forward_hook(lambda module, inputs, output: output if module.training else output * 1e5)
+    model[-1].register_forward_hook(lambda module, inputs, output: output if module.training else output * 1e-5)
+    result = train(model, num_epochs=3, init_scale=8.0, **amp('float16'))
+    assert ['validation is not finite in float16' in event for event in events(result.history)] == [True]
+    rows = [row for row in result.history if not row['event']]
+    assert all(math.isfinite(row['val_loss']) for row in rows)
+    assert rows[-1]['precision'] in ('bfloat16', 'float32') and rows[-1]['loss_scale'] is None
+
+
+@pytest.mark.parametrize('count', [3, 4, 5, 7, 8])
+@pytest.mark.parametrize('most', [1, 2])
+def test_out_of_memory_in_validation(count, most):
+    model = network()
+    out_of_memory(model[0], lambda m, size, calls: not m.training and size > most)
+    data, by_hand = Samples(count, seed=1), network()
+    result = train(model, val_data=data, batch_size=8, num_epochs=1)
+    by_hand.load_state_dict(torch.load('run/best.pt', weights_only=True)['weights'])
+    batch = torch.utils.data.default_collate([data[i] for i in range(count)])
+    exact = squares(by_hand.eval(), batch).mean().item()
+    assert result.best['loss'] == pytest.approx(exact, rel=1e-5)
+    assert [row['event'].split(':')[0] for row in result.history] == ['out of memory in validation', '']
+
+
+def test_a_batch_that_does_not_fit_on_its_way_to_the_device_is_halved_in_validation(monkeypatch):
+    real, sizes = torch.Tensor.to, []
+
+    def to(tensor, *where, **how):
+        if 'non_blocking' in how and tensor.ndim and not torch.is_grad_enabled():
+            sizes.append(len(tensor))
+            if sizes[-1] > 2:
+                raise torch.OutOfMemoryError('CUDA out of memory')
+        return real(tensor, *where, **how)
+
+    monkeypatch.setattr(torch.Tensor, 'to', to)
+    assert train_own(num_epochs=1).history[-1]['val_loss'] > 0 and {4, 2} <= set(sizes)
+
+
+def test_one_image_of_validation_that_does_not_fit_is_told_in_words():
+    def loss_fn(model, batch):
+        if not torch.is_grad_enabled():
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return squares(model, batch)
+
+    with pytest.raises(tu.UserError, match='one image at a time does not fit') as caught:
+        train_own(loss_fn=loss_fn)
+    assert caught.value.title == 'out of memory'
+
+
+def test_what_was_trained_is_saved_before_a_long_validation(monkeypatch):
+    """Each training pass takes 100 s here, by a clock that jumps; nothing is saved for ten minutes otherwise."""
+    model, clock, found = network(), time.monotonic, []
+    passed = at_training_call(model[0], lambda call: False, None)
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + 100 * len(passed))
+    model[0].register_forward_hook(lambda module, *_: None if module.training else found.append(last()))
+    train(model, val_data=Samples(4), num_epochs=2)
+    assert [(saved['epoch'], saved['window']) for saved in found[1:]] == [(0, 2), (1, 2)]
+
+
+# --- the best epoch, and early stopping -----------------------------------------------
+
+
+def test_the_best_epoch_is_kept_and_a_run_without_progress_stops():
+    model = network()
+    at_training_call(model, lambda call: call > 5,  # from then on it learns nonsense
+                     lambda output: output + 100 * output.detach().sign())
+    result = train(model, num_epochs=20, early_stopping_patience=3, learning_rate=0.003)
+    rows = [row for row in result.history if not row['event']]
+    best = min(rows, key=lambda row: row['val_loss'])
+    assert len(rows) == best['epoch'] + 3 < 20
+    assert result.best['epoch'] == best['epoch']
+    loader = torch.utils.data.DataLoader(Samples(5, seed=1), 4)
+    again = tu.evaluate(result.model, loader, squares, 'float32')['loss']
+    assert again == pytest.approx(best['val_loss'])
+
+
+def test_a_score_that_is_never_a_number_still_leaves_a_best_model():
+    def loss_fn(model, batch):  # no foreground in truth or prediction: IoU is NaN
+        return squares(model, batch), torch.tensor([[len(batch['image']), 0], [0, 0]])
+
+    result = train(loss_fn=loss_fn)
+    assert math.isnan(result.history[-1]['val_iou'])
+    assert (result.run_dir / 'best.pt').exists() and result.best
+
+
+def test_with_nan_in_a_validation_sample_the_last_weights_are_kept(caplog):
+    result = train(val_data=Samples(5, broken=[3]))
+    assert 'The validation loss is not finite' in caplog.text
+    assert result.best['epoch'] == 3                                   # not the first, which no score prefers
+
+
+class Noise(torch.utils.data.Dataset):
+    """Eight float images with a map to learn."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index))
+        return {'image': image, 'target': image.mean(0, keepdim=True)}
+
+
+def test_best_weights_ask_for_the_precision_that_the_run_ended_with():
+    """The first layer's output is above what float16 holds, the last one undoes it; float16 is given up."""
+    model, calls = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1)), []
+
+    def enlarge(module, inputs, output):
+        calls.append(module.training)
+        return output * 1e5 if module.training and sum(calls) > 5 else output
+
+    model[0].register_forward_hook(enlarge)
+    model[2].register_forward_pre_hook(
+        lambda module, inputs: (inputs[0] / 1e5,) if module.training and sum(calls) > 5 else None)
+    result = tu.train(
+        model=model,
+        loss_fn=lambda net, batch: (net(batch['image']) - batch['target']).square().mean((1, 2, 3)),
+        train_data=Noise(), val_data=Noise(), device='cpu', use_amp=True, amp_dtype='float16', init_scale=8.0,
+        max_bad_steps=2, batch_size=4, num_epochs=6, learning_rate=0.01, optimizer='SGD', ema_decay=None,
+        run_dir='run')
+    rows = [row for row in result.history if not row['event']]
+    assert rows[0]['precision'] == 'float16' != rows[-1]['precision'] and result.best['epoch'] == 6
+    for name in ('best.pt', 'last.pt'):
+        config = tu.load_checkpoint(f'run/{name}')['config']
+        asked = {key: config[key] for key in ('use_amp', 'amp_dtype')}
+        assert asked == tu.amp_settings(rows[-1]['precision'])
+
+
+def test_patience_does_not_end_a_run_before_its_bad_steps_are_counted():
+    """One step in each epoch, none of them sound, and patience for three epochs."""
+    model = network()
+    at_training_call(model[1], lambda call: True, lambda output: output * math.nan)
+    with pytest.raises(tu.TrainingDiverged):
+        train(model, batch_size=8, num_epochs=12, early_stopping_patience=3, max_bad_steps=5)
+
+
+def test_patience_begins_anew_in_a_safer_precision():
+    model = network(norm=False)
+    at_training_call(model[0], lambda call: True, lambda output: output * 1e6)
+    model[4].register_forward_pre_hook(lambda module, inputs: (inputs[0] / 1e6,) if module.training else None)
+    result = train(model, batch_size=8, num_epochs=12, early_stopping_patience=3, max_bad_steps=5, **amp('float16'))
+    assert sum('precision float16 -> ' in event for event in events(result.history)) == 1
+    assert result.history[-1]['precision'] != 'float16' and result.best['epoch'] > 5
+
+
+# --- the history ----------------------------------------------------------------------
+
+
+def test_an_epoch_without_a_sound_step_has_no_loss():
+    """float16 gradients that overflow until the scale is found: 2^40 needs more steps than the epoch has."""
+    result = train(num_epochs=20, use_amp=True, amp_dtype='float16', init_scale=2.0 ** 24, batch_size=8)
+    losses = [row['train_loss'] for row in result.history if not row['event']]
+    assert math.isnan(losses[0]) and losses[-1] > 0
+
+
+def test_a_run_that_ends_in_its_first_epoch_leaves_no_empty_table(two_minutes):
+    def loss_fn(model, batch):
+        steps.append(torch.is_grad_enabled())
+        if sum(steps) > 2:                                             # the first one is the smoke test's
+            raise RuntimeError('of the loss (a test)')
+        return squares(model, batch)
+
+    steps = []
+    with pytest.raises(RuntimeError, match='of the loss'):
+        train(None, Samples(12), loss_fn=loss_fn)
+    assert 'run' in os.listdir() and 'history.csv' not in os.listdir('run')
+
+
+# --- data workers that die or hang ----------------------------------------------------
+
+
+class Deadly(Samples):
+    """Kills the worker that reads number 5, once."""
+    signal = signal.SIGKILL
+
+    def __getitem__(self, index):
+        if index == 5 and torch.utils.data.get_worker_info() and not os.path.exists('killed'):
+            open('killed', 'w').close()
+            os.kill(os.getpid(), self.signal)
+        return super().__getitem__(index)
+
+
+def kill(which, training):
+    """A loss that kills a worker of the train (0) or val (1) loader, in training or validation."""
+    def loss_fn(model, batch):
+        workers = sorted(multiprocessing.active_children(), key=lambda worker: worker.pid)
+        pairs = [workers[:2], workers[2:]]  # those of validation are started later
+        if pairs[which] and torch.is_grad_enabled() is training and not os.path.exists('killed'):
+            open('killed', 'w').close()
+            os.kill(pairs[which][0].pid, signal.SIGKILL)
+            time.sleep(0.5)                                            # torch raises in here
+        return squares(model, batch)
+    return loss_fn
+
+
+@pytest.mark.parametrize('data, loss_fn', [
+    (Deadly, squares), (Samples, kill(0, training=True)), (Samples, kill(1, training=False)),
+    (Samples, kill(0, training=False)), (Samples, kill(1, training=True))],
+    ids=['reading', 'train worker in training', 'val worker in validation',
+         'train worker in validation', 'val worker in training'])
+def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes):
+    calm = train(None, Samples(12), run_dir='calm')
+    result = train(None, data(12), loss_fn=loss_fn, num_workers=2)
+    assert os.path.exists('killed')
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+
+
+class CutOff(Samples):
+    def __getitem__(self, index):
+        if Path('run/history.csv').exists() and not Path('cut').exists():
+            Path('cut').touch()
+            raise ConnectionResetError('Connection reset by peer')
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_replaced():
+    calm = train(None, Samples(12), run_dir='calm')
+    result = train(None, CutOff(12))
+    assert os.path.exists('cut')
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+
+
+def workers():
+    """Process ids of the data workers; multiprocessing still lists one whose end torch interrupted."""
+    return [child.pid for child in multiprocessing.active_children() if tu.Path(f'/proc/{child.pid}').exists()]
+
+
+def kill_a_worker():
+    """And wait, because torch raises wherever the main process is when it hears of it."""
+    os.kill(workers()[0], signal.SIGKILL)
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize('name', ['best.pt', 'last.pt', 'history.csv'])
+def test_a_worker_that_is_killed_while_an_epoch_is_saved_costs_nothing(name, two_minutes, monkeypatch):
+    calm, real, killed = train(None, Samples(12), run_dir='calm'), os.replace, []
+
+    def replace(source, target):
+        if str(target) == f'run/{name}' and workers() and not killed:
+            killed.append(1)
+            kill_a_worker()
+        real(source, target)
+
+    monkeypatch.setattr(os, 'replace', replace)
+    signal.alarm(20)                                                   # it takes one
+    result = train(None, Samples(12), num_workers=2)
+    assert killed and [row['epoch'] for row in result.history] == [1, 2, 3]
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+    assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == calm.best['epoch']
+
+
+class Frozen(Deadly):
+    """Freezes it, as a network drive that is gone does: it hears no request to end either."""
+    signal = signal.SIGSTOP
+
+
+def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, monkeypatch):
+    monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 2)
+    calm = train(None, Samples(12), run_dir='calm')
+    result = train(None, Frozen(12), num_workers=2)
+    assert os.path.exists('killed') and not workers()
+    assert_same(result.model.state_dict(), calm.model.state_dict())
+
+
+def test_workers_that_always_die_end_the_run(two_minutes):
+    def loss_fn(model, batch):
+        if workers() and torch.is_grad_enabled():
+            kill_a_worker()
+        return squares(model, batch)
+
+    with pytest.raises(tu.UserError, match='DataLoader worker'):
+        train(None, Samples(12), loss_fn=loss_fn, num_workers=1)
+    assert (tu.Path('run') / 'log.txt').read_text().count('starting the workers again') == 3
+    assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
+
+
+def test_an_error_of_ones_own_data_in_a_worker_is_no_death(two_minutes):
+    class Buggy(Samples):
+        def __getitem__(self, index):
+            if os.path.exists('run/history.csv'):
+                raise RuntimeError('shapes do not fit (a test)')
+            return super().__getitem__(index)
+
+    with pytest.raises(RuntimeError, match=r'shapes do not fit \(a test\)'):
+        train(None, Buggy(12), num_workers=1)
+    assert 'starting the workers again' not in log_text()
+
+
+def test_a_child_process_that_ends_is_no_worker_that_died(caplog):
+    def loss_fn(model, batch):
+        subprocess.run(['true'], check=True)
+        return squares(model, batch)
+
+    train_own(loss_fn=loss_fn, num_workers=1)
+    assert 'killed' not in (tu.Path('run') / 'log.txt').read_text()
+
+
+def test_a_process_that_ignores_its_children_may_start_one_in_a_step():
+    def loss_fn(model, batch):
+        subprocess.run(['false'], check=False)
+        return squares(model, batch)
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert len(train(loss_fn=loss_fn, num_epochs=1).history) == 1
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+# --- files that break during the run --------------------------------------------------
+
+
+@pytest.fixture
+def breaking(small_set, monkeypatch):
+    """A run on files; when its second epoch begins, something happens to one training image."""
+    waits, sleep = [], time.sleep
+    monkeypatch.setattr(time, 'sleep', lambda seconds: waits.append(seconds) or sleep(seconds / 100))
+
+    def run(happen, **changes):
+        data = tu.SegmentationDataset
+        chosen = [small_set / 'images' / '003.png']
+        real, begun = data.__getitem__, []
+
+        def get(self, key):
+            if isinstance(key, tuple) and key[0] == 1 and not begun:
+                begun.append(happen(chosen[0]))
+            return real(self, key)
+
+        monkeypatch.setattr(data, '__getitem__', get)
+        quiet = {'val_fraction': 0.2, 'cache_images': False, 'augment': 'none', 'image_size': 32}
+        rows = tu.find_pairs({**tu.CONFIG, 'data': str(small_set)})
+        if str(chosen[0]) not in map(os.fsdecode, rows.images[rows.rows('train')]):
+            chosen[0] = tu.Path(os.fsdecode(rows.images[rows.rows('train')][0]))
+        model = nn.Sequential(Bytes(), *network())
+        result = tu.train(model=model, data=str(small_set), **{**PLAIN, **quiet, **changes})
+        return result, chosen[0], waits
+    return run
+
+
+class Bytes(nn.Module):
+    def forward(self, images):
+        return images.float() / 255
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+FAULTS = [lambda path: path.unlink(missing_ok=True), cut, lambda path: path.write_bytes(b'')]
+
+
+@pytest.mark.parametrize('happen, num_workers', [*zip(FAULTS, [0, 0, 0]), (cut, 1)],
+                         ids=['vanishes', 'is cut', 'is empty', 'is cut, in a worker'])
+def test_a_file_that_breaks_is_tried_three_times_and_named(breaking, happen, num_workers):
+    with pytest.raises(tu.DataError) as error:
+        breaking(happen, num_workers=num_workers)
+    assert re.search(r'/images/\d\d\d\.png: cannot be read', str(error.value))
+    assert last()['epoch'] == 1                                        # what was done is kept
+    assert 'python train_unet.py resume=run' in str(error.value)
+    assert 'skip_broken=True leaves out files that cannot be read' in log_text()
+
+
+@pytest.mark.parametrize('num_workers', [0, 1])
+def test_a_file_that_breaks_is_left_out_counted_and_listed_if_allowed(breaking, num_workers):
+    result, path, waits = breaking(cut, num_workers=num_workers, skip_broken=True)
+    assert [row['epoch'] for row in result.history] == [1, 2, 3]
+    end = (result.run_dir / 'log.txt').read_text().splitlines()[-4:]
+    assert [line for line in end if f'left out 2 times, because it or its mask could not be read: {path}' in line]
+    assert last()['left_out'] == {str(path): 2}
+    if not num_workers:
+        assert len(waits) == 2 * 2                                     # three attempts in two epochs
+
+
+def test_a_file_that_comes_back_is_read(breaking, monkeypatch):
+    """As on a network drive: two attempts fail, the third does not."""
+    import PIL.Image
+    real, failed = PIL.Image.open, []
+
+    def happen(broken):
+        def flaky(path, *args, **kwargs):
+            if str(path) == str(broken) and len(failed) < 2:
+                failed.append(path)
+                raise OSError(5, 'Input/output error')
+            return real(path, *args, **kwargs)
+        monkeypatch.setattr(PIL.Image, 'open', flaky)
+
+    result, _, waits = breaking(happen)
+    assert len(failed) == len(waits) == 2 and len(result.history) == 3 and not last()['left_out']
+
+
+def test_a_file_that_breaks_costs_no_step():
+    class Breaking(Samples):
+        def __getitem__(self, index):
+            calls.append(1)
+            if len(calls) == 30:
+                raise tu.DataError('x.png: broken')
+            return super().__getitem__(index)
+
+    calls = []
+    with pytest.raises(tu.DataError):
+        tu.train(model=network(), loss_fn=squares, train_data=Breaking(12), val_data=Samples(4), **OWN)
+    assert tu.load_last('run')[0]['step'] >= 6                         # 4 of the trial, 12 an epoch
+
+
+def test_a_validation_file_that_breaks_is_left_out_counted_and_named(small_set, caplog):
+    settings = {**SMALL, 'num_epochs': 3, 'skip_broken': True, 'cache_images': False}
+    real, epochs = tu.evaluate, []
+
+    def evaluate(*args, **named):
+        epochs.append(1)
+        if len(epochs) == 3:                                           # the smoke test is the first
+            broken.write_bytes(b'')
+        return real(*args, **named)
+
+    dataset = tu.inspect_data({**tu.CONFIG, **settings}).pairs
+    broken = tu.Path(os.fsdecode(dataset.images[dataset.rows('val')[0]]))
+    tu.evaluate = evaluate
+    try:
+        result = tu.train(**settings)
+    finally:
+        tu.evaluate = real
+    assert [row['epoch'] for row in result.history] == [1, 2, 3] and result.history[-1]['val_iou'] > 0
+    assert f'left out 2 times, because it or its mask could not be read: {broken}' in caplog.text
+
+
+def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set, monkeypatch, capsys):
+    """OpenCV's errors are of no common kind; here a transform raises one in the second epoch."""
+    import albumentations
+    mirror, calls = albumentations.HorizontalFlip.__call__, []
+
+    def fail(self, *args, **named):
+        calls.append(1)
+        if len(calls) > 4 + 10 + 3:                                    # smoke test, epoch 1
+            raise tu.cv2.error('not of this kind (a test)')
+        return mirror(self, *args, **named)
+
+    monkeypatch.setattr(albumentations.HorizontalFlip, '__call__', fail)
+    words = as_words(TINY)
+    assert tu.main([f'data={small_set}', 'run_dir=run', *words]) == 2
+    told = capsys.readouterr().err
+    assert re.search(r'images/\d+\.png: augment=default fails on it in epoch 2: error: .*not of this kind', told)
+    assert last()['epoch'] == 1
+
+
+def test_what_a_worker_could_not_read_is_one_clear_line():
+    """torch wraps the traceback of a worker around the message."""
+    error = tu.DataError(['/a/b.jpg: cannot be read: OSError: truncated', 'another line'])
+    wrapped = torch._utils.ExceptionWrapper((type(error), error, error.__traceback__), 'in DataLoader worker process 0')
+    with pytest.raises(tu.DataError) as caught:
+        wrapped.reraise()
+    assert str(caught.value) == str(error)
+
+
+# --- bars, screen and log -------------------------------------------------------------
+
+
+def test_a_terminal_that_tells_no_width_shows_bars_too(monkeypatch):
+    """As that of docker run -t does where nobody is attached."""
+    reader, writer = pty.openpty()                                     # 0 columns until somebody sets them
+    os.set_blocking(reader, False)
+    with open(writer, 'w', closefd=False) as terminal:
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2]
+    assert b'Epoch 1 [train]' in os.read(reader, 4096)
+    os.close(reader), os.close(writer)
+
+
+@pytest.mark.parametrize('columns', [80, 40])
+def test_80_columns_hold_all_that_a_bar_tells(columns, monkeypatch):
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+    os.set_blocking(reader, False)
+    model = network()
+    state = tu.TrainState(model, torch.optim.SGD(model.parameters(), 3.4e-4), None, dtype='bfloat16',
+                          totals={'loss': 5.8, 'images': 10, 'counts': torch.tensor([[5, 1], [2, 12]])})
+    with open(writer, 'w', closefd=False) as terminal:
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        bar = tu.progress(range(210), 210, 'Epoch 10 [train]')
+        bar.n = 12
+        bar.set_postfix_str(tu.live_numbers(state, 39.04))
+    time.sleep(0.3)                                                    # until the terminal has passed it on
+    shown = os.read(reader, 9999).decode().split('\r')[-1].split('\n')[0]
+    assert len(shown) <= columns and shown.startswith('Epoch 10 [train] 12/210, loss 0.580')
+    if columns == 80:
+        assert shown.startswith('Epoch 10 [train] 12/210, loss 0.580 IoU 0.800 lr 3.4e-04 39.0 images/s bfloat16')
+    os.close(reader), os.close(writer)
+
+
+def test_a_console_that_is_no_file_shows_bars(monkeypatch):
+    """As those of some editors, which call themselves a terminal."""
+    console = io.StringIO()
+    console.isatty = lambda: True
+    monkeypatch.setattr(sys, 'stderr', console)
+    assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2] and 'Epoch 1 [train]' in console.getvalue()
+
+
+def test_a_kernel_that_is_only_imported_shows_no_bars(monkeypatch):
+    """As whoever starts a notebook from Python has imported it."""
+    monkeypatch.setitem(sys.modules, 'ipykernel', sys)
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
+    assert tu.progress(range(3), 3, 'three').disable
+
+
+def test_a_service_without_a_screen_trains(small_set, monkeypatch):
+    monkeypatch.setattr(sys, 'stderr', None)
+    monkeypatch.setattr(sys, 'stdout', None)
+    assert train(num_epochs=1).best['loss'] > 0
+
+
+def test_a_screen_that_is_gone_ends_no_training(monkeypatch):
+    """A full disk behind stdout, as when slurm.out lies on it; also what the handler of a signal writes."""
+    class Full(io.TextIOBase):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, 'stdout', Full())
+        patch.setattr(sys, 'stderr', Full())
+        result = train_own(loss_fn=stop_at(4))
+    assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 2
+
+
+def test_lines_of_the_log_file_are_clean():
+    with tu.Run('run'):
+        tu.log.warning('left out: \x1b[31mred\n2026-01-01 00:00:00 Best: epoch 9')
+    [line] = tu.Path('run/log.txt').read_text().splitlines()
+    assert '\x1b' not in line and r'\n2026' in line

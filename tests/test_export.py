@@ -1,0 +1,292 @@
+"""Export: ONNX, pt2 and smp files, each compared with the network that it was made of.
+
+Run: python -m pytest tests/test_export.py
+"""
+import json
+import math
+import os
+import re
+import zipfile
+
+import numpy as np
+import onnx
+import onnxruntime
+import PIL.Image
+import pytest
+import torch
+from torch import nn
+
+import train_unet as tu
+from conftest import ENOUGH, TINY, WRITES_ONNX, draw_set
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+
+
+@pytest.fixture
+def pictures():
+    """Batches of three with odd sides, as the three-class network takes them."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = (51, 77), (64, 129)
+    return [torch.randint(0, 256, (3, 3, *size), dtype=torch.uint8, generator=draw) for size in sizes]
+
+
+def assert_same_logits(run, other, images):
+    """A model and its exported self, on batches of images."""
+    model = tu.load(run, 'cpu')
+    for batch in images:
+        with torch.no_grad():
+            torch.testing.assert_close(torch.as_tensor(other(batch)), model(batch), rtol=0, atol=1e-4)
+
+
+def assert_facts(facts, classes):
+    """What a program that loads the file must know."""
+    assert 0 < float(facts['threshold']) < 1 and json.loads(facts['classes']) == classes
+    assert facts['input'] == 'uint8, as stored' and json.loads(facts['image_size']) == [64, 64]
+
+
+@pytest.fixture(scope='module')
+def onnx_of_three(three, tmp_path_factory):
+    """An ONNX file of the three-class run: writing one takes seconds."""
+    folder = tmp_path_factory.mktemp('onnx')                           # in which it gets the usual name
+    assert tu.main(['export', str(three[0]), 'format=onnx', '-o', str(folder)]) == 0
+    return folder / 'model.onnx'
+
+
+# --- onnx -----------------------------------------------------------------------------
+
+
+@WRITES_ONNX
+def test_onnx_of_three_classes_agrees_and_says_what_it_needs(three, onnx_of_three, pictures):
+    session = onnxruntime.InferenceSession(str(onnx_of_three), providers=['CPUExecutionProvider'])
+    assert_same_logits(three[0], lambda batch: session.run(None, {'images': batch.numpy()})[0], pictures)
+    facts = {entry.key: entry.value for entry in onnx.load(onnx_of_three).metadata_props}
+    assert_facts(facts, ['ground', 'disc', 'corner'])
+
+
+@WRITES_ONNX
+def test_exports_of_16_bit_images_take_them_as_stored_in_every_size_although_the_network_pools(tmp_path, monkeypatch):
+    data, run = draw_set(tmp_path / 'set'), tmp_path / 'run'
+    for path in sorted((data / 'images').iterdir()):
+        grey = np.asarray(PIL.Image.open(path).convert('L'))
+        PIL.Image.fromarray(grey.astype(np.uint16) * 250).save(path)
+    words = ENOUGH | {'architecture': 'PSPNet', 'num_epochs': 1}
+    tu.train(**words, data=str(data), in_channels=1, run_dir=str(run))
+    assert tu.export(run, 'onnx') == 0
+    assert torch.nn.functional.adaptive_avg_pool2d is not tu.pool_by_product
+    stored = torch.from_numpy(np.array(PIL.Image.open(path)))[None, None]
+    assert stored.dtype == torch.uint16 and stored.shape == (1, 1, 40, 40)
+    session = onnxruntime.InferenceSession(str(run / 'model.onnx'), providers=['CPUExecutionProvider'])
+    facts = {entry.key: entry.value for entry in onnx.load(run / 'model.onnx').metadata_props}
+    assert facts['input'] == 'uint16, as stored'
+    model, odd = tu.load(run, 'cpu'), stored.repeat(3, 1, 3, 4)[..., :51, :129]
+    for images in (stored, odd):
+        with torch.no_grad():
+            wanted = model(images.float() / 65535)
+        written = session.run(None, {'images': images.numpy()})[0]
+        torch.testing.assert_close(torch.as_tensor(written), wanted, rtol=0, atol=1e-4)
+    image = stored[0, 0].numpy()
+    assert model.predict(image).tolist() == model.predict(path).tolist()
+    data.rename(tmp_path / 'gone')
+    seen = []
+    monkeypatch.setattr(tu, 'export_onnx', lambda model, *_: seen.append(model.config['image_dtype']) or model)
+    tu.export(run, 'onnx')                                             # which writes nothing now
+    assert seen == ['uint16']                                          # as the run has it, whatever is left to look at
+    for other in (image.astype(np.int32), torch.tensor(image.astype(np.int64)), image.astype(np.float32)):
+        with pytest.raises(tu.DataError, match='stored as uint16'):
+            model.predict(other)
+    np.save(tmp_path / 'wide.npy', image.astype(np.int32))
+    assert tu.predict(run, [str(tmp_path / 'wide.npy')], tmp_path / 'out') == 1  # as in Python
+    scene = np.where(np.arange(40) < 15, -9999, image / np.float32(65535)).astype(np.float32)
+    assert model.predict(scene).shape == (40, 40)                      # a rim of no data is no other scale
+
+
+def test_pooling_by_products_is_pooling():
+    x = torch.randn(2, 3, 37, 20, generator=torch.Generator().manual_seed(0))
+    for size in (1, 2, 6, (3, 5), (None, 7)):
+        torch.testing.assert_close(tu.pool_by_product(x, size), torch.nn.functional.adaptive_avg_pool2d(x, size))
+
+
+@WRITES_ONNX
+def test_half_onnx_is_half_as_large_and_runs(two, tmp_path, capsys):
+    typed = ['export', str(two[0]), 'format=onnx', 'half=True', '-o', str(tmp_path / 'm.onnx')]
+    assert tu.main(typed) == 0
+    assert 'on 2 validation images and 4 drawn ones' in capsys.readouterr().out
+    weights = sum(4 * weight.numel() for weight in tu.load(two[0]).parameters())
+    assert os.path.getsize(tmp_path / 'm.onnx') < 0.7 * weights
+    facts = {entry.key: entry.value for entry in onnx.load(tmp_path / 'm.onnx').metadata_props}
+    assert_facts(facts, ['background', 'foreground'])
+
+
+# --- pt2 ------------------------------------------------------------------------------
+
+
+def test_pt2_of_three_classes_agrees_and_says_what_it_needs(three, tmp_path, pictures, recwarn):
+    assert tu.export(three[0], 'pt2', tmp_path / 'model.pt2') == 0
+    assert 'No complete tensor' not in str([told.message for told in recwarn])
+    facts = dict.fromkeys(['threshold', 'classes', 'input', 'image_size'], '')
+    program = torch.export.load(tmp_path / 'model.pt2', extra_files=facts).module()
+    assert_same_logits(three[0], program, pictures)
+    assert_facts(facts, ['ground', 'disc', 'corner'])
+
+
+def test_pt2_of_a_network_for_small_images_is_written_for_their_size(own, tmp_path, capsys):
+    """torch.export wants sides above 32 pixels where they are free."""
+    saved = tu.load_checkpoint(own / 'best.pt')
+    saved['config']['image_size'] = [32, 32]
+    tu.save_checkpoint(own / 'best.pt', saved)
+    assert tu.export(own, 'pt2', tmp_path / 'm.pt2') == 0
+    assert 'it takes images of 32 x 32 only' in capsys.readouterr().out
+    program = torch.export.load(tmp_path / 'm.pt2').module()
+    assert program(torch.zeros(3, 3, 32, 32, dtype=torch.uint8)).shape == (3, 1, 32, 32)
+
+
+class OneSize(nn.Module):
+    """As a DPT's encoder is: it takes images of 64 x 64 only."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, images):
+        if images.shape[-2:] != (64, 64):
+            raise ValueError('the height does not match')
+        return self.network(images)
+
+
+def test_a_network_that_takes_one_size_is_exported_for_that_size(small_set, tmp_path, capsys, monkeypatch):
+    build = tu.build_network
+    monkeypatch.setattr(tu, 'build_network', lambda config: OneSize(build(config)))
+    run = tu.train(**ENOUGH | {'num_epochs': 1}, data=str(small_set)).run_dir
+    assert tu.export(run, 'pt2', tmp_path / 'model.pt2') == 0
+    said = capsys.readouterr().out
+    assert 'and 1 drawn ones' in said and 'it takes images of 64 x 64 only: Unet cannot be written' in said
+    images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
+    program = torch.export.load(tmp_path / 'model.pt2').module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(images), tu.load(run)(images), atol=1e-4, rtol=0)
+
+
+def test_pt2_has_no_half(two, tmp_path):
+    with pytest.raises(tu.UserError, match='half=True'):
+        tu.export(two[0], 'pt2', tmp_path / 'model.pt2', half=True)
+    assert not (tmp_path / 'model.pt2').exists()
+
+
+# --- smp ------------------------------------------------------------------------------
+
+
+def test_half_smp_is_half_as_large_and_says_what_it_needs(three, tmp_path):
+    sizes = []
+    for half in (False, True):
+        assert tu.export(three[0], 'smp', tmp_path / f'{half}', half) == 0
+        sizes.append(sum(path.stat().st_size for path in (tmp_path / f'{half}').iterdir()))
+        facts = json.loads((tmp_path / f'{half}' / 'preprocessing.json').read_text())
+        assert_facts(facts, ['ground', 'disc', 'corner'])
+    assert sizes[1] < 0.65 * sizes[0]
+
+
+def test_what_half_export_says_is_the_difference_to_the_trained_network(three, tmp_path, capsys):
+    """Not to the weights that were rounded already."""
+    tu.export(three[0], 'smp', tmp_path / 'out', half=True)
+    said = float(re.search(r'difference of a logit is ([\d.e+-]+)', capsys.readouterr().out)[1])
+    again = tu.smp.from_pretrained(tmp_path / 'out').float().eval()
+    model, worst = tu.load(three[0], 'cpu'), 0.0
+    with torch.no_grad():
+        for images in tu.example_images(model.config):
+            real = (model(images) - again((images.float() - model.mean) / model.std)).abs().max()
+            worst = max(worst, float(real))
+    assert 1.01 * said >= worst > 1e-5                                 # three digits are said
+
+
+def test_an_export_is_not_asked_for_sizes_that_the_network_does_not_take(small_set, tmp_path):
+    words = TINY | {'architecture': 'PAN', 'encoder': 'resnet18', 'image_size': 128, 'num_epochs': 1}
+    run = tu.train(**words, data=str(small_set)).run_dir
+    assert tu.export(run, 'smp', tmp_path / 'smp') == 0
+
+
+def test_an_export_whose_data_is_gone_says_that_it_was_checked_on_drawn_images_only(own, tmp_path, capsys):
+    saved = tu.load_checkpoint(own / 'best.pt')
+    saved['config']['data'] = str(tmp_path / 'moved away')
+    tu.save_checkpoint(own / 'best.pt', saved)
+    assert tu.export(own, 'smp', tmp_path / 'out') == 0
+    said = capsys.readouterr().out
+    assert 'checked on drawn images only' in said and 'on 0 validation images and 4 drawn ones' in said
+
+
+# --- what is refused, and what is left then -------------------------------------------
+
+
+def test_an_export_that_differs_is_refused_and_leaves_the_one_before(two, tmp_path, monkeypatch):
+    """A file with one other weight in it is found out; what was verified yesterday is worth more than it."""
+    path = tmp_path / 'model.pt2'
+    path.write_bytes(b'yesterday')
+    real = torch.export.load
+
+    def spoiled(path):
+        program = real(path)
+        next(iter(program.parameters())).data.add_(0.5)
+        return program
+
+    monkeypatch.setattr(torch.export, 'load', spoiled)
+    with pytest.raises(tu.UserError, match='does not agree'):
+        tu.export(two[0], 'pt2', path)
+    assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'model.pt2']
+
+
+def test_a_network_with_nan_is_not_exported(own, tmp_path):
+    saved = tu.load_checkpoint(own / 'best.pt')
+    name = next(name for name in saved['weights'] if name.endswith('segmentation_head.0.bias'))
+    saved['weights'][name][0] = math.nan
+    tu.save_checkpoint(own / 'best.pt', saved)
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out' / 'mine.txt').write_text('not yours')
+    with pytest.raises(tu.UserError, match='does not agree.*nan'):
+        tu.export(own, 'smp', tmp_path / 'out')
+    left = {path.name for path in (tmp_path / 'out').iterdir()}
+    assert 'mine.txt' in left and not left & {'config.json', 'model.safetensors', 'preprocessing.json'}
+
+
+def test_half_export_of_statistics_that_float16_cannot_hold_is_refused(own, tmp_path):
+    saved = tu.load_checkpoint(own / 'best.pt')
+    name = next(key for key in saved['weights'] if key.endswith('running_var'))
+    saved['weights'][name] = saved['weights'][name] * 1e9
+    saved['weights'][name.replace('running_var', 'weight')] *= 1e9 ** 0.5
+    tu.save_checkpoint(own / 'best.pt', saved)
+    with pytest.raises(tu.UserError, match='does not agree|does not run'):
+        tu.export(own, 'smp', tmp_path / 'out', half=True)
+
+
+def test_an_export_that_fails_before_it_writes_removes_nothing(own, tmp_path, monkeypatch):
+    (tmp_path / 'model.pt2').write_text('an older one')
+
+    def fail(*_, **__):
+        raise RuntimeError('no')
+
+    monkeypatch.setattr(torch.export, 'export', fail)
+    with pytest.raises(tu.UserError, match='cannot be written'):
+        tu.export(own, 'pt2', tmp_path / 'model.pt2')
+    assert (tmp_path / 'model.pt2').read_text() == 'an older one'
+
+
+def test_a_refused_export_leaves_no_folder(own, tmp_path):
+    with pytest.raises(tu.UserError, match='ends in .pt2'):
+        tu.export(own, 'pt2', tmp_path / 'new' / 'deep' / 'm.onnx')
+    assert not (tmp_path / 'new').exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
+    (tmp_path / 'taken').write_text('x')
+    assert tu.main(['export', str(two[0]), '-o', str(tmp_path / 'taken' / 'model.onnx')]) == 2
+    assert 'taken' in capsys.readouterr().err
+
+
+# --- what the files tell of this machine ----------------------------------------------
+
+
+@WRITES_ONNX
+def test_exports_do_not_tell_where_the_program_lies(three, onnx_of_three, tmp_path):
+    tu.export(three[0], 'pt2', tmp_path / 'model.pt2')
+    with zipfile.ZipFile(tmp_path / 'model.pt2') as file:
+        contents = [onnx_of_three.read_bytes(), *map(file.read, file.namelist())]
+    for folder in {os.path.dirname(module.__file__) for module in (tu, torch, tu.smp)}:
+        assert not any(os.fsencode(folder) in content for content in contents)

@@ -1,0 +1,642 @@
+"""The demo set, augmenting and loading, settling: what becomes of images on their way to the network.
+
+Run: python -m pytest tests/test_loading.py
+"""
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+
+import albumentations as A
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import train_unet
+from conftest import TINY, draw_set
+from helpers import CPU, as_float, as_png, block, coded_set, dataset, deep_colours, inspect, save, two_kinds
+from train_unet import ConfigError, DataError, Hardware, WindowSampler
+
+
+def samples(data, config, workers, epoch=0):
+    """All samples of one epoch through a loader, as {index: (image, mask)}."""
+    sampler = WindowSampler(len(data), config)
+    sampler.epoch = epoch
+    config = {**config, 'num_workers': workers}
+    loader = train_unet.build_loader(data, config, CPU, batch_sampler=sampler)
+    return {int(i): (image, mask) for batch in loader
+            for i, image, mask in zip(batch['index'], batch['image'], batch['mask'])}
+
+
+def differing(first, second):
+    """How many images are not the same."""
+    return sum(not torch.equal(first[i][0], second[i][0]) for i in first)
+
+
+# --- the demo set ---------------------------------------------------------------------
+
+
+def test_no_threshold_solves_the_demo():
+    """The best threshold on a colour, chosen with the truth at hand, stays below an IoU of 0.6."""
+    counts = np.zeros((2, 3, 256))
+    for number in range(240, 300):                                     # the validation images
+        image, mask = train_unet.draw_demo(number)
+        for truth in (0, 1):
+            for colour in range(3):
+                pixels = image[..., colour][(mask > 0) == truth]
+                counts[truth, colour] += np.bincount(pixels, minlength=256)
+    for direction in (1, -1):
+        outside, inside = counts[..., ::direction].cumsum(-1)
+        iou = inside / (counts[1].sum(-1, keepdims=True) + outside)
+        assert 0.05 < iou.max() < 0.6
+
+
+def test_demo_is_drawn_once_and_understood(tmp_path):
+    folder = train_unet.write_demo(tmp_path / 'demo', 0, num_train=4, num_val=2)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob('*.png')}
+    train_unet.write_demo(tmp_path / 'demo', 0, num_train=4, num_val=2)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob('*.png')}
+    _, data = inspect(folder)
+    assert [len(data.pairs.rows(s)) for s in train_unet.SPLITS] == [4, 2, 0]
+    assert data.coding.num_classes == 2
+
+
+def test_the_demo_is_drawn_again_when_its_files_are_gone(tmp_path):
+    folder = train_unet.write_demo(tmp_path / 'demo', num_train=2, num_val=1)
+    shutil.rmtree(folder)
+    assert len(list(train_unet.write_demo(folder, num_train=2, num_val=1).glob('*/*/*.png'))) == 6
+
+
+# --- augmentation ---------------------------------------------------------------------
+
+
+MANY_EPOCHS = {'num_epochs': 100}  # a run in which the default changes every other image
+
+
+@pytest.mark.parametrize('augment', ['default', 'strong'])
+def test_augmentation_is_the_same_for_any_number_of_workers(small_set, augment):
+    data, config = dataset(small_set, augment=augment, **MANY_EPOCHS)
+    alone, helped = samples(data, config, 0), samples(data, config, 2)
+    assert differing(alone, helped) == 0
+    assert all(torch.equal(alone[i][1], helped[i][1]) for i in alone)
+
+
+def test_augmentation_differs_between_epochs(small_set):
+    data, config = dataset(small_set, **MANY_EPOCHS)
+    assert differing(samples(data, config, 0, 0), samples(data, config, 0, 1)) >= len(data) - 2
+
+
+def test_augmentation_differs_between_seeds(small_set):
+    data, config = dataset(small_set, **MANY_EPOCHS)
+    first = samples(data, config, 0)
+    data.config = config = {**config, 'seed': 1}
+    assert differing(first, samples(data, config, 0)) >= len(data) - 2
+
+
+def test_augmentation_differs_between_images(tmp_path):
+    """Equal images are not all augmented alike."""
+    folder, place = coded_set(tmp_path / 'set', [0, 1], count=12)
+    for path in (folder / 'images').iterdir():
+        save(path, np.random.default_rng(0).integers(0, 255, (*place.shape, 3)))
+    data, config = dataset(folder, **MANY_EPOCHS)
+    assert len({image.numpy().tobytes() for image, _ in samples(data, config, 0).values()}) >= 7
+
+
+def test_transforms_are_drawn_independently(small_set):
+    """Three coins leave one image in eight as it is; with one coin for all it would be half."""
+    data, config = dataset(small_set, **MANY_EPOCHS)
+    same = []
+    for index in range(len(data)):
+        plain = torch.from_numpy(data.read_resized(index)[0]).permute(2, 0, 1)
+        mirrored = plain.flip(2)
+        for epoch in range(20):
+            image = data[(epoch, index)]['image']
+            same.append([torch.equal(image, plain), torch.equal(image, mirrored)])
+    assert np.mean(same, axis=0) == pytest.approx([1 / 8, 1 / 8], abs=0.07)
+
+
+@pytest.mark.parametrize('augment, epochs, chances', [
+    ('default', 12, [0.5, 0.0, 0.0]), ('default', 25, [0.5, 0.0, 0.0]), ('default', 32, [0.5, 0.1, 0.1]),
+    ('default', 60, [0.5, 0.5, 0.5]), ('default', 200, [0.5, 0.5, 0.5])])
+def test_augmentation_grows_with_the_run(augment, epochs, chances):
+    """Mirror images always, other changes the more often the more often an image is seen."""
+    config = {**train_unet.CONFIG, 'augment': augment, 'num_epochs': epochs, 'image_size': [32, 32],
+              'image_dtype': 'uint8'}
+    steps = train_unet.build_augmentation(config).transforms
+    assert [step.p for step in steps] == chances
+
+
+@pytest.mark.parametrize('channels, dtype', [(1, np.uint8), (2, np.float32), (5, np.uint8),
+                                             (13, np.float32)])
+@pytest.mark.parametrize('augment', ['default', 'strong'])
+def test_augmentation_of_any_bands(tmp_path, channels, dtype, augment):
+    """Grey, two-band and multi-band images go through, and keep shape and type."""
+    folder, place = coded_set(tmp_path / 'set', [0, 1], count=6)
+    for path in list((folder / 'images').iterdir()):
+        array = np.random.default_rng(0).integers(0, 255, (*place.shape, channels)).astype(dtype)
+        save(path.with_suffix('.npy'), array)
+        path.unlink()
+    data, config = dataset(folder, augment=augment, in_channels=channels, **MANY_EPOCHS)
+    for epoch in range(3):
+        for image, _ in samples(data, config, 0, epoch).values():
+            assert image.shape == (channels, 32, 32)
+            assert image.dtype == (torch.uint8 if dtype is np.uint8 else torch.float32)
+
+
+@pytest.mark.parametrize('policy', ['resize', 'crop', 'pad'])
+@pytest.mark.parametrize('augment', ['default', 'strong'])
+def test_masks_hold_only_original_ids(tmp_path, augment, policy):
+    """No class is made up between two others; what comes in from outside is ignored."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 5, 9], kind='P', count=8)
+    data, config = dataset(folder, augment=augment, size_policy=policy, **MANY_EPOCHS)
+    seen = set()
+    for epoch in range(4):
+        for _, mask in samples(data, config, 0, epoch).values():
+            assert mask.shape == (32, 32)
+            seen |= set(mask.unique().tolist())
+    assert seen == {0, 5, 9, 255}
+
+
+@pytest.mark.parametrize('augment', ['default', 'strong'])
+def test_fill_is_ignored(tmp_path, augment):
+    """Bright images stay bright wherever the mask counts; black fill is 255 in the mask."""
+    folder, _ = coded_set(tmp_path / 'set', [0] * 9 + [1], count=12)
+    for path in (folder / 'images').iterdir():
+        save(path, np.full((20, 16, 3), 200))
+    data, config = dataset(folder, augment=augment, image_dtype='float32', **MANY_EPOCHS)  # no change of colour
+    filled = 0
+    for epoch in range(3):
+        for image, mask in samples(data, config, 0, epoch).values():
+            black = (image == 0).all(0)
+            filled += int(black.sum())
+            assert (mask[black] == 255).all()
+    assert filled > 0
+
+
+@pytest.mark.parametrize('policy', ['crop', 'pad'])
+def test_padding_is_ignored(tmp_path, policy):
+    """Images smaller than image_size fill it up with pixels that do not count."""
+    folder, place = coded_set(tmp_path / 'set', [0, 1], count=4)
+    data, config = dataset(folder, augment='none', size_policy=policy)
+    for _, mask in samples(data, config, 0).values():
+        assert (mask == 255).sum() == 32 * 32 - place[:, :32].size
+
+
+def test_validation_is_not_augmented(small_set):
+    data, config = dataset(small_set, 'val', augment='strong')
+    image, mask = data.read(0)
+    assert torch.equal(data[(0, 0)]['image'], data[(1, 0)]['image'])
+    assert torch.equal(data[(0, 0)]['full_mask'], torch.from_numpy(mask))
+    assert (data[0]['image'].permute(1, 2, 0).numpy() == train_unet.resize(image, 32, 32)).all()
+
+
+# --- pipelines from a file ------------------------------------------------------------
+
+
+def built(path, content):
+    """The pipeline of a file with this content."""
+    path.write_text(content)
+    return train_unet.build_augmentation({**train_unet.CONFIG, 'augment': str(path), 'image_size': [32, 32],
+                                          'image_dtype': 'uint8'})
+
+
+def test_a_saved_pipeline_is_the_one_that_runs(tmp_path):
+    flips = [A.HorizontalFlip(p=1.0), A.VerticalFlip(p=1.0)]
+    one_of = built(tmp_path / 'a.json', json.dumps(A.to_dict(A.OneOf(flips, p=1.0))))
+    rare = built(tmp_path / 'b.json', json.dumps(A.to_dict(A.Compose(flips[:1], p=0.1))))
+    image = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+    mask = np.zeros((32, 32), np.uint8)
+    changed = [not np.array_equal(rare(image=image, mask=mask)['image'], image) for _ in range(100)]
+    assert 0 < sum(changed) < 50
+    for _ in range(10):                                                # one of them, never both
+        made = one_of(image=image, mask=mask)['image']
+        assert np.array_equal(made, image[::-1]) or np.array_equal(made, image[:, ::-1])
+
+
+@pytest.mark.parametrize('pipeline, dump', [
+    (A.ReplayCompose([A.HorizontalFlip(p=1.0)]), json.dumps), (A.HorizontalFlip(p=1.0), json.dumps),
+    (A.Compose([A.Affine(rotate=(-5, 5))]), yaml.dump)], ids=['ReplayCompose', 'one transform', 'yaml.dump'])
+def test_pipelines_are_read_however_they_were_saved(tmp_path, pipeline, dump):
+    path = tmp_path / ('a.json' if dump is json.dumps else 'a.yaml')
+    image, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
+    made = built(path, dump(A.to_dict(pipeline)))(image=image, mask=mask)
+    assert made['image'].shape == (32, 32, 3)
+
+
+def saved(path, *steps):
+    """A pipeline in a file, as A.to_dict gives it."""
+    content = A.to_dict(A.Compose(list(steps)))
+    path.write_text(json.dumps(content) if path.suffix == '.json' else yaml.safe_dump(content))
+    return str(path)
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.yaml', '.yml'])
+def test_what_the_network_does_itself_is_left_out_of_a_saved_pipeline(small_set, tmp_path, caplog, suffix):
+    """With Normalize and ToTensorV2 the sample is still what the network takes: bytes, channels first."""
+    caplog.set_level(logging.INFO, 'train_unet')
+    wish = saved(tmp_path / f'a{suffix}', A.HorizontalFlip(p=1.0), A.Normalize(), A.ToTensorV2())
+    data, config = dataset(small_set, augment=wish)
+    sample = data[(0, 0)]
+    assert sample['image'].dtype == torch.uint8 and sample['image'].shape == (3, 32, 32)
+    image, mask = data.read_resized(0)
+    assert torch.equal(sample['image'].permute(1, 2, 0).flip(1), torch.from_numpy(image))
+    assert torch.equal(sample['mask'].flip(1), torch.from_numpy(mask))
+    assert [type(step).__name__ for step in data.augmentation.transforms] == ['HorizontalFlip']
+    assert 'Normalize, ToTensorV2 left out' in caplog.text
+
+
+@pytest.mark.parametrize('group', [A.Compose, A.Sequential])
+def test_it_is_left_out_of_pipelines_inside_one_too(small_set, tmp_path, group):
+    """Else float images would be normalised twice, without a word."""
+    ends = group([A.Normalize(), A.VerticalFlip(p=1.0)], p=1.0)
+    data, config = dataset(small_set, image_dtype='float32', augment=saved(tmp_path / 'a.json', ends))
+    sample, (image, _) = data[(0, 0)]['image'], data.read_resized(0)
+    assert torch.equal(sample.permute(1, 2, 0).flip(0), torch.from_numpy(image))
+
+
+def test_the_chance_of_a_pipeline_holds_for_crops_too(small_set, tmp_path):
+    (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(A.Compose([A.InvertImg(p=1)], p=0.0))))
+    data, _ = dataset(small_set, augment=str(tmp_path / 'p.json'), size_policy='crop')
+    assert max(data[(0, i)]['image'].float().mean() for i in range(len(data))) < 127
+
+
+TURNS = [A.Affine(rotate=(40, 50), p=1.0), A.Rotate((40, 50), p=1.0)]
+
+
+@pytest.mark.parametrize('step', [*TURNS, A.OneOf(TURNS, p=1.0)], ids=['Affine', 'Rotate', 'inside OneOf'])
+def test_fill_of_a_saved_pipeline_is_ignored(small_set, tmp_path, step):
+    """The saved fill_mask is 0, which is the background; what turns in from outside is none."""
+    inner = getattr(step, 'transforms', [step])
+    assert {transform.fill_mask for transform in inner} == {0}
+    data, _ = dataset(small_set, augment=saved(tmp_path / 'a.json', step))
+    for epoch in range(3):
+        mask = data[(epoch, 0)]['mask']
+        assert (mask[[0, 0, -1, -1], [0, -1, 0, -1]] == 255).all()
+        assert set(mask.unique().tolist()) == {0, 1, 255}
+
+
+def test_the_mask_is_never_interpolated(small_set, tmp_path):
+    wish = saved(tmp_path / 'a.json', A.Affine(rotate=(20, 30), mask_interpolation=1, p=1.0))
+    data, _ = dataset(small_set, augment=wish)
+    assert set(data[(0, 0)]['mask'].unique().tolist()) <= {0, 1, 255}
+
+
+def test_no_pipeline_interpolates_the_mask(tmp_path):
+    step = A.RandomResizedCrop((32, 32), scale=(0.5, 0.9), area_for_downscale='image_mask', p=1)
+    (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(A.Compose([step]))))
+    pipeline = train_unet.load_augmentation(str(tmp_path / 'p.json'), (96, 96, 3), 'uint8')
+    mask = np.where(np.random.default_rng(0).random((96, 96)) > 0.5, 255, 0).astype(np.uint8)
+    for _ in range(8):
+        assert set(np.unique(pipeline(image=np.zeros((96, 96, 3), np.uint8), mask=mask)['mask'])) <= {0, 255}
+
+
+def test_float_images_are_not_cut_off_by_a_pipeline(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'set/images/{n}.npy', np.full((32, 32, 1), 900.0 + n, np.float32))
+        save(tmp_path / f'set/masks/{n}.png', 255 * (np.mgrid[:32, :32][0] > 16))
+    steps = A.Compose([A.RandomBrightnessContrast(p=0.01)])
+    (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(steps)))
+    data, _ = dataset(tmp_path / 'set', augment=str(tmp_path / 'p.json'), in_channels=1)
+    with pytest.raises(DataError, match='limit float images to 0..1'):
+        data[(0, 0)]
+
+
+@pytest.mark.parametrize('step, channels', [
+    (A.RandomSizedBBoxSafeCrop(32, 32, p=1.0), 3), (A.HueSaturationValue(p=1.0), 5), (A.ToGray(p=1.0), 5)],
+    ids=['needs boxes', 'needs 3 channels', 'needs RGB'])
+def test_saved_pipeline_that_cannot_take_the_image_is_refused(tmp_path, step, channels):
+    """Before training starts, not in its middle."""
+    path = saved(tmp_path / 'a.json', step)
+    config = {**train_unet.CONFIG, 'augment': path, 'image_size': [32, 32], 'in_channels': channels,
+              'image_dtype': 'uint8'}
+    with pytest.raises(ConfigError, match='that suits these images'):
+        train_unet.build_augmentation(config)
+
+
+@pytest.mark.parametrize('step, size', [(A.RandomScale(0.5, p=0.5), [32, 32]), (A.RandomRotate90(p=0.5), [32, 64]),
+                                        (A.ToGray(num_output_channels=1, p=0.5), [32, 32])])
+def test_a_pipeline_that_changes_the_size_is_refused(tmp_path, step, size):
+    config = {**train_unet.CONFIG, 'augment': saved(tmp_path / 'a.json', step), 'image_size': size,
+              'image_dtype': 'uint8'}
+    with pytest.raises(ConfigError, match='that suits these images'):
+        train_unet.build_augmentation(config)
+
+
+# --- resizing -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('size, wanted', [((60, 20), (16, 64)), ((20, 60), (64, 16)), ((60, 64), (16, 16)),
+                                          ((20, 20), (64, 64))])
+def test_rows_of_a_large_image_are_resized_as_a_whole_image_is(size, wanted):
+    """Also where one side shrinks and the other grows; halves are rounded either way."""
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    whole, rows = train_unet.resize(image, *wanted), train_unet.shrink_by_rows(image, *wanted, step=7)
+    if wanted[0] <= size[0]:                                           # rows are never made more in bands
+        assert np.abs(whole.astype(int) - rows).max() <= 1
+    assert whole.shape == (*wanted, 3) and abs(whole.mean() - image.mean()) < 3
+
+
+@pytest.mark.parametrize('policy', ['resize', 'crop'])
+def test_deep_images_are_never_seen_as_black(tmp_path, policy):
+    """image_dtype=uint8 typed for 16-bit images would have cut 0..1 down to 0."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=4)
+    for n in range(4):
+        save(folder / f'images/{n}.png', np.full((4, 16), 30000), 'I;16')
+    data, _ = dataset(folder, image_dtype='uint8', size_policy=policy)
+    for read in (data.read, data.__getitem__):
+        with pytest.raises(DataError) as caught:
+            read(0)
+        assert data.name(0) in str(caught.value) and 'image_dtype=uint8' in str(caught.value)
+
+
+# --- images kept in memory ------------------------------------------------------------
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_cached_images_are_those_on_disk(small_set, workers):
+    """The cache in shared memory changes nothing, when it is filled and when it is read."""
+    cached, config = dataset(small_set, cache_images=True)
+    plain, _ = dataset(small_set, cache_images=False)
+    for epoch in (0, 1):
+        found = samples(cached, config, workers, epoch)
+        assert differing(found, samples(plain, config, 0, epoch)) == 0
+    assert cached.cache[2].all() and plain.cache is None
+
+
+def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkeypatch):
+    settings = {'data': str(small_set), 'image_size': 32, 'cache_images': True}
+    config, sources, _ = train_unet.resolve_config(None, settings)
+    config, _, _, data, _ = train_unet.prepare(config, sources, torch.device('cpu'))
+    kept, fresh = (train_unet.SegmentationDataset(data, 'val', {**config, 'cache_images': cached}, is_training=False)
+                   for cached in (True, False))
+    first = kept[0]
+    monkeypatch.setattr(train_unet, 'read_image', lambda *_: pytest.fail('read again'))
+    assert all(torch.equal(torch.as_tensor(kept[0][key]), torch.as_tensor(first[key])) for key in first)
+    with pytest.raises(pytest.fail.Exception):
+        fresh[0]
+
+
+# --- windows --------------------------------------------------------------------------
+
+
+SIZES = [(count, batch, passes) for count in (2, 3, 7, 8, 9, 17, 33, 64) for batch in (1, 2, 4, 8)
+         for passes in (1, 3)]
+
+
+def sampler_of(count, batch, passes, **ranks):
+    config = {**train_unet.CONFIG, 'batch_size': batch, 'accumulation_steps': passes}
+    return WindowSampler(count, config, **ranks)
+
+
+@pytest.mark.parametrize('count, batch, passes', SIZES)
+def test_each_image_once_per_epoch(count, batch, passes):
+    sampler = sampler_of(count, batch, passes)
+    seen = [key for indices in sampler for key in indices]
+    assert sorted(seen) == [(0, i) for i in range(count)]
+
+
+@pytest.mark.parametrize('count, batch, passes', SIZES)
+def test_micro_batches_have_the_wanted_size(count, batch, passes):
+    """At most batch_size images, one more only to spare a leftover of one, which never is alone."""
+    lengths = [len(indices) for indices in sampler_of(count, batch, passes)]
+    assert max(lengths) <= batch + (1 if batch > 1 and count % 2 else 0)
+    assert batch == 1 or min(lengths) >= 2
+
+
+@pytest.mark.parametrize('count, windows', [(16, [8, 8]), (17, [8, 9]), (19, [8, 11]),
+                                            (20, [8, 8, 4]), (7, [7]), (1, [1])])
+def test_small_leftover_joins_the_window_before(count, windows):
+    assert [len(window) for window in sampler_of(count, 8, 1).windows()] == windows
+
+
+def test_order_differs_between_epochs_and_seeds():
+    orders = []
+    for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        sampler = WindowSampler(50, {**train_unet.CONFIG, 'seed': seed})
+        sampler.epoch = epoch
+        orders.append([i for indices in sampler for _, i in indices])
+    assert orders[0] == orders[3]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_epoch_goes_on_in_its_middle():
+    """After a resume the remaining windows are those that an unbroken epoch would have had."""
+    whole, rest = sampler_of(40, 4, 2), sampler_of(40, 4, 2)
+    rest.first_window = 3
+    assert list(rest) == list(whole)[6:]
+
+
+SHARED_OUT = [sizes for sizes in SIZES if sizes[0] >= 7 and sizes[1] * sizes[2] >= 6]
+
+
+@pytest.mark.parametrize('world', [2, 3])
+@pytest.mark.parametrize('count, batch, passes', SHARED_OUT)
+def test_ranks_share_each_window(count, batch, passes, world):
+    """No image twice, none left out, and no rank without one: the others would wait for it."""
+    ranks = [sampler_of(count, batch, passes, rank=rank, world_size=world) for rank in range(world)]
+    for number, window in enumerate(ranks[0].windows()):
+        shares = [np.concatenate(rank.micro_batches(rank.windows()[number])) for rank in ranks]
+        assert sorted(np.concatenate(shares)) == sorted(window)
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3, 4])
+def test_every_process_gets_as_many_pieces_of_a_window_and_no_image_is_lost(ranks):
+    for batch_size in (1, 2, 3, 4, 8):
+        config = {'seed': 0, 'batch_size': batch_size, 'accumulation_steps': 1}
+        samplers = [train_unet.WindowSampler(100, config, rank, ranks) for rank in range(ranks)]
+        for length in range(ranks, 50):
+            pieces = [sampler.micro_batches(np.arange(length)) for sampler in samplers]
+            assert len({len(own) for own in pieces}) == 1, (batch_size, length)
+            lengths = Counter(len(piece) for own in pieces for piece in own)
+            assert 0 not in lengths and max(lengths) <= batch_size + (ranks == 1 or batch_size == 1)
+            assert ranks > 1 or 1 not in lengths or batch_size == 1 or length == 1
+            assert sorted(np.concatenate([piece for own in pieces for piece in own])) == list(range(length))
+
+
+# --- data workers and shared memory ---------------------------------------------------
+
+
+@pytest.mark.parametrize('megabytes, workers, ahead', [(64, 1, 1), (200, 3, 1), (4000, 3, 4)])
+def test_workers_fit_into_the_shared_memory_of_a_container(tmp_path, monkeypatch, megabytes, workers, ahead):
+    """Docker gives 64 MiB, and a worker that finds no room dies: 16 images of 800 x 800 x 3 bytes and masks are 41."""
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, megabytes * 2**20))
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(4)), raising=False)
+    draw_set(tmp_path / 'set')
+    typed = {'data': str(tmp_path / 'set'), 'image_size': 800, 'batch_size': 16}
+    config, sources, _ = train_unet.resolve_config(None, typed)
+    data = train_unet.inspect_data(config)
+    gpu = train_unet.Hardware('cuda', '', memory=2**34)
+    config |= {'image_dtype': 'uint8', 'mean': [0] * 3, 'std': [1] * 3}
+    config, why = train_unet.settle(config, gpu, data, False)
+    assert config['num_workers'] == workers and ('shm' in why['num_workers']) == (workers < 3)
+    images = train_unet.SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
+    assert train_unet.build_loader(images, config, torch.device('cpu')).prefetch_factor == ahead
+
+
+def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monkeypatch, caplog):
+    images, config = dataset(draw_set(tmp_path / 'set'), image_size=800, batch_size=16, num_workers=6)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, 64 * 2**20))
+    train_unet.build_loader(images, config, torch.device('cpu'))
+    assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
+
+
+@pytest.mark.parametrize('policy, side, workers', [('resize', 64, 2), ('resize', 2400, 1), ('resize', 4000, 0),
+                                                   ('crop', 2400, 1), ('crop', 4000, 0)])
+def test_validation_needs_shared_memory_for_masks_at_their_own_size(tmp_path, monkeypatch, policy, side, workers):
+    """8 masks of 2400 x 2400 are 46 MB beside the images at network size; one image and its masks in other policies."""
+    folder = draw_set(tmp_path / 'set')
+    data, config = dataset(folder, image_size=32, batch_size=8, num_workers=2, size_policy=policy)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, (
+        100 if policy == 'resize' else 60) * 10**6))
+    found = train_unet.inspect_data({**config, 'data': str(folder)})
+    found.sizes = {(side, side): 1}
+    images = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
+    count = 8 if policy == 'resize' else 1
+    loader = train_unet.build_loader(images, config, torch.device('cpu'), batch_size=count)
+    assert loader.num_workers == workers
+
+
+ORPHANS = '''
+import os, signal, time, torch, train_unet
+parent = os.getpid()
+
+def start_late(number):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    train_unet.start_worker(number)
+
+loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2, multiprocessing_context='fork',
+                                     worker_init_fn=start_late)
+with open('workers.txt', 'w') as file:
+    batches = iter(loader)
+    print(*(worker.pid for worker in batches._workers), file=file)
+    file.flush()
+    os.kill(parent, signal.SIGKILL)
+'''
+
+
+def test_workers_end_with_a_training_that_is_killed_as_they_start(forks):
+    """torch's own watch takes whoever is a worker's parent after its first lines for the one that started it."""
+    process = multiprocessing.get_context('forkserver').Process(target=exec, args=(ORPHANS, {'__name__': 'orphans'}))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    pids = open('workers.txt').read().split()
+    deadline = time.monotonic() + 20                                   # torch looks every five seconds
+    while (left := [pid for pid in pids if os.path.exists(f'/proc/{pid}')]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert len(pids) == 2 and not left
+
+
+# --- mean and deviation of the images -------------------------------------------------
+
+
+def test_a_constant_band_is_not_blown_up(tmp_path):
+    for n in range(6):
+        pixels = np.random.default_rng(n).integers(0, 255, (32, 32, 3)) * np.array([1, 1, 0])
+        save(tmp_path / f'set/images/{n}.png', pixels)
+        save(tmp_path / f'set/masks/{n}.png', 255 * (np.mgrid[:32, :32][0] > 16))
+    data, config = dataset(tmp_path / 'set')
+    assert train_unet.image_statistics(data, config)[1][2] == 1
+
+
+def test_images_of_two_scales_in_one_set_are_refused(tmp_path):
+    for top in (1, 255):
+        data, config = dataset(two_kinds(tmp_path / f'{top}', as_png, as_float(top)), in_channels=1)
+        if top == 1:
+            assert 0.4 < train_unet.image_statistics(data, config)[0][0] < 0.6
+            continue
+        with pytest.raises(DataError, match=r'goes up to 25.*, as it is stored as float or wide integers, while'):
+            train_unet.image_statistics(data, config)
+
+
+def test_validation_images_of_another_scale_are_refused_by_name(tmp_path):
+    """Training images of 8 bits become 0 to 1 beside floats; floats of 0 to 255 are none of theirs."""
+    for number in range(8):
+        split, suffix = ('train', 'png') if number < 6 else ('val', 'npy')
+        image = np.random.default_rng(number).integers(0, 256, (32, 48, 3)).astype(np.float32)
+        save(tmp_path / f'{split}/images/{number}.{suffix}', image)
+        save(tmp_path / f'{split}/masks/{number}.png', block(255))
+    with pytest.raises(DataError, match=r'val/images/6.npy: values around 1\d\d.* are far from all'):
+        train_unet.train(data=str(tmp_path), **TINY)
+
+
+# --- settling -------------------------------------------------------------------------
+
+
+def test_one_deep_image_among_shallow_ones_makes_all_float(tmp_path):
+    """It may be any of them; the others keep their brightness."""
+    folder = draw_set(tmp_path / 'set', count=40, size=16)
+    save(folder / 'images/029.png', np.full((16, 16), 30000), 'I;16')
+    _, data = inspect(folder)
+    assert train_unet.find_image_dtype(data) == 'float32'
+    save(folder / 'images/029.png', np.full((16, 16), 200))
+    _, data = inspect(folder)
+    assert train_unet.find_image_dtype(data) == 'uint8'
+
+
+def test_colours_of_16_bits_are_known_as_deep(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=4)
+    deep_colours(folder / 'images/2.png', size=(4, 16))
+    _, data = inspect(folder)
+    assert train_unet.find_image_dtype(data) == 'float32'
+
+
+@pytest.mark.parametrize('kind, count, epochs', [
+    ('cpu', 400, 20), ('cpu', 9000, 10), ('cuda', 400, 80), ('cuda', 10, 200), ('cuda', 9000, 20)])
+def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
+    """About 1,000 steps on a CPU and 4,000 on a GPU, at least 10 and 20 epochs, at most 200; a core is left free."""
+    monkeypatch.setattr(train_unet, 'num_cores', lambda: 4)
+    config, data = inspect(small_set)
+    data.pairs.images = np.repeat(data.pairs.images, -(-count // 9))[:count]
+    data.pairs.masks, data.pairs.splits = data.pairs.images, np.zeros(count, np.int8)
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
+    assert settled['num_epochs'] == epochs and settled['num_workers'] == (0 if kind == 'cpu' else 3)
+
+
+@pytest.mark.parametrize('kind, typed, share', [
+    ('cpu', {}, 0.18), ('cuda', {}, 0.0), ('cpu', {'encoder': 'resnet18'}, 0.0), ('cpu', {'architecture': 'PAN'}, 0.0),
+    ('cpu', {'image_size': 96}, 0.0), ('cpu', {'size_policy': 'crop'}, 0.0), ('cpu', {'compile_model': True}, 0.0),
+    ('cuda', {'progressive_resizing': 0.3}, 0.3), ('cpu', {'progressive_resizing': 0}, 0.0)])
+def test_the_default_network_begins_with_small_images_on_a_cpu(small_set, kind, typed, share):
+    config, data = inspect(small_set, **{'image_size': 128, **typed})
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
+    assert settled['progressive_resizing'] == share
+
+
+@pytest.mark.parametrize('settings, rate, told', [
+    ({'batch_size': 64, 'optimizer': 'SGD'}, 0.1, '; 0.1 at most'), ({'batch_size': 512}, 0.01, '; 0.01 at most'),
+    ({'batch_size': 32}, 0.004, 'effective batch of 32'),
+    ({'optimizer': 'rmsprop'}, 0.002, 'effective batch of 8'), ({'optimizer': 'ASGD'}, 0.02, 'effective batch of 8'),
+    ({'optimizer': 'adadelta', 'batch_size': 32}, 1.0, 'the default of torch.optim.Adadelta')])
+def test_the_learning_rate_says_its_rule(settings, rate, told):
+    found, why = train_unet.usual_rate({**train_unet.CONFIG, **settings})
+    assert found == rate and why.endswith(told)
+
+
+@pytest.mark.parametrize('kind, free, workers', [('mps', 2**33, 0), ('mps', 2**10, 3), ('cuda', 2**33, 3)])
+def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set, kind, free, workers):
+    """They are spawned there, and share no memory."""
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(4)), raising=False)
+    monkeypatch.setattr(train_unet, 'free_memory', lambda: free)
+    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
+    data = train_unet.inspect_data(config)
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware(kind, ''), data, False)
+    assert settled['num_workers'] == workers
+
+
+@pytest.mark.parametrize('processes, fits', [(1, True), (8, False)])
+def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch, small_set, processes, fits):
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', str(processes))
+    monkeypatch.setattr(train_unet, 'free_memory', lambda: 2**20)      # of which 12 images want a fifteenth
+    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
+    data = train_unet.inspect_data(config)
+    settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
+    assert settled['cache_images'] is fits, why['cache_images']

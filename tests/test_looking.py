@@ -1,0 +1,682 @@
+"""Data: looking at all of it once. The scan and its cache, what is told of a whole set, and copies in several splits.
+
+Run: python -m pytest tests/test_looking.py
+"""
+import itertools
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import tifffile
+
+import train_unet
+from conftest import TINY, draw_set
+from helpers import DISC, WORDS, ask, block, coded_set, dataset, disc_set, fill, inspect, mask_of, names_of, noisy_jpeg
+from helpers import noisy_reds, offered, palette_mask, save, typed
+from train_unet import DataError
+
+
+# --- the scan -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('suffix', ['.npy', '.tif'])
+def test_pixels_of_images_are_left_alone_by_the_first_look(tmp_path, monkeypatch, suffix):
+    """Only headers: a folder of large scans starts quickly."""
+    folder = tmp_path / 'set'
+    for n in range(4):
+        save(folder / f'masks/{n}.png', np.eye(8))
+        (folder / 'images').mkdir(exist_ok=True)
+        image = np.full((8, 8, 5), n, np.uint16)
+        np.save(folder / f'images/{n}.npy', image) if suffix == '.npy' else \
+            tifffile.imwrite(folder / f'images/{n}.tif', image, photometric='minisblack', planarconfig='contig')
+    read = []
+    opened = train_unet.read_array
+    monkeypatch.setattr(train_unet, 'read_array',
+                        lambda path, *rest, **how: read.append(path) or opened(path, *rest, **how))
+    _, data = inspect(folder, in_channels=5)
+    assert data.modes == {'uint16 x 5 image, L mask': 4} and data.sizes == {(8, 8): 4}
+    assert read and all('/masks/' in path for path in read)
+
+
+def test_masks_of_another_scale(tmp_path):
+    """CelebAMask-HQ: images of 1024 pixels, masks of 512. Named, with the line; brought to size when asked."""
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((21, 40, 3)))
+        save(tmp_path / f'set/masks/{n}.png', np.eye(10, 20, dtype=int))
+    error = ask(tmp_path / 'set')
+    assert 'is 40 x 21 pixels' in str(error) and offered(error, 'rescale') == 'rescale_masks=True'
+    data, _ = dataset(tmp_path / 'set', rescale_masks=True, num_classes=2)
+    image, mask = data.read(0)
+    assert image.shape[:2] == mask.shape == (21, 40) and set(np.unique(mask)) == {0, 1}
+    assert mask[:2, :2].all() and mask[-2:, 18:20].all()
+    inspect(tmp_path / 'set', rescale_masks=True)                      # remembered; asked again without:
+    assert 'rescale_masks=True' in str(ask(tmp_path / 'set'))
+    save(tmp_path / 'set/masks/0.png', np.eye(20, 20, dtype=int))
+    assert 'masks/0.png 20 x 20' in str(ask(tmp_path / 'set', rescale_masks=True))
+    save(data.name(0).replace('images', 'masks'), np.eye(20, 20, dtype=int))
+    with pytest.raises(DataError, match='is 40 x 21 pixels'):          # replaced in mid-run: never stretched to fit
+        data.read(0)
+
+
+def test_masks_of_another_shape_are_not_rescaled(small_set):
+    save(small_set / 'masks/003.png', np.zeros((40, 50)))
+    assert 'of another shape' in str(ask(small_set, rescale_masks=True))
+
+
+# --- its cache ------------------------------------------------------------------------
+
+
+def scanned(monkeypatch, folder):
+    """Stems of the masks that are read when the folder is looked at."""
+    seen, real = [], train_unet.scan_pair
+    spy = lambda image, mask, config: seen.append(Path(mask).stem) or real(image, mask, config)
+    monkeypatch.setattr(train_unet, 'scan_pair', spy)
+    inspect(folder)
+    monkeypatch.setattr(train_unet, 'scan_pair', real)
+    return sorted(seen)
+
+
+def test_second_look_reads_no_file(monkeypatch, small_set):
+    assert len(scanned(monkeypatch, small_set)) == 12
+    assert scanned(monkeypatch, small_set) == []
+
+
+@pytest.mark.parametrize('kind', ['images', 'masks'])
+def test_changed_file_is_looked_at_again(monkeypatch, small_set, kind):
+    """By its time; the size stays."""
+    inspect(small_set)
+    path = small_set / kind / '003.png'
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))
+    assert scanned(monkeypatch, small_set) == ['003']
+
+
+def test_file_of_another_size_is_looked_at_again(monkeypatch, small_set):
+    """By its size; the time stays."""
+    inspect(small_set)
+    path = small_set / 'masks' / '003.png'
+    time = path.stat().st_mtime_ns
+    path.write_bytes(path.read_bytes() + b'\0')
+    os.utime(path, ns=(time, time))
+    assert scanned(monkeypatch, small_set) == ['003']
+
+
+def test_a_set_unpacked_anew_with_its_old_times_is_looked_at_again(tmp_path):
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.npy', np.eye(8, dtype=np.uint8) * 255)
+    assert set(inspect(tmp_path)[1].values) == {0, 255}
+    for path in (tmp_path / 'masks').glob('*.npy'):
+        times, size = path.stat(), path.stat().st_size
+        np.save(path, np.eye(8, dtype=np.uint8)[::-1])
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert path.stat().st_size == size
+    assert set(inspect(tmp_path)[1].values) == {0, 1}
+
+
+def test_changed_object_mask_is_seen(tmp_path):
+    """Overwriting a file in a folder of object masks leaves the time of the folder as it was."""
+    for n in range(2):
+        fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{k}.png' for k in 'ab'])
+    _, before = inspect(tmp_path / 'set')
+    save(tmp_path / 'set/id0/masks/a.png', np.ones((8, 8)))
+    _, after = inspect(tmp_path / 'set')
+    assert after.values[1][0] > before.values[1][0]
+
+
+@pytest.mark.parametrize('junk', ['', '{', '[]', '{"a": 1}'])
+def test_broken_cache_is_replaced(monkeypatch, small_set, junk):
+    config, _ = inspect(small_set)
+    train_unet.cache_file(config).write_text(junk)
+    assert len(scanned(monkeypatch, small_set)) == 12
+
+
+# --- files that cannot be read --------------------------------------------------------
+
+
+def test_one_unreadable_image_among_a_thousand_is_named(tmp_path):
+    """Rows are handed to the readers in chunks; none is lost."""
+    folder = tmp_path / 'set'
+    fill(folder, ['images/0000.png'], ['masks/0000.png'])
+    for n in range(1, 1000):
+        for kind in ('images', 'masks'):
+            os.link(folder / f'{kind}/0000.png', folder / f'{kind}/{n:04d}.png')
+    broken = folder / 'images/0777.png'
+    broken.unlink()
+    broken.write_text('hello')
+    error = ask(folder)
+    assert error.title == '1 of 1000 images or masks cannot be used'
+    assert str(broken) in error.problems[0] and len(error.problems) == 2
+    _, data = inspect(folder, skip_broken=True)
+    assert len(data.pairs.images) == 999 and '0777' not in names_of(data, 'train') | names_of(data, 'val')
+
+
+def test_files_without_a_partner_do_not_hide_broken_ones(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=8)
+    (folder / 'masks/0.png').unlink()
+    (folder / 'images/1.png').write_bytes(b'')
+    save(folder / 'masks/2.png', np.zeros((5, 9)))
+    told = str(ask(folder))
+    assert re.search(r'image without a mask: .*images/0.png', told) and re.search(r'images/1.png: .*empty', told)
+    assert re.search(r'images/2.png: is 16 x 4 pixels, its mask .* 9 x 5', told)
+
+
+def test_a_damaged_tiff_is_told_of_by_its_name_alone(small_set, capfd, caplog):
+    path = next((small_set / 'images').glob('*'))
+    path.unlink()
+    path.with_suffix('.tif').write_bytes(b'II*\0\xff\xff\xff\x7f' + bytes(50))
+    assert train_unet.main(['check', f'data={small_set}', *WORDS]) == 2
+    assert f'{path.stem}.tif: cannot be read' in capfd.readouterr().err
+    assert not [record for record in caplog.records if record.name == 'tifffile']
+
+
+def no_waiting(monkeypatch):
+    """A file that fails is tried again at once."""
+    monkeypatch.setattr(train_unet.time, 'sleep', lambda seconds: None)
+
+
+def cut(path, share=0.6):
+    """The beginning of a file, as a download that broke off leaves it."""
+    path.write_bytes(path.read_bytes()[:int(share * path.stat().st_size)])
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+def test_check_leaves_out_a_broken_image_if_asked(small_set, monkeypatch, capsys, caplog, suffix):
+    """Its header is sound, only its pixels break off."""
+    no_waiting(monkeypatch)
+    old, path = small_set / 'images/005.png', small_set / f'images/005{suffix}'
+    picture = PIL.Image.open(old)
+    picture.load()
+    old.unlink()
+    picture.save(path)
+    cut(path)
+    words = ['check', f'data={small_set}', *WORDS]
+    assert train_unet.main(words) == 2
+    told = capsys.readouterr().err
+    assert str(path) in told and 'skip_broken=True' in told and '1 of 12 images' in told
+    caplog.clear()
+    assert train_unet.main([*words, 'skip_broken=True']) == 0
+    told = capsys.readouterr()
+    assert str(path) in caplog.text + told.out + told.err
+
+
+def test_a_cut_image_is_left_out_by_the_line_that_a_training_prints(small_set, capsys):
+    path = sorted((small_set / 'images').iterdir())[0]
+    path.write_bytes(path.read_bytes()[:-60])                          # its header is sound
+    assert train_unet.main([f'data={small_set}', *WORDS]) == 2
+    assert 'skip_broken=True leaves out files that cannot be read' in capsys.readouterr().err
+
+
+# --- images of several kinds ----------------------------------------------------------
+
+
+def test_images_of_8_bits_beside_those_of_16_are_told(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
+    told = lambda: [note for note in inspect(folder)[1].notes if '8 bits' in note]
+    assert not told()
+    PIL.Image.fromarray(np.full((6, 16), 4095, np.uint16)).save(folder / 'images/0.png')
+    assert told()[0].startswith('some images have 8 bits, others 16, all of which become 0 to 1')
+
+
+def test_a_fourth_band_is_told_of_and_taken_if_asked(tmp_path):
+    """As GDAL writes near infrared beside red, green and blue."""
+    rng, folder = np.random.default_rng(0), tmp_path / 'set'
+    bands = rng.integers(0, 256, (32, 32, 4), np.uint8)
+    for number in range(4):
+        save(folder / f'masks/{number}.png', np.eye(32, dtype=int))
+        (folder / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(folder / f'images/{number}.tif', bands, photometric='rgb', extrasamples=['unspecified'])
+    config, data = inspect(folder)
+    assert any('in_channels=4 takes it' in note for note in data.notes)
+    config, data = inspect(folder, in_channels=4)
+    assert not any('fourth band' in note for note in data.notes)
+    assert (train_unet.read_image(folder / 'images/0.tif', {**config, 'image_dtype': 'uint8'}) == bands).all()
+
+
+def test_near_infrared_that_a_tiff_calls_alpha_is_told_of(tmp_path):
+    for number in range(4):
+        (tmp_path / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / f'images/{number}.tif', np.full((32, 48, 4), number, np.uint8), photometric='rgb',
+                         extrasamples=['unassalpha'])
+        save(tmp_path / f'masks/{number}.png', block(255))
+    assert 'band 4 of the images is taken for alpha and left out; in_channels=4 takes it' in inspect(tmp_path)[1].notes
+    assert not any('alpha' in note for note in inspect(tmp_path, in_channels=4)[1].notes)
+
+
+def test_a_second_page_that_is_left_out_as_alpha_is_told(tmp_path):
+    for number in range(6):
+        (tmp_path / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / f'images/{number}.tif', np.zeros((2, 8, 8), np.uint8), photometric='minisblack')
+        save(tmp_path / f'masks/{number}.png', 255 * np.eye(8))
+    assert 'band 2 of the images is taken for alpha and left out; in_channels=2 takes it' in \
+        inspect(tmp_path, in_channels=1)[1].notes
+
+
+# --- masks of several kinds -----------------------------------------------------------
+
+
+def typed_words(words):
+    """Overrides of a line that is split already."""
+    overrides, others = train_unet.parse_overrides(words)
+    assert not others
+    return overrides
+
+
+def test_masks_of_two_habits_are_asked_for(tmp_path):
+    """Some hold 0 and 1, others 0 and 255: foreground there, or ignored?"""
+    folder = tmp_path / 'set'
+    for n in range(6):
+        save(folder / f'images/{n}.png', np.zeros((8, 8, 3)))
+        save(folder / f'masks/{n}.png', np.eye(8) * (255 if n % 3 == 0 else 1))
+    error = ask(folder)
+    assert '4 masks hold 0 and 1, 2 others 0 and 255' in str(error)
+    lines = [shlex.split(line.split(' type ')[1]) for line in error.problems if ' type ' in line]
+    assert len(lines) == 2
+    meant = []
+    for line in lines:
+        config, data = inspect(folder, **typed_words(line))
+        assert data.coding.num_classes == 2
+        assert (mask_of(data, config, '1') == np.eye(8)).all()
+        meant.append(sorted(set(mask_of(data, config, '0').ravel().tolist())))
+    assert meant == [[0, 1], [0, 255]]
+
+
+@pytest.mark.parametrize('other', ['jpeg', 'rgb'])
+def test_masks_of_ones_beside_bright_ones_are_refused(tmp_path, other):
+    def write(number):
+        if number < 3:
+            save(tmp_path / f'set/masks/{number}.png', DISC)
+        elif other == 'jpeg':
+            noisy_jpeg(tmp_path / f'set/masks/{number}.jpg', 255 * DISC)
+        else:
+            save(tmp_path / f'set/masks/{number}.png', 255 * np.stack([DISC] * 3, -1))
+
+    with pytest.raises(DataError, match='3 masks hold 0 and 1, 3 others 0 and 255'):
+        inspect(disc_set(tmp_path / 'set', write))
+
+
+def test_ones_of_8_bits_beside_white_of_16_are_asked_about(tmp_path):
+    for number in range(12):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.eye(8, dtype=int) * (65535, 1)[number % 2], ('I;16', 'L')[number % 2])
+    _, data = inspect(tmp_path, **typed(offered(ask(tmp_path), 'mask_values=')))
+    assert data.coding.num_classes == 2 and data.classes[1][1] == 12
+
+
+def test_white_of_16_bits_is_that_of_8_and_of_one(tmp_path):
+    for number, top in enumerate([65535, 255, 1] * 4):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.eye(8, dtype=int) * top, {65535: 'I;16', 255: 'L', 1: '1'}[top])
+    _, data = inspect(tmp_path)
+    assert data.coding.num_classes == 2 and data.classes[1][1] == 12
+
+
+@pytest.mark.parametrize('noisy', [True, False])
+def test_white_of_one_bit_is_that_of_eight(tmp_path, noisy):
+    """Some masks were cut to one bit, others have soft edges: none of them must become all background."""
+    draw = np.random.default_rng(0)
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((32, 32, 3)))
+        codes = np.zeros((32, 32), int)
+        codes[8:24, 8:24] = 255
+        if number % 2:
+            codes[8, 8:24] = draw.integers(1, 255, 16) if noisy else 254
+            save(tmp_path / f'masks/{number}.png', codes)
+        else:
+            (tmp_path / 'masks').mkdir(exist_ok=True)
+            PIL.Image.fromarray(codes > 0).save(tmp_path / f'masks/{number}.png')
+    wish = {} if noisy else typed(offered(ask(tmp_path), 'mask_values=">127'))
+    _, data = inspect(tmp_path, **wish)
+    assert data.classes[1][1] == 10
+
+
+def test_empty_masks_of_one_bit_beside_black_and_white_ones_are_nothing_to_ask_about(tmp_path):
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.eye(8) * 255 * (number % 2), None if number % 2 else '1')
+    assert inspect(tmp_path)[1].coding.table == {0: 0, 255: 1} | {
+        train_unet.COLOUR: 0, train_unet.COLOUR + 0xffffff: 1}
+
+
+def test_masks_of_one_bit_beside_others_with_void_are_asked_about(tmp_path):
+    (tmp_path / 'masks').mkdir()
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        codes = np.full((8, 8), 255)
+        codes[:, :4] = (np.arange(32).reshape(8, 4) % 2) * (number % 2)
+        if number % 2:
+            save(tmp_path / f'masks/{number}.png', codes)
+        else:                                                          # nothing but 0 and void
+            PIL.Image.fromarray(codes > 0).save(tmp_path / f'masks/{number}.png')
+    assert 'save all of them alike' in str(ask(tmp_path))
+
+
+def test_masks_of_one_bit_beside_colours_are_asked_about(tmp_path):
+    """What makes files small cuts those of black and white to one bit: no line may tell its black from the others'."""
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        colours = np.array([[0] * 3, [255] * 3, [255, 0, 0]])
+        save(tmp_path / f'masks/{number}.png', np.eye(8) if number % 2 else colours[np.arange(64).reshape(8, 8) % 3],
+             '1' if number % 2 else None)
+    assert 'save all of them alike' in str(ask(tmp_path))
+
+
+# --- palettes that differ from file to file -------------------------------------------
+
+
+def palette_set(folder, colours, masks):
+    """Palette masks with these colours; each mask is a list of the indices in its rows -> the folder."""
+    draw_set(folder, count=len(masks), size=12)
+    for path, rows in zip(sorted((folder / 'masks').iterdir()), masks):
+        mask = PIL.Image.fromarray(np.repeat(np.resize(rows, 12), 12).reshape(12, 12).astype(np.uint8), 'P')
+        mask.putpalette([number for colour in colours for number in colour])
+        mask.save(path)
+    return folder
+
+
+@pytest.mark.parametrize('colours', [[(0, 0, 0), (255, 255, 255), (255, 0, 0), (0, 255, 0)],
+                                     [(0, 0, 0), (85, 85, 85), (170, 170, 170), (255, 255, 255)]])
+def test_a_palette_of_classes_is_one_in_every_file(tmp_path, colours):
+    """Some masks use only black and white of it: their numbers are classes all the same."""
+    top = colours.index((255, 255, 255))
+    masks = [[0, 1, 2, 3], [0, top], [0, top], [0, 3, 2, 1], [0, 1, 2, 3], [0, top]]
+    _, data = inspect(palette_set(tmp_path / 'set', colours, masks))
+    assert data.coding.num_classes == 4 and data.values[top][1] == 6 and 255 not in data.values
+
+
+def test_palettes_that_differ_are_told(tmp_path):
+    """Index 1 red here, green there: what is it?"""
+    folder = draw_set(tmp_path / 'set', count=4, size=16)
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = PIL.Image.fromarray((np.array(PIL.Image.open(path)) > 0).astype(np.uint8), 'P')
+        mask.putpalette([0, 0, 0, *([255, 0, 0] if n else [0, 255, 0])])
+        mask.save(path)
+    _, data = inspect(folder)
+    assert [note for note in data.notes if 'palette masks differ: 1 is #ff0000 in 3, #00ff00 in 1 masks' in note]
+    mask.putpalette([0, 0, 0, 255, 0, 0])
+    mask.save(sorted((folder / 'masks').iterdir())[0])
+    assert not inspect(folder)[1].notes
+
+
+def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{n}.png', np.arange(64).reshape(8, 8) % 3, 'P')
+        with PIL.Image.open(tmp_path / f'masks/{n}.png') as mask:
+            mask.putpalette([0, 0, 0, *([255, 0, 0, 0, 255, 0] if n % 2 else [0, 255, 0, 255, 0, 0])])
+            mask.save(tmp_path / f'masks/{n}.png')
+    error = ask(tmp_path)
+    assert 'palette masks number their colours anew in each file' in error.problems
+    config, data = inspect(tmp_path, **typed(offered(error, 'mask_values="{')))
+    for n in range(4):                                                 # as black, green and red mean it
+        numbers = np.arange(64).reshape(8, 8) % 3
+        assert np.array_equal(mask_of(data, config, str(n)), np.array([[0, 1, 2], [0, 2, 1]])[n % 2][numbers])
+    assert inspect(tmp_path, mask_values={0: 0, 1: 1, 2: 2})[1].coding.num_classes == 3
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.gif'])
+def test_palettes_whose_black_is_not_number_0_are_asked_about_by_colour(tmp_path, suffix):
+    """What quantizes colours numbers them as they come: red is number 0 here, black number 1."""
+    for n in range(6):
+        shown = np.zeros((8, 8), int) if n > 3 else np.eye(8, dtype=int)
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        mask = PIL.Image.fromarray((1 - shown).astype(np.uint8), 'P')
+        mask.putpalette([255, 0, 0, 0, 0, 0] if n < 4 else [0, 0, 0])
+        (mask if n < 4 else PIL.Image.fromarray(shown.astype(np.uint8))).save(
+            (tmp_path / 'masks').mkdir(exist_ok=True) or tmp_path / f'masks/{n}{suffix}')
+    error = ask(tmp_path)
+    assert "if only '#ff0000' is foreground type mask_values=\"{'#ff0000': 1}\"" in error.problems
+    config, data = inspect(tmp_path, mask_values={'#ff0000': 1})
+    for n in range(6):
+        assert (mask_of(data, config, str(n)) == (n < 4) * np.eye(8)).all()
+
+
+def test_a_palette_cut_to_black_and_white_beside_numbers_is_asked_about(tmp_path):
+    """Class 1 is white; in files without class 2 only black and white are left."""
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        codes = np.arange(64).reshape(8, 8) % (2 + number % 2)
+        palette_mask(tmp_path / f'masks/{number}.png', codes,
+                     [(0, 0, 0), (255, 255, 255), (255, 0, 0)][:2 + number % 2])
+    line = offered(ask(tmp_path), 'mask_values=')
+    _, data = inspect(tmp_path, **typed(line))
+    assert data.coding.num_classes == 3 and train_unet.IGNORE not in data.classes
+
+
+def test_white_of_palettes_is_foreground_beside_numbers_too(tmp_path):
+    """X-rays: most masks have a palette of black and white, a few one of many shades under as many numbers."""
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)))
+        codes = np.zeros((16, 16), np.uint8)
+        codes[4:12, 4:12] = np.arange(64).reshape(8, 8) + 1 if number == 0 else 1
+        picture = PIL.Image.fromarray(codes, 'P')
+        picture.putpalette([0, 0, 0] + [255, 255 - 6 * (number == 0), 255 - 6 * (number == 0)] * 64)
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        picture.save(tmp_path / f'masks/{number}.png')
+    assert offered(ask(tmp_path), 'mask_values=') == 'mask_values=nonzero'
+    _, data = inspect(tmp_path, mask_values='nonzero')
+    assert {class_id: images for class_id, (_, images) in data.classes.items()} == {0: 6, 1: 6}
+
+
+def test_colours_of_the_palettes_of_other_masks_are_the_same_classes(tmp_path):
+    """As annotation tools save them: most RGBA, some with a palette of these colours."""
+    colours = [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
+    for number in range(10):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        picture = PIL.Image.fromarray((np.arange(64).reshape(8, 8) % 3).astype(np.uint8), 'P')
+        picture.putpalette(sum(map(list, colours), []))
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        (picture if number % 3 else picture.convert('RGBA')).save(tmp_path / f'masks/{number}.png')
+    config, data = inspect(tmp_path)
+    assert data.coding.num_classes == 3 and {images for _, images in data.classes.values()} == {10}
+    assert any('mean the same' in note for note in data.notes)
+    masks = [data.coding.encode(train_unet.read_mask(tmp_path / f'masks/{n}.png', config)) for n in range(10)]
+    assert all((mask == masks[1]).all() for mask in masks)
+    for wish in ({'#000000': 0, '#800000': 1, '#008000': 1}, {0: 0, 1: 1, 2: 1}):
+        _, data = inspect(tmp_path, mask_values=wish)
+        assert data.classes[1][1] == 10 and data.classes[1][0] == 10 * 42
+
+
+# --- classes that are missing or alone ------------------------------------------------
+
+
+@pytest.mark.parametrize('split', [False, True])
+def test_set_without_foreground_is_refused(tmp_path, split):
+    """Also where only the validation masks have some: the counts are those of training."""
+    for n in range(4):
+        place = f'{("train", "val")[n % 2]}/{n}.png' if split else f'{n}.png'
+        save(tmp_path / f'set/images/{place}', np.zeros((8, 8, 3)))
+        save(tmp_path / f'set/masks/{place}', np.eye(8) * 255 * (split and n % 2))
+    with pytest.raises(DataError, match='every pixel of the training masks is of one class'):
+        dataset(tmp_path / 'set')
+    inspect(tmp_path / 'set')                                          # evaluate may score it
+
+
+def test_a_set_of_one_class_is_refused(tmp_path):
+    folder = disc_set(tmp_path / 'set', lambda n: save(tmp_path / f'set/masks/{n}.png', np.full((48, 48), 255)))
+    with pytest.raises(DataError, match='every pixel of the training masks is of one class'):
+        dataset(folder)
+
+
+def test_foreground_in_validation_alone_is_told_of(tmp_path):
+    for number in range(6):
+        split = 'val' if number > 3 else 'train'
+        save(tmp_path / f'{split}/images/{number}.png', np.zeros((32, 48, 3)))
+        save(tmp_path / f'{split}/masks/{number}.png', block(255 * (split == 'val')))
+    with pytest.raises(DataError) as caught:
+        train_unet.train(data=str(tmp_path), **TINY)
+    assert 'draw another split, with another seed or val_fraction' in str(caught.value)
+
+
+def test_a_class_that_only_validation_has_is_told(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
+    for split, value in (('train', 1), ('val', 2)):
+        for n in range(2):
+            save(folder / f'images/{split}/{n}.png', np.zeros((8, 8, 3)))
+            save(folder / f'masks/{split}/{n}.png', np.array([[0] * 8, [1] * 8, *[[value] * 8] * 6]))
+    for n in range(3):
+        (folder / f'images/{n}.png').unlink()
+        (folder / f'masks/{n}.png').unlink()
+    _, data = inspect(folder)
+    assert [note for note in data.notes if note.startswith('class 2 is in no training mask')]
+    assert not [note for note in data.notes if note.startswith('class 1')]
+
+
+def test_validation_without_foreground_is_told(tmp_path):
+    for split, top in (('train', 255), ('val', 0)):
+        for n in range(3):
+            save(tmp_path / f'set/images/{split}/{n}.png', np.zeros((48, 48, 3)))
+            save(tmp_path / f'set/masks/{split}/{n}.png', top * DISC)
+    _, data = inspect(tmp_path / 'set')
+    assert [note for note in data.notes if note.startswith('no validation mask has class 1')]
+
+
+@pytest.mark.parametrize('named', [True, False])
+def test_another_draw_is_advised_only_where_chance_drew(tmp_path, named):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=6)
+    save(folder / 'masks/0.png', np.arange(4).repeat(16).reshape(4, 16) % 3)
+    if named:
+        for kind, number in itertools.product(('images', 'masks'), range(6)):
+            target = folder / kind / ('val' if number == 5 else 'train') / f'{number}.png'
+            target.parent.mkdir(exist_ok=True)
+            (folder / kind / f'{number}.png').rename(target)
+    note, = [note for note in inspect(folder, num_classes=3)[1].notes
+             if note.startswith('no validation mask has class 2')]
+    assert ('another seed or val_fraction' in note) is not named
+
+
+# --- inverted masks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('values', [(0, 255), (0, 1)])
+def test_inverted_masks_are_suspected(tmp_path, values):
+    """Nearly all foreground: a note with a line that turns it round."""
+    for n in range(3):
+        mask = np.full((16, 16), values[1])
+        mask[0] = values[0]
+        save(tmp_path / f'set/images/{n}.png', np.zeros((16, 16, 3)))
+        save(tmp_path / f'set/masks/{n}.png', mask)
+    _, data = inspect(tmp_path / 'set')
+    line = offered('\n'.join(data.notes), 'mask_values=')
+    _, turned = inspect(tmp_path / 'set', **typed(line))
+    assert turned.shares.tolist() == pytest.approx(data.shares[::-1].tolist())
+
+
+INVERTED = [('grey', [0, 255], None), ('0 and 1, 255 ignored', [0, 1, 255], None), ('RGB', [0, 255], 'RGB'),
+            ('16 bits', [0, 65535], 'I;16'), ('JPEG', [0, 255], 'JPEG')]
+
+
+@pytest.mark.parametrize('values, kind', [row[1:] for row in INVERTED], ids=[row[0] for row in INVERTED])
+def test_the_line_for_inverted_masks_turns_them(tmp_path, values, kind):
+    """What is offered can be typed, and makes the rare part the foreground."""
+    rng = np.random.default_rng(0)
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', rng.integers(0, 255, (64, 64, 3)))
+        mask = np.full((64, 64), values[1])
+        mask[np.hypot(*(np.mgrid[:64, :64] - 8)) < 5 + n] = values[0]
+        mask[60:, :4] = values[-1] if len(values) > 2 else mask[60:, :4]
+        mask = mask if kind != 'RGB' else np.stack([mask] * 3, -1)
+        save(tmp_path / f'set/masks/{n}.png', mask, 'I;16' if kind == 'I;16' else None)
+        if kind == 'JPEG':
+            PIL.Image.fromarray(mask.astype(np.uint8)).save(tmp_path / f'set/masks/{n}.jpg', quality=60)
+            (tmp_path / f'set/masks/{n}.png').unlink()
+    _, data = inspect(tmp_path / 'set')
+    note, = (note for note in data.notes if 'inverted' in note)
+    config, turned = inspect(tmp_path / 'set', **typed(note.split(' type ')[1]))
+    assert turned.shares[1] < 0.06 and not [note for note in turned.notes if 'inverted' in note]
+    ids = mask_of(turned, config, '0')
+    assert (ids[6:10, 6:10] == 1).all() and (ids[20:50, 20:50] == 0).all()
+    if len(values) > 2:
+        assert (ids[60:, :4] == 255).all()
+
+
+@pytest.mark.parametrize('wish, line', [('<128', '">127"'), ('>127', '"<128"')])
+def test_the_line_for_inverted_thresholds_turns_them(tmp_path, wish, line):
+    for number in range(4):
+        mask = np.full((10, 10), 0 if wish == '<128' else 255)
+        mask[0, 0] = 255 - mask[0, 0]
+        save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
+        save(tmp_path / 'set' / 'images' / f'{number}.png', np.random.default_rng(number).integers(0, 255, (10, 10, 3)))
+    assert any(f'type mask_values={line}' in note for note in inspect(tmp_path / 'set', mask_values=wish)[1].notes)
+
+
+def test_inverted_masks_of_single_objects_get_no_line_that_inverts_their_union(tmp_path):
+    for number in range(4):
+        save(tmp_path / f'{number}/images/{number}.png', np.zeros((16, 16, 3)))
+        for place in range(2):
+            mask = np.full((16, 16), 255)
+            mask[2 * place:2 * place + 4, :4] = 0                      # they overlap
+            save(tmp_path / f'{number}/masks/{place}.png', mask)
+    notes = ' '.join(inspect(tmp_path)[1].notes)
+    assert 'are the masks inverted? If so invert the files' in notes and 'mask_values=' not in notes
+
+
+# --- copies ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('inside', [True, False])
+@pytest.mark.parametrize('again', [os.symlink, shutil.copy])
+def test_links_and_copies_that_validate_on_what_is_trained_on_are_told(tmp_path, inside, again):
+    data, whole = tmp_path / 'set', tmp_path / ('set/all' if inside else 'all')
+    for n, kind in itertools.product(range(8), ('images', 'masks')):
+        save(whole / f'{kind}/{n}.png', np.random.default_rng((n, len(kind))).integers(0, 2, (32, 32), np.uint8))
+    for split, rows in (('train', range(6)), ('val', range(6, 8))):
+        for kind in ('images', 'masks'):
+            (data / split / kind).mkdir(parents=True)
+            for n in rows:
+                again(whole / kind / f'{n}.png', data / split / kind / f'{n}.png')
+    told = [note for note in inspect(data)[1].notes if 'are trained on too' in note]
+    assert told == [f'2 images of validation or test, such as {data}/val/images/6.png, are trained on too, as '
+                    f'{whole}/images/6.png: their scores flatter'] * inside
+
+
+def test_one_name_and_one_size_in_two_splits_is_no_copy(tmp_path):
+    for seed, split in enumerate(('train', 'val')):
+        for n in range(4):
+            picture = np.random.default_rng((seed, n)).integers(0, 2, (32, 32, 3), np.uint8)
+            save(tmp_path / f'images/{split}/{n}.tif', picture)
+            save(tmp_path / f'masks/{split}/{n}.png', picture[..., 0])
+    assert not [note for note in inspect(tmp_path)[1].notes if 'are trained on too' in note]
+
+
+def test_masks_that_differ_for_one_and_the_same_image_are_told(tmp_path):
+    """Two tasks on the same photographs, in folders of their own."""
+    for task, top in (('cup', 3), ('disc', 6)):
+        for n in range(10):
+            save(tmp_path / f'set/{task}/images/{n}.png', np.eye(8, dtype=int)[..., None].repeat(3, 2) * n)
+            save(tmp_path / f'set/{task}/masks/{n}.png', np.pad(np.ones((top, 8), int), ((0, 8 - top), (0, 0))))
+    _, data = inspect(tmp_path / 'set')
+    assert any('has mask files that differ' in note for note in data.notes)
+
+
+# --- the table of classes -------------------------------------------------------------
+
+
+def test_the_table_counts_all_pixels_and_images_of_each_class(tmp_path):
+    """With a threshold, too; of the validation images as well."""
+    folder = draw_set(tmp_path / 'set', count=8, size=16)
+    truth = [np.array(PIL.Image.open(path)) > 127 for path in sorted((folder / 'masks').iterdir())]
+    for wish in (None, '>127', 'nonzero'):
+        config, data = inspect(folder, mask_values=wish)
+        [line] = [line for line in train_unet.describe_data(data, config) if '1 foreground' in line and '->' in line]
+        assert f'{np.mean(truth):.3%}' in line and line.split()[-1] == '8'
+
+
+def test_the_table_shows_every_class_where_values_are_many(tmp_path):
+    """JPEG noise around two colours, of which one is named: hundreds of values."""
+    config, data = inspect(noisy_reds(tmp_path / 'set'), mask_values={'#f00a0a': 1})
+    lines = train_unet.describe_data(data, config)
+    assert len(data.values) > 256 and any('1 foreground' in line and '50.000%' in line for line in lines)
+
+
+@pytest.mark.parametrize('names, status', [("['a','b','c']", 2), ("['a']", 2), ("['a','b']", 0)])
+def test_names_must_be_as_many_as_the_classes_found(small_set, capsys, names, status):
+    """num_classes is still auto, so only a look at the masks tells."""
+    assert train_unet.main(['check', f'data={small_set}', f'class_names={names}', *WORDS]) == status
+    if status:
+        told = capsys.readouterr().err
+        assert 'the config cannot be used' in told and 'there are 2 classes' in told

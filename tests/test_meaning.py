@@ -1,0 +1,609 @@
+"""Data: what the masks mean. Which values, numbers and colours are which class, and what is asked in doubt.
+
+Run: python -m pytest tests/test_meaning.py
+"""
+import os
+import re
+import tracemalloc
+from pathlib import Path
+
+import cv2
+import numpy as np
+import PIL.Image
+import pytest
+
+import train_unet
+from conftest import draw_set
+from helpers import DISC, ask, block, coded_set, disc_set, fill, inspect, mask_of, noisy_jpeg, noisy_reds, offered, save
+from helpers import typed, with_masks
+from train_unet import DataError
+
+
+# --- codings --------------------------------------------------------------------------
+
+
+INDICES = [*range(19), 255]
+# name, suffix, Pillow mode, stored values, the class ids they stand for, settings
+CODINGS = [
+    ('0 and 1', '.png', None, [0, 1], [0, 1], {}),
+    ('0 and 255', '.png', None, [0, 255], [0, 1], {}),
+    ('0, 1 and 255', '.png', None, [0, 1, 255], [0, 1, 255], {}),
+    ('indices and 255', '.png', None, [0, 1, 2, 255], [0, 1, 2, 255], {}),
+    ('Cityscapes train ids', '.png', None, INDICES, INDICES, {}),
+    ('VOC palette', '.png', 'P', [*range(21), 255], [*range(21), 255], {}),
+    ('150 classes', '.png', None, [*range(150)], [*range(150)],
+     {'num_classes': 150}),
+    ('-1 is ignored', '.npy', None, [0, 1, -1], [0, 1, 255], {}),
+    ('sparse palette', '.png', 'P', [0, 5, 15, 255], [0, 5, 15, 255], {}),
+    ('palette of two', '.png', 'P', [0, 1], [0, 1], {}),
+    ('1 bit', '.png', '1', [0, 1], [0, 1], {}),
+    ('1 bit TIFF', '.tif', '1', [0, 1], [0, 1], {}),
+    ('colours', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 1, 2],
+     {'mask_values': {'#000000': 0, '#00ff00': 1, '#FF0000': 2}}),
+    ('colours with alpha', '.png', 'RGBA', [0, 0x800000], [255, 1],
+     {'mask_values': {'#000000': 255, '#800000': 1}}),
+    ('one colour named', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 0, 1],
+     {'mask_values': {'#ff0000': 1}}),
+    ('colours, nonzero', '.png', 'RGB', [0, 0x00ff00, 0xff0000], [0, 1, 1],
+     {'mask_values': 'nonzero'}),
+    ('black and white as RGB', '.png', 'RGB', [0, 0xffffff], [0, 1], {}),
+    ('indices as RGB', '.png', 'RGB', [0, 0x010101, 0x020202], [0, 1, 2], {}),
+    ('grey as RGB, named by value', '.png', 'RGB', [0, 0x808080, 0xffffff], [0, 0, 1],
+     {'mask_values': {255: 1}}),
+    ('grey as RGB, named by colour', '.png', 'RGB', [0, 0xffffff], [0, 1],
+     {'mask_values': {'#000000': 0, '#ffffff': 1}}),
+    ('only white named', '.png', 'RGB', [0, 0xffffff], [0, 1], {'mask_values': {'#ffffff': 1}}),
+    ('16 bit', '.png', 'I;16', [0, 1, 2], [0, 1, 2], {}),
+    ('16 bit ids, nonzero', '.tif', 'I;16', [0, 300, 700], [0, 1, 1], {'mask_values': 'nonzero'}),
+    ('.npy', '.npy', None, [0, 1, 2], [0, 1, 2], {}),
+    ('.mat', '.mat', None, [0, 1, 2], [0, 1, 2], {}),
+    ('.mat of doubles', '.mat', float, [0.0, 1.0], [0, 1], {}),
+    ('ignore_index', '.png', None, [*range(12)], [*range(11), 255], {'ignore_index': 11}),
+    ('255 is a class', '.png', None, [0, 1, 255], [0, 1, 2],
+     {'ignore_index': None, 'mask_values': {0: 0, 1: 1, 255: 2}}),
+    ('the unnamed is background', '.png', None, [0, 3, 255], [0, 0, 1], {'mask_values': {255: 1}}),
+    ('an ignored value stays so', '.png', None, [0, 3, 255], [0, 1, 255], {'mask_values': {3: 1}}),
+    ('threshold', '.png', None, [0, 100, 200], [0, 0, 1], {'mask_values': '>127'}),
+]
+
+
+@pytest.mark.parametrize('suffix, kind, stored, meant, settings', [row[1:] for row in CODINGS],
+                         ids=[row[0] for row in CODINGS])
+def test_coding(tmp_path, suffix, kind, stored, meant, settings):
+    folder, place = coded_set(tmp_path / 'set', stored, suffix, kind)
+    config, data = inspect(folder, **settings)
+    codes = train_unet.read_mask(os.fsdecode(data.pairs.masks[0]), config)
+    assert (data.coding.encode(codes) == np.array(meant)[place]).all()
+    assert data.coding.num_classes == max(2, 1 + max(m for m in meant if m != 255))
+    counted = [m for m in meant if m != 255]
+    assert data.shares[0] == pytest.approx(counted.count(0) / len(counted))
+
+
+def test_16_bit_foreground_is_understood(tmp_path):
+    """0 and 65535: the masks of TGS Salt."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 65535], kind='I;16')
+    assert inspect(folder)[1].coding.table.items() >= {(0, 0), (65535, 1)}
+
+
+def test_wanted_number_of_classes_is_kept(tmp_path):
+    """Classes that no mask holds still count."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
+    assert inspect(folder, num_classes=7)[1].coding.num_classes == 7
+
+
+def test_wanted_number_of_classes_explains_gaps(tmp_path):
+    """59 classes of which few occur: the user said how many there are."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 5, 14, 55])
+    _, data = inspect(folder, num_classes=59)
+    assert data.coding.encode(np.array([[0, 5, 14, 55]])).tolist() == [[0, 5, 14, 55]]
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_codes_become_the_classes_that_a_plain_loop_gives(seed):
+    draw = np.random.default_rng(seed)
+    colour = train_unet.COLOUR
+    some = [-3, -1, 0, 1, 7, 255, 40_000, colour - 1, colour, colour + 0x0a0a0a, 2 * colour - 1]
+    table = {code: int(draw.integers(0, 256)) for code in some} | {10**12: 1, -10**12: 2}      # no mask holds the last
+    codes = draw.choice(some, (9, 11)).astype(np.int32)
+    assert train_unet.Coding(table).encode(codes).tolist() == [[table[code] for code in row] for row in codes.tolist()]
+    codes[4, 5] = 8
+    with pytest.raises(train_unet.DataError, match='holds the value 8, which has no meaning'):
+        train_unet.Coding(table).encode(codes, 'x.png')
+
+
+def test_a_threshold_is_of_the_brightest_channel_and_leaves_out_only_grey():
+    codes = np.array([[-1, 255, 90, 200, *(train_unet.COLOUR + rgb for rgb in (0xffffff, 0x00ff00, 0x101010))]])
+    above, below = (train_unet.Coding(None, 127, below=below, ignored=255).encode(codes) for below in (False, True))
+    assert above.tolist() == [[255, 255, 0, 1, 255, 1, 0]] and below.tolist() == [[255, 255, 1, 0, 255, 0, 1]]
+
+
+def test_a_threshold_of_a_large_grey_mask_does_without_its_colours():
+    """A mask of 100 million pixels would take 2 GB more."""
+    codes = np.zeros((1000, 1000), np.int32)
+    tracemalloc.start()
+    train_unet.Coding(None, 127).encode(codes)
+    assert tracemalloc.get_traced_memory()[1] < 4 * codes.nbytes
+    tracemalloc.stop()
+
+
+# --- what is ignored ------------------------------------------------------------------
+
+
+def test_what_is_ignored_is_so_beside_a_threshold_too(tmp_path):
+    folder, place = coded_set(tmp_path / 'set', [0, 1, 2, 3, 255])
+    _, data = inspect(folder, mask_values='nonzero')
+    assert (data.coding.encode(np.array([0, 1, 3, 255])) == [0, 1, 1, 255]).all()
+    folder, place = coded_set(tmp_path / 'bright', [0, 200, 255])
+    _, data = inspect(folder, mask_values='>127')
+    assert (data.coding.encode(np.array([0, 200, 255])) == [0, 1, 1]).all()
+    _, data = inspect(folder, mask_values='>127', ignore_index=200)
+    assert (data.coding.encode(np.array([0, 200, 255])) == [0, 255, 1]).all()
+
+
+def test_minus_one_is_ignored_with_nonzero_too(tmp_path):
+    for number in range(4):
+        mask = np.zeros((8, 8), np.int16)
+        mask[0], mask[1] = -1, number + 300
+        save(tmp_path / 'set' / 'images' / f'{number}.png', np.random.default_rng(number).integers(0, 255, (8, 8, 3)))
+        (tmp_path / 'set' / 'masks').mkdir(exist_ok=True)
+        np.save(tmp_path / 'set' / 'masks' / f'{number}.npy', mask)
+    config, data = inspect(tmp_path / 'set', mask_values='nonzero')
+    assert mask_of(data, config, '0')[:3, 0].tolist() == [255, 1, 0]
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_void_is_left_out_of_nonzero_also_where_it_is_a_grey_colour(tmp_path, channels):
+    masks = [block(number, 4) + block(255, 24) for number in (1, 2, 3, 1)]
+    masks = [np.minimum(mask, 255) for mask in masks]
+    masks = [np.stack([mask] * 3, -1) if channels == 3 else mask for mask in masks]
+    data = inspect(with_masks(tmp_path, masks), mask_values='nonzero')[1]
+    assert data.coding.words == 'values above 0 are foreground; 255 is ignored'
+    assert data.classes[255][0] == 4 * 8 * 16 and data.classes[1][0] == 4 * 16 * 16
+
+
+@pytest.mark.parametrize('settings, expected', [
+    ({}, '0 is background, 1 foreground; -9999 is ignored'),
+    ({'mask_values': {1: 1}}, 'as mask_values says; 0 -> 0; -9999 is ignored')])
+def test_numbers_below_zero_are_ignored(tmp_path, settings, expected):
+    for number in range(4):
+        mask = block(1, number)
+        mask[:, 40:] = -9999
+        save(tmp_path / f'images/{number}.png', np.zeros((32, 48, 3)))
+        save(tmp_path / f'masks/{number}.npy', mask.astype(np.int16))
+    data = inspect(tmp_path, **settings)[1]
+    assert data.coding.words == expected and data.classes[255][0] == 4 * 32 * 8 and 255 in data.coding.table.values()
+
+
+def test_ignored_pixels_alone_are_no_foreground_of_many_classes(tmp_path):
+    """A set of one's own for evaluate may hold only background and void."""
+    folder, place = coded_set(tmp_path / 'set', [0, 255])
+    config, data = inspect(folder, num_classes=11)
+    assert set(np.unique(mask_of(data, config, '1'))) == {0, 255}
+
+
+def test_masks_of_ignored_values_alone_are_told_of(tmp_path):
+    coded_set(tmp_path / 'set', [255, -1], '.npy')
+    with pytest.raises(DataError, match="nothing but -1, 255.*type mask_values='?\"?{-1: 0, 255: 1}"):
+        inspect(tmp_path / 'set')
+
+
+def test_two_classes_that_leave_out_most_of_the_picture_say_so(tmp_path):
+    """A stray pixel of 1 beside the foreground 255."""
+    masks = [block(255, row) for row in range(4)]
+    for mask in masks:
+        mask[0, 0] = 1
+    folder = with_masks(tmp_path, masks)
+    said = inspect(folder, num_classes=2)[1].coding.words
+    assert said.endswith('1 foreground; 255 is ignored; if 255 is the foreground type mask_values="{255: 1}"')
+    assert inspect(folder, **typed('mask_values="{255: 1}"'))[1].shares[1] == pytest.approx(1 / 6)
+
+
+# --- values that are not clear: lines to type -----------------------------------------
+
+
+UNCLEAR = [
+    ('sparse grey values', [0, 32, 64, 96, 128], None, 'mask_values="{0:', 5),
+    ('sparse, 255 is rare', [0, 40, 90] * 8 + [255], None, 'mask_values="{0:', 3),
+    ('sparse, 255 is frequent', [0, 40, 90, 255], None, 'mask_values="{0:', 4),
+    ('class numbers with gaps', [0, 5, 14, 55], None, 'num_classes=', 56),
+    ('sparse, one of them meant', [0, 40, 90, 255], None, 'mask_values="{255:', 2),
+    ('colours', [0, 0xff0000, 0x0000ff], 'RGB', 'mask_values="{', 3),
+    ('two values', [7, 9], None, 'mask_values="{9:', 2),
+    ('cracks are 255, other regions 3 and 4', [0] * 40 + [3, 4, 255, 255, 255], None,
+     'mask_values="{255:', 2),
+    ('ends with a few greys', [0, 2, 4, 251, 253, 255], None, 'mask_values=">', 2),
+]
+
+
+@pytest.mark.parametrize('stored, kind, start, num_classes', [row[1:] for row in UNCLEAR],
+                         ids=[row[0] for row in UNCLEAR])
+def test_unclear_values_are_asked_for(tmp_path, stored, kind, start, num_classes):
+    """The error offers a line, and typing that line works."""
+    folder, _ = coded_set(tmp_path / 'set', stored, kind=kind)
+    line = offered(ask(folder), start)
+    _, data = inspect(folder, **typed(line))
+    assert data.coding.num_classes == num_classes
+    assert 0 < data.shares[0] < 1
+
+
+def test_shown_values_include_the_ignored(tmp_path):
+    """Where 255 is most of the picture, the user must see so before it is ignored."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 40, 90, 255, 255, 255])
+    assert re.search(r'255 \(50', str(ask(folder)))
+
+
+def test_class_numbers_that_begin_with_1_are_taken_if_their_count_is_typed(tmp_path):
+    """Oxford pets: 1, 2, 3. The line that is printed must not lead back to itself."""
+    folder, place = coded_set(tmp_path / 'set', [1, 2, 3])
+    line = offered(ask(folder), 'num_classes=')
+    config, data = inspect(folder, **typed(line))
+    assert (mask_of(data, config, '1') == place + 1).all()
+
+
+def test_a_hundred_classes_are_offered_as_classes(tmp_path):
+    """0 to 99 without a gap, so many that they could be objects: the user is asked."""
+    folder, place = coded_set(tmp_path / 'set', [*range(100)])
+    line = offered(ask(folder), 'num_classes=')
+    assert line == 'num_classes=100'
+    config, data = inspect(folder, **typed(line))
+    assert data.coding.num_classes == 100
+    assert (mask_of(data, config, '1') == place).all()
+
+
+def test_evenly_spaced_values_are_classes_first(tmp_path):
+    """Eyes: 128 is the disc, 255 the cup."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((10, 10, 3)))
+        save(tmp_path / f'masks/{n}.png', np.repeat([0] * 7 + [128] * 2 + [255], 10).reshape(10, 10))
+    assert offered(ask(tmp_path), 'mask_values=') == 'mask_values="{0: 0, 128: 1, 255: 2}"'
+
+
+def test_evenly_spaced_values_may_be_a_scale(tmp_path):
+    """0, 64, 128, 191, 255 (four experts): 255 may be a class or what is ignored, both lines are there."""
+    for n in range(4):
+        fill(tmp_path / 'set', [f'images/{n}.png'], [])
+        mask = np.zeros((8, 8))
+        mask[0, :4] = [64, 128, 191, 255]
+        save(tmp_path / f'set/masks/{n}.png', mask)
+    said = str(ask(tmp_path / 'set'))
+    assert '255: 4' in said and '255: 255' in said
+
+
+def test_three_grey_levels_are_offered_as_classes(tmp_path):
+    """Disc and cup: 0, 128, 255; 255 may be void or a class, so both lines are there."""
+    folder, place = coded_set(tmp_path / 'set', [0, 128, 255])
+    lines = [line.split(' type ')[1] for line in ask(folder).problems if ' type mask_values="{0' in line]
+    assert lines == ['mask_values="{0: 0, 128: 1, 255: 2}"', 'mask_values="{0: 0, 128: 1, 255: 255}"']
+    config, data = inspect(folder, **typed(lines[0]))
+    assert (mask_of(data, config, '1') == place).all()
+
+
+def test_masks_of_minus_one_and_one_get_a_line_with_a_background(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for path in sorted((folder / 'masks').iterdir()):
+        np.save(path.with_suffix('.npy'), np.asarray(PIL.Image.open(path)).astype(np.int16) * 2 - 1)
+        path.unlink()
+    line = offered(ask(folder), 'mask_values=')
+    _, data = inspect(folder, **typed(line))
+    assert line == 'mask_values="{-1: 0, 1: 1}"' and data.shares.tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_all_but_the_commonest_value_is_offered_as_foreground(tmp_path):
+    """CrackForest: 1 is the road, and what lies around it."""
+    codes = np.ones((10, 10), int)
+    codes[:2], codes[2, :3] = 2, 3
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((10, 10, 3)))
+        save(tmp_path / f'masks/{n}.png', codes)
+    line = next(line for line in ask(tmp_path).problems if 'all but 1 is foreground' in line)
+    _, data = inspect(tmp_path, **typed(line.split(' type ')[1]))
+    assert data.classes[1][0] == 4 * 23
+
+
+def test_the_line_that_takes_all_but_0_takes_255_too(tmp_path):
+    for number in range(6):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'masks/{number}.png', np.array([0, 0, 127, 255])[np.arange(64).reshape(8, 8) % 4])
+    assert 'type mask_values=nonzero ignore_index=None' in str(ask(tmp_path))
+    _, data = inspect(tmp_path, **typed('mask_values=nonzero ignore_index=None'))
+    assert data.shares.tolist() == [0.5, 0.5] and train_unet.IGNORE not in data.classes
+
+
+def test_bright_is_not_offered_where_nothing_is_dark(tmp_path):
+    for n in range(4):
+        fill(tmp_path / 'set', [f'images/{n}.png'], [])
+        save(tmp_path / f'set/masks/{n}.png', np.where(np.arange(64).reshape(8, 8) < 20, 128, 255))
+    said = str(ask(tmp_path / 'set'))
+    assert "type mask_values" in said and '>127' not in said
+
+
+def test_a_stray_pixel_of_one_does_not_make_the_foreground_ignored(tmp_path):
+    def write(number):
+        mask = 255 * DISC
+        mask[0, 0] = 1
+        save(tmp_path / f'set/masks/{number}.png', mask)
+
+    with pytest.raises(DataError, match='if only 255 is foreground type mask_values'):
+        inspect(disc_set(tmp_path / 'set', write))
+
+
+def test_photographs_are_offered_no_colours_as_classes(tmp_path):
+    """Nor are they taken with those that somebody typed."""
+    draw = np.random.default_rng(0)
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)))
+        picture = draw.integers(0, 256, (64, 64, 3))
+        picture[:20] = n * 60
+        save(tmp_path / f'masks/{n}.png', picture)
+    assert '{\'#' not in str(ask(tmp_path))
+    assert 'these are pictures, not masks' in str(ask(tmp_path, mask_values={'#000000': 0, '#3c3c3c': 1}))
+
+
+# --- mask_values that were typed ------------------------------------------------------
+
+
+def test_what_mask_values_leaves_out_is_told(tmp_path):
+    """REFUGE: cup 0, disc 128, all else 255."""
+    masks = [255 - 127 * (block(1, row) > 0) for row in range(4)]
+    for mask in masks:
+        mask[10:14, 10:14] = 0
+    words = inspect(with_masks(tmp_path, masks), mask_values={0: 1})[1].coding.words
+    assert words == 'as mask_values says; 128 -> 0; 255 is ignored'
+
+
+def test_thirty_unnamed_values_are_all_in_the_line_to_type(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, *range(50, 82)])
+    with pytest.raises(DataError) as caught:
+        inspect(folder, mask_values={0: 0, 50: 1})
+    assert '81: 255' in str(caught.value)
+
+
+# --- ids of objects -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('first', [lambda n: 1, lambda n: 1 + 200 * n], ids=['from 1', 'unique'])
+def test_instance_ids_are_no_classes(tmp_path, first):
+    """16-bit ids of objects, counted from 1 in each image or through the whole set."""
+    for n in range(3):
+        ids = np.pad(np.arange(100).reshape(10, 10) + first(n), 3)
+        save(tmp_path / f'set/images/{n}.png', np.zeros((16, 16, 3)))
+        save(tmp_path / f'set/masks/{n}.png', ids, 'I;16')
+    line = offered(ask(tmp_path / 'set'), 'mask_values=nonzero')
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert data.coding.num_classes == 2
+    assert data.shares[1] == pytest.approx(100 / 256)
+
+
+def test_a_few_instance_ids_are_no_classes(tmp_path):
+    """Penn-Fudan: 0, 1, ... n in a picture of n people. Classes would not count through."""
+    for number, people in enumerate([1, 2, 4, 3, 8, 2]):
+        mask = np.zeros((16, 16))
+        mask[0, :people] = 1 + np.arange(people)
+        save(tmp_path / f'set/PNGImages/Ped{number}.png', np.zeros((16, 16, 3)))
+        save(tmp_path / f'set/PedMasks/Ped{number}_mask.png', mask)
+    line = offered(ask(tmp_path / 'set'), 'mask_values=nonzero')
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert data.coding.num_classes == 2
+
+
+@pytest.mark.parametrize('kind', ['P', None], ids=['palette', 'grey'])
+def test_object_ids_are_no_classes_though_one_mask_lacks_an_id(tmp_path, kind):
+    """An object that was removed, or a palette, does not make classes of them."""
+    folder = tmp_path / 'set'
+    for n in range(12):
+        save(folder / f'images/{n}.png', np.zeros((16, 16, 3)))
+        ids = [0, 2, 3] if n == 5 else [*range(n % 6 + 2)]
+        save(folder / f'masks/{n}.png', np.resize(ids, 16)[:, None].repeat(16, 1), kind)
+    error = ask(folder)
+    assert error.title == 'the mask values are not clear' and 'mask_values=nonzero' in str(error)
+    assert inspect(folder, mask_values='nonzero')[1].coding.num_classes == 2
+
+
+def test_ids_of_objects_in_three_masks_are_asked_about(tmp_path):
+    for number, count in enumerate([5, 11, 16]):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        save(tmp_path / f'masks/{number}.png', np.arange(16 * 16).reshape(16, 16) % (count + 1))
+    assert typed(offered(ask(tmp_path), 'mask_values=')) == {'mask_values': 'nonzero'}
+
+
+def test_ids_of_objects_are_offered_as_foreground_first(tmp_path):
+    for number, count in enumerate([9, 6, 4, 3, 2, 2]):                # each mask begins anew with 1
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        save(tmp_path / f'masks/{number}.png', np.arange(16 * 16).reshape(16, 16) % (count + 1))
+    save(tmp_path / 'images/9.png', np.zeros((16, 16, 3)) + 50)
+    save(tmp_path / 'masks/9.png', np.where(np.arange(256).reshape(16, 16) % 13 == 12, 14, 0))
+    assert typed(offered(ask(tmp_path), 'mask_values=')) == {'mask_values': 'nonzero'}
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_ids_of_objects_are_asked_about_also_where_they_are_grey_colours(tmp_path, channels):
+    masks = [np.zeros((32, 48)) for _ in range(6)]
+    for count, mask in enumerate(masks, 2):
+        for number in range(1, count + 1):
+            mask[2:10, 5 * number:5 * number + 3] = number
+    masks = [np.stack([mask] * 3, -1) if channels == 3 else mask for mask in masks]
+    assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) == {'mask_values': 'nonzero'}
+
+
+def test_deep_masks_of_many_values_are_asked_about(tmp_path):
+    """16-bit ids of cells that are numbered through: as 8-bit class numbers the same values pass, with a note."""
+    for depth in (np.uint16, np.uint8):
+        draw = np.random.default_rng(0)
+        folder = tmp_path / np.dtype(depth).name
+        for n in range(12):
+            fill(folder, [f'images/{n}.png'], [])
+            mask = np.zeros((8, 8), depth)
+            mask[:5, 0] = draw.choice(np.arange(1, 31), 5, replace=False)
+            mask[7] = n + 19
+            save(folder / f'masks/{n}.png', mask, 'I;16' if depth == np.uint16 else None)
+    first, *others = [line for line in str(ask(tmp_path / 'uint16')).splitlines() if 'type ' in line]
+    assert 'mask_values=nonzero' in first and any('{0: 0' in line for line in others)
+    _, data = inspect(tmp_path / 'uint8')
+    assert any('most masks hold few of the numbers' in note for note in data.notes)
+
+
+def test_ids_that_could_be_classes_are_suspected(tmp_path):
+    """0 to n in each mask, with few different n: taken as classes, but said."""
+    for n in range(12):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((16, 16, 3)))
+        save(tmp_path / f'set/masks/{n}.png', np.resize([*range([4, 6, 8][n % 3])], 16)[:, None].repeat(16, 1))
+    _, data = inspect(tmp_path / 'set')
+    assert data.coding.num_classes == 8 and [note for note in data.notes if 'mask_values=nonzero' in note]
+
+
+def test_six_classes_of_which_higher_numbers_are_rarer_are_no_ids(tmp_path):
+    """Cars: ids would begin with 1 in each mask, and leave none out."""
+    for number in range(12):
+        save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
+        parts = [1, 2, 3] if number < 6 else [1, 2, 4, 5] if number < 10 else [1, 2, 4, 6]
+        rows = np.repeat(parts, 8).reshape(-1, 8)
+        save(tmp_path / f'masks/{number}.png', np.pad(rows, ((0, 8 - len(parts)), (0, 0))))
+    _, data = inspect(tmp_path)
+    assert data.coding.num_classes == 7 and not any('ids of objects' in note for note in data.notes)
+
+
+# --- noise of JPEG and soft edges -----------------------------------------------------
+
+
+def test_jpeg_noise_is_thresholded(tmp_path):
+    folder = draw_set(tmp_path / 'set', count=4)
+    exact = {}
+    for path in sorted((folder / 'masks').iterdir()):
+        exact[path.stem] = np.array(PIL.Image.open(path)) > 0
+        PIL.Image.open(path).save(path.with_suffix('.jpg'), quality=75)
+        path.unlink()
+    config, data = inspect(folder)
+    assert len(data.values) > 16
+    for path in data.pairs.masks:
+        mask = data.coding.encode(train_unet.read_mask(os.fsdecode(path), config))
+        assert (mask == exact[Path(os.fsdecode(path)).stem]).mean() > 0.97
+
+
+@pytest.mark.parametrize('quality', [95, 98, 100])
+def test_jpeg_masks_of_high_quality_are_thresholded(tmp_path, quality):
+    folder, _ = coded_set(tmp_path / 'set', [0, 255])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        path.unlink()
+        mask = np.zeros((64, 64), np.uint8)
+        cv2.circle(mask, (30 + n, 30), 12, 255, -1)
+        cv2.imwrite(str(path.with_suffix('.jpg')), mask, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        save(folder / f'images/{path.name}', np.zeros((64, 64, 3)))
+    _, data = inspect(folder)
+    assert data.coding.threshold == 127 and data.coding.num_classes == 2
+
+
+@pytest.mark.parametrize('wish', [{255: 1}, {0: 0, 255: 1}])
+def test_named_white_takes_the_noise_around_it(tmp_path, wish):
+    folder = disc_set(tmp_path / 'set', lambda n: noisy_jpeg(tmp_path / f'set/masks/{n}.jpg', 255 * DISC))
+    config, data = inspect(folder, mask_values=wish)
+    assert (mask_of(data, config, '0') == DISC).mean() > 0.995
+
+
+def test_a_colour_that_only_its_noise_shows_is_found(tmp_path):
+    """'#ff0000' typed, and no pixel is exactly that."""
+    assert inspect(noisy_reds(tmp_path / 'set'), mask_values={'#ff0000': 1})[1].shares[1] == 0.5
+
+
+@pytest.mark.parametrize('meant, quality', [((0, 60, 120, 180), 75), ((0, 50, 100, 150, 200), 97), ((0, 128, 255), 50),
+                                            ((0, 90, 180), None)])
+def test_noise_around_greys_goes_to_the_nearest(tmp_path, meant, quality):
+    """Classes in grey, saved as JPEG or with soft edges: a line for the classes, not for each value of the noise."""
+    folder, exact = draw_set(tmp_path / 'set', count=4, size=96), {}
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = np.zeros((96, 96), np.uint8)
+        for number, value in enumerate(meant[1:]):
+            cv2.circle(mask, (20 + 22 * number, 40 + n), 10 + number, value, -1)
+        exact[path.stem] = np.searchsorted(meant, mask)
+        if quality is None:
+            cv2.imwrite(str(path), cv2.GaussianBlur(mask, (5, 5), 0))
+        else:
+            path.unlink()
+            cv2.imwrite(str(path.with_suffix('.jpg')), mask, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    line = offered(ask(folder), 'mask_values="{0')
+    assert [*typed(line)['mask_values']] == [*meant]
+    config, data = inspect(folder, **typed(line))
+    assert data.coding.num_classes == len(meant) and 'noise around' in data.coding.words
+    assert all((mask_of(data, config, stem) == mask).mean() > 0.95 for stem, mask in exact.items())
+
+
+def test_noise_around_colours_goes_to_the_nearest(tmp_path):
+    """Three classes in colour, saved as JPEG: thousands of colours, of which three are meant."""
+    meant, exact = np.array([[0, 0, 0], [220, 40, 40], [40, 200, 60]], np.uint8), {}
+    for n, path in enumerate(sorted((draw_set(tmp_path / 'set', count=4, size=64) / 'masks').iterdir())):
+        mask = np.zeros((64, 64), int)
+        mask[8:40, 4 + n:30], mask[30:60, 34:60] = 1, 2
+        exact[path.stem] = mask
+        PIL.Image.fromarray(meant[mask]).save(path.with_suffix('.jpg'), quality=75)
+        path.unlink()
+    line = offered(ask(tmp_path / 'set'), "mask_values=\"{'#")
+    config, data = inspect(tmp_path / 'set', **typed(line))
+    assert data.coding.num_classes == 3 and 'noise around these' in data.coding.words
+    found = {stem: mask_of(data, config, stem) for stem in exact}
+    order = [int(np.bincount(found['000'][exact['000'] == k]).argmax()) for k in range(3)]
+    assert sorted(order) == [0, 1, 2]
+    for stem, mask in exact.items():
+        assert (found[stem] == np.array(order)[mask]).mean() > 0.97
+
+
+def test_colours_with_noise_are_offered_a_threshold(tmp_path):
+    """Red on black, saved as RGB JPEG: hundreds of colours, of which the bright ones are meant."""
+    folder, exact = draw_set(tmp_path / 'set', count=4), {}
+    for path in sorted((folder / 'masks').iterdir()):
+        mask = np.array(PIL.Image.open(path)) > 0
+        exact[path.stem] = mask
+        colours = np.where(mask[..., None], [250, 60, 40], [5, 5, 5]).astype(np.uint8)
+        PIL.Image.fromarray(colours).save(path.with_suffix('.jpg'), quality=60)
+        path.unlink()
+    error = ask(folder)
+    line = offered(error, 'mask_values=">')
+    assert line == 'mask_values=">127"'
+    config, data = inspect(folder, **typed(line))
+    for stem, mask in exact.items():
+        assert (mask_of(data, config, stem) == mask).mean() > 0.95
+
+
+def test_colours_with_soft_edges_get_a_line_that_works(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = np.zeros((512, 512, 3), np.uint8)
+        cv2.circle(mask, (150 + n, 150), 100, (0, 0, 255), -1)
+        cv2.circle(mask, (300, 380), 100 + n, (0, 255, 0), -1)
+        cv2.imwrite(str(path), cv2.GaussianBlur(mask, (5, 5), 0))
+        save(folder / f'images/{path.name}', np.zeros((512, 512, 3)))
+    error = ask(folder)
+    settings = typed(offered(error, 'mask_values='))
+    _, data = inspect(folder, **settings)
+    assert 64 < len(data.values) <= 256 and data.coding.num_classes == 3 and 'noise around' in data.coding.words
+
+
+def test_three_levels_with_noise_are_not_taken_for_two(tmp_path):
+    """Optic disc and cup as JPEG: 0, 128 and 255."""
+    folder = draw_set(tmp_path / 'set', count=4, size=64)
+    for path in sorted((folder / 'masks').iterdir()):
+        mask = np.zeros((64, 64), np.uint8)
+        mask[10:26, 10:26], mask[12:16, 12:16] = 128, 255
+        PIL.Image.fromarray(mask).save(path.with_suffix('.jpg'), quality=70)
+        path.unlink()
+    assert 'mask_values=">127"' in str(ask(folder))
+
+
+def test_class_numbers_in_jpeg_are_not_believed(tmp_path):
+    folder = disc_set(tmp_path / 'set', lambda n: noisy_jpeg(tmp_path / f'set/masks/{n}.jpg', 20 * DISC))
+    with pytest.raises(DataError, match='the masks are JPEG, whose noise makes values of its own'):
+        inspect(folder)
+
+
+def test_jpeg_masks_are_offered_no_numbers_of_their_noise(tmp_path):
+    text = str(ask(with_masks(tmp_path, [block(200, row) for row in range(4)], '.jpg')))
+    assert 'mask_values="{0: 0, 200: 1}"' in text
+    assert 'num_classes=' not in text and text.count('mask_values="{') == 1
+
+
+def test_ids_of_objects_are_not_taken_for_noise(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        ids = np.kron(np.arange(100).reshape(10, 10), np.ones((6, 6)))
+        save(path, ids)
+        save(folder / f'images/{path.name}', np.zeros((60, 60, 3)))
+    assert 'noise around' not in str(ask(folder))
+    assert 'does not name' in str(ask(folder, mask_values={0: 0, 1: 1}))

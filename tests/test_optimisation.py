@@ -1,0 +1,102 @@
+"""Optimisation: optimizer, learning rate, moving average of the weights.
+
+Run: python -m pytest tests/test_optimisation.py
+"""
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import train_unet as tu
+from helpers import CPU, PLAIN, batch_of, fresh, network, settings, squares, train
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+
+
+# --- the learning rate ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('warmup', [0, 0.1, 0.5])
+def test_learning_rate_rises_in_a_line_and_falls_as_a_cosine(warmup):
+    config = {'learning_rate': 2.0, 'warmup_fraction': warmup}
+    rates = [tu.lr_at_step(step, 100, config) for step in range(101)]
+    peak = round(100 * warmup)
+    assert rates[:peak] == pytest.approx([2 * (step + 1) / peak for step in range(peak)])
+    assert rates[peak] == max(rates) == 2
+    assert rates[peak + (100 - peak) // 2] == pytest.approx(2 * 0.505)
+    assert all(a > b for a, b in zip(rates[peak:], rates[peak + 1:]))
+    assert rates[100] == pytest.approx(0.02)
+
+
+def test_the_learning_rate_of_each_step_reaches_the_optimizer():
+    rates = []
+    handle = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: rates.append({group['lr'] for group in optimizer.param_groups}))
+    with_warmup = dict(warmup_fraction=0.5, num_epochs=2)
+    try:
+        train(**with_warmup)
+    finally:
+        handle.remove()
+    assert rates[-4:] == [{tu.lr_at_step(step, 4, {**PLAIN, **with_warmup})} for step in range(4)]
+
+
+# --- the optimizer --------------------------------------------------------------------
+
+
+def test_momentum_is_for_sgd_alone():
+    config = settings(optimizer='RMSprop')
+    assert fresh(config).optimizer.defaults['momentum'] == 0
+    assert fresh({**config, 'optimizer': 'SGD'}).optimizer.defaults['momentum'] == 0.9
+
+
+def test_norms_of_any_shape_and_embeddings_do_not_decay():
+    model = nn.ModuleDict({'norm': nn.LayerNorm([4, 8, 8]), 'table': nn.Embedding(5, 3), 'linear': nn.Linear(3, 3)})
+    optimizer = tu.build_optimizer(model, settings(optimizer='AdamW'), CPU)
+    assert [len(group['params']) for group in optimizer.param_groups] == [1, 4]
+
+
+def test_embeddings_that_are_plain_parameters_do_not_decay():
+    model = nn.Module()
+    model.pos_embed, model.weight = nn.Parameter(torch.ones(1, 4, 8)), nn.Parameter(torch.ones(4, 8))
+    model.block = nn.Module()
+    model.block.relative_position_bias_table = nn.Parameter(torch.ones(9, 2))
+    groups = tu.build_optimizer(model, {**tu.CONFIG, 'learning_rate': 0.1}, torch.device('cpu')).param_groups
+    assert [(len(group['params']), group['weight_decay'] > 0) for group in groups] == [(1, True), (2, False)]
+
+
+# --- the moving average ---------------------------------------------------------------
+
+
+def test_moving_average_by_hand():
+    config = settings(ema_decay=0.3)
+    state = fresh(config, network(norm=False))
+    expected = [p.detach().clone() for p in state.model.parameters()]
+    for step in range(5):
+        state.step = step
+        tu.guarded_step(state, [batch_of(step, 8, 9)], squares, config)
+        decay = min(0.3, (1 + step) / (10 + step))                     # 0.1, 0.18, 0.25, 0.3, 0.3
+        expected = [decay * e + (1 - decay) * p.detach()
+                    for e, p in zip(expected, state.model.parameters())]
+    for a, b in zip(state.average.parameters(), expected):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+        assert a.requires_grad and a.grad is None                      # it may be trained on: a second stage
+
+
+def test_a_statistic_under_two_names_is_averaged_once():
+    model = network()
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    model.register_buffer('running_mean', norm.running_mean)
+    state = fresh(settings(ema_decay=0.9), model)
+    assert not norm.running_mean.any()
+    tu.guarded_step(state, [batch_of(0, 1)], squares, settings(ema_decay=0.9))
+    assert norm.running_mean.any() and torch.allclose(state.average.running_mean, 0.9 * norm.running_mean)
+
+
+def test_the_average_copies_a_buffer_that_holds_infinity():
+    model = network()
+    model.register_buffer('mask', torch.full((3, 3), -math.inf))
+    state = fresh(settings(), model)
+    tu.guarded_step(state, [batch_of(0, 1)], squares, settings())
+    assert torch.equal(state.average.mask, model.mask)

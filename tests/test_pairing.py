@@ -1,0 +1,1366 @@
+"""Data: pairing. Which file is the mask of which image, what is asked where that is not clear, and the split.
+
+Run: python -m pytest tests/test_pairing.py
+"""
+import contextlib
+import csv
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import train_unet
+from conftest import draw_set
+from helpers import WORDS, ask, fill, inspect, mask_of, names_of, objects, offered, partners, save, split_sizes, typed
+from helpers import typed_lines
+from train_unet import DataError, resolve_config
+
+
+# --- names and folders that pair ------------------------------------------------------
+
+
+# name, image, mask (both templates), settings. {n} counts; {s} runs through the splits,
+# and {k} counts within each.
+LAYOUTS = [
+    ('images and masks', 'images/{n:02d}.png', 'masks/{n:02d}.png', {}),
+    ('other extensions and cases', 'Images/{n:02d}.JPG', 'MASKS/{n:02d}.PNG', {}),
+    ('stems in another case', 'images/Site_{n}A.jpg', 'masks/site_{n}a.png', {}),
+    ('images/train', 'images/{s}/{n}.jpg', 'masks/{s}/{n}.png', {}),
+    ('train/images', '{s}/images/{n}.jpg', '{s}/masks/{n}.png', {}),
+    ('same names in every split', '{s}/images/{k}.png', '{s}/masks/{k}.png', {}),
+    ('train and trainannot', '{s}/{n:03d}.png', '{s}annot/{n:03d}.png', {}),
+    ('train_images and train_masks', '{s}_images/{n}.png', '{s}_masks/{n}.png', {}),
+    ('one folder, suffix _mask', '{n}.jpg', '{n}_mask.png', {}),
+    ('one folder, x.jpg and x.png', 'all/x{n}.jpg', 'all/x{n}.png', {}),
+    ('VOC', 'JPEGImages/2007_{n:06d}.jpg', 'SegmentationClass/2007_{n:06d}.png', {}),
+    ('Cityscapes', 'leftImg8bit/{s}/ulm/ulm_{n:06d}_000019_leftImg8bit.png',
+     'gtFine/{s}/ulm/ulm_{n:06d}_000019_gtFine_labelIds.png', {}),
+    ('Carvana', 'train/car_{n:02d}.jpg', 'train_masks/car_{n:02d}_mask.gif', {}),
+    ('ISIC', 'ISIC2018_Task1-2_{s}_Input/ISIC_{n:07d}.jpg',
+     'ISIC2018_Task1_{s}_GroundTruth/ISIC_{n:07d}_segmentation.png', {}),
+    ('ADE20K', 'images/{s}/ADE_{n:08d}.jpg', 'annotations/{s}/ADE_{n:08d}.png', {}),
+    ('Oxford pets', 'images/pug_{n}.jpg', 'annotations/trimaps/pug_{n}.png', {}),
+    ('Massachusetts', 'tiff/{s}/{n}_15.tiff', 'tiff/{s}_labels/{n}_15.tif', {}),
+    ('DeepGlobe', 'train/{n}_sat.jpg', 'train/{n}_mask.png', {}),
+    ('LGG, a folder per patient', 'TCGA_{n}/TCGA_{n}_1.tif', 'TCGA_{n}/TCGA_{n}_1_mask.tif', {}),
+    ('Penn-Fudan', 'PNGImages/Ped{n:05d}.png', 'PedMasks/Ped{n:05d}_mask.png', {}),
+    ('GlaS', 'train_{n}.bmp', 'train_{n}_anno.bmp', {}),
+    ('nnU-Net in 2-D', 'imagesTr/case_{n:03d}_0000.png', 'labelsTr/case_{n:03d}.png', {}),
+    ('CVC-ClinicDB', 'Original/{n}.tif', 'Ground Truth/{n}.tif', {}),
+    ('numbered folders', 'images_{n}/scan.png', 'masks_{n}/scan.png', {}),
+    ('numbered folders of masks alone (TNBC)', 'Slide_{n:02d}/{n:02d}_1.png', 'GT_{n:02d}/{n:02d}_1.png', {}),
+    ('numbered folders of other names (Fish4Knowledge)', 'fish_image/fish_{n:02d}/fish_{n:04d}.png',
+     'mask_image/mask_{n:02d}/mask_{n:04d}.png', {}),
+    ('names with spaces', 'my images/a b {n}.png', 'my masks/a b {n}.png', {}),
+    ('other letters', 'images/größe_图_{n}.png', 'masks/größe_图_{n}.png', {}),
+    ('suffix of the image', 'images/{n}_image.png', 'masks/{n}.png', {}),
+    ('suffix of the mask', 'images/{n}.png', 'masks/{n}_gt.png', {}),
+    ('suffix of both', 'images/{n}_image.png', 'masks/{n}_annotation.png', {}),
+    ('prefix of the image', 'images/img_{n}.png', 'masks/{n}.png', {}),
+    ('prefix of the mask', 'images/{n}.png', 'masks/gt_{n}.png', {}),
+    ('prefix of both', 'images/img_{n}.png', 'masks/mask_{n}.png', {}),
+    ('numbers', 'raw/{n:02d}.tif', 'labels/labels{n:08d}.png', {}),
+    ('folder per patient', 'images/p{n}/001.png', 'masks/p{n}/001.png', {}),
+    ('patient first', 'p{n}/images/001.png', 'p{n}/masks/001.png', {}),
+    ('mask_pattern', 'x/{n}.jpg', 'x/{n}_1stHO.png', {'mask_pattern': '{stem}_1stHO.png'}),
+    ('both patterns', 'x/{n}_a.png', 'x/{n}_b.png',
+     {'image_pattern': '{stem}_a.png', 'mask_pattern': '{stem}_b.png'}),
+    ('images= and masks=', 'scans of May/{n}.png', 'drawn/by Ada/{n}.png',
+     {'images': 'scans of May', 'masks': 'drawn/by Ada'}),
+]
+
+
+@pytest.mark.parametrize('image, mask, settings', [row[1:] for row in LAYOUTS],
+                         ids=[row[0] for row in LAYOUTS])
+def test_layout_is_paired(tmp_path, image, mask, settings):
+    """Every image gets its own mask; twelve of them, so that 1 and 11 could be confused."""
+    folder = tmp_path / 'set'
+    split = [('train', 'val', 'test')[n % 3] for n in range(12)]
+    parts = [dict(n=n, s=split[n], k=n // 3) for n in range(12)]
+    expected = {image.format(**part): mask.format(**part) for part in parts}
+    fill(folder, expected, expected.values())
+    _, data = inspect(folder, **settings)
+    assert partners(data, folder) == expected
+    if '{s}' in image:
+        found = [train_unet.SPLITS[i] for i in data.pairs.splits]
+        assert all(s in name.lower() for s, name in zip(found, partners(data, folder)))
+
+
+def test_extensions_may_be_mixed(tmp_path):
+    images = ['a.png', 'b.JPG', 'c.jpeg', 'd.bmp', 'e.tif', 'f.webp']
+    masks = ['a.bmp', 'b.png', 'c.PNG', 'd.tiff', 'e.gif', 'f.png']
+    fill(tmp_path / 'set', [f'images/{n}' for n in images], [f'masks/{n}' for n in masks])
+    _, data = inspect(tmp_path / 'set')
+    assert {Path(i).name: Path(m).name for i, m in partners(data, tmp_path / 'set').items()} == \
+        dict(zip(images, masks))
+
+
+def test_names_of_a_mac_and_of_windows_are_one(tmp_path):
+    images, masks = (['K\u00f6ln.jpg', 'Rom.jfif'], ['Ko\u0308ln.png', 'Rom.png'])
+    fill(tmp_path / 'set', [f'images/{name}' for name in images[:1]], [f'masks/{name}' for name in masks])
+    PIL.Image.new('RGB', (8, 8)).save(tmp_path / 'set/images/Rom.jfif', 'JPEG')
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {f'images/{a}': f'masks/{b}' for a, b in zip(images, masks)}
+
+
+@pytest.mark.parametrize('names', [
+    ('Dataset_BUSI_with_GT/benign/b ({n}).png', 'Dataset_BUSI_with_GT/benign/b ({n})_mask.png'),
+    ('segmentation/images/{n}.png', 'segmentation/masks/{n}.png'),
+    ('raw images/train/images/{n}.jpg', 'raw images/train/gt/{n}.png'),
+    ('lgg-segmentation/kaggle_3m/p{n}/p{n}_1.tif', 'lgg-segmentation/kaggle_3m/p{n}/p{n}_1_mask.tif')])
+def test_a_folder_around_everything_tells_nothing(tmp_path, names):
+    """The archive's own name may hold a word such as GT."""
+    expected = {names[0].format(n=n): names[1].format(n=n) for n in range(4)}
+    fill(tmp_path / 'set', expected, expected.values())
+    assert partners(inspect(tmp_path / 'set')[1], tmp_path / 'set') == expected
+
+
+@pytest.mark.parametrize('folder', ['segm', 'segmaps', 'GTmaps'])
+def test_more_names_of_folders_of_masks(tmp_path, folder):
+    """DeepFashion, particles under an electron microscope, clouds."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'{folder}/{n}.png' for n in range(4)])
+    assert len(inspect(tmp_path)[1].pairs.images) == 4
+
+
+def test_frames_with_annotations_are_images(tmp_path):
+    """RUGD."""
+    fill(tmp_path / 'set', [f'RUGD_frames-with-annotations/park/{n}.png' for n in range(4)],
+         [f'RUGD_annotations/park/{n}.png' for n in range(4)])
+    assert len(inspect(tmp_path / 'set')[1].pairs.images) == 4
+
+
+def test_one_folder_named_images_holds_both(tmp_path):
+    """Magnetic tiles: MT_Crack/Imgs/x.jpg and its mask MT_Crack/Imgs/x.png."""
+    fill(tmp_path / 'set', [f'MT_{k}/Imgs/{k}{n}.jpg' for k in 'ab' for n in range(3)],
+         [f'MT_{k}/Imgs/{k}{n}.png' for k in 'ab' for n in range(3)])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {f'MT_{k}/Imgs/{k}{n}.jpg': f'MT_{k}/Imgs/{k}{n}.png'
+                                                for k in 'ab' for n in range(3)}
+
+
+def test_one_word_inside_the_names_differs(tmp_path):
+    """855_sat_01 and 855_mask_01; KITTI's um_000001 and um_road_000001, with um_lane_000001 left over."""
+    fill(tmp_path / 'forest', [f'images/{n}_sat_{n % 3:02}.png' for n in range(101, 108)],
+         [f'masks/{n}_mask_{n % 3:02}.png' for n in range(101, 108)])
+    _, data = inspect(tmp_path / 'forest')
+    assert partners(data, tmp_path / 'forest') == {f'images/{n}_sat_{n % 3:02}.png': f'masks/{n}_mask_{n % 3:02}.png'
+                                                   for n in range(101, 108)}
+    kinds = ('um', 'umm', 'uu')
+    fill(tmp_path / 'kitti', [f'image_2/{k}_{n:06}.png' for k in kinds for n in range(3)],
+         [f'gt_image_2/{k}_road_{n:06}.png' for k in kinds for n in range(3)] +
+         [f'gt_image_2/um_lane_{n:06}.png' for n in range(3)])
+    line = typed_lines(ask(tmp_path / 'kitti'))[0]
+    _, data = inspect(tmp_path / 'kitti', **typed(line))
+    assert partners(data, tmp_path / 'kitti') == {f'image_2/{k}_{n:06}.png': f'gt_image_2/{k}_road_{n:06}.png'
+                                                  for k in kinds for n in range(3)}
+
+
+def test_splits_that_are_named_otherwise_pair_each_by_a_rule_of_its_own(tmp_path):
+    """DRIVE: 21_training.tif and 01_test.tif, but 21_manual1.gif and 01_manual1.gif."""
+    made = [('training', range(21, 27)), ('test', range(1, 7))]
+    fill(tmp_path / 'set', [f'{split}/images/{n:02}_{split}.tif' for split, numbers in made for n in numbers],
+         [f'{split}/1st_manual/{n:02}_manual1.gif' for split, numbers in made for n in numbers])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == {
+        f'{split}/images/{n:02}_{split}.tif': f'{split}/1st_manual/{n:02}_manual1.gif'
+        for split, numbers in made for n in numbers}
+
+
+def test_views_are_not_paired_with_the_masks_of_others(tmp_path):
+    """images-0 belongs to mask-0, though the stems are the same."""
+    fill(tmp_path / 'set', [f'{n:02}/images-{view}/{n}.png' for n in range(8) for view in (0, 1)],
+         [f'{n:02}/mask-{view}/{n}.png' for n in range(8) for view in (0, 1)])
+    _, data = inspect(tmp_path / 'set')
+    pairs = partners(data, tmp_path / 'set')
+    assert len(pairs) == 16 and all(image.replace('images', 'mask') == mask for image, mask in pairs.items())
+
+
+# --- a folder for each image ----------------------------------------------------------
+
+
+@pytest.mark.parametrize('folder', ['img_{n}_json', 'image_{n}', 'photo {n}', 'train_{n}'])
+def test_a_folder_for_each_image_may_sound_like_images_masks_or_a_split(tmp_path, folder):
+    """As labelme names them; the two pictures in each belong together."""
+    pairs = {f'{folder}/img.png'.format(n=n): f'{folder}/label.png'.format(n=n) for n in range(12)}
+    fill(tmp_path / 'set', [*pairs], [*pairs.values()])
+    _, data = inspect(tmp_path / 'set')
+    assert partners(data, tmp_path / 'set') == pairs
+
+
+def test_a_folder_for_each_image_named_like_one_gets_its_line(tmp_path):
+    """As labelme_json_to_dataset writes them."""
+    for n in range(6):
+        fill(tmp_path / 'set', [f'img_{n}_json/img.png'], [f'img_{n}_json/label.png', f'img_{n}_json/label_viz.png'])
+    line = 'image_pattern="{stem}img.png" mask_pattern="{stem}label.png"'
+    assert line in typed_lines(ask(tmp_path / 'set'))
+    _, data = inspect(tmp_path / 'set', image_pattern='{stem}img.png', mask_pattern='{stem}label.png')
+    assert partners(data, tmp_path / 'set') == {f'img_{n}_json/img.png': f'img_{n}_json/label.png' for n in range(6)}
+
+
+def test_files_of_one_name_in_a_folder_for_each_image(tmp_path):
+    """What labelme_json_to_dataset writes: the line that is offered gives each image the label beside it."""
+    for case in ('cat', 'dog', 'eel'):
+        fill(tmp_path / 'set', [f'{case}_json/img.png', f'{case}_json/label_viz.png'], [f'{case}_json/label.png'])
+    line, = typed_lines(ask(tmp_path / 'set'))
+    assert line == 'image_pattern="{stem}img.png" mask_pattern="{stem}label.png"'
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert partners(data, tmp_path / 'set') == {f'{case}_json/img.png': f'{case}_json/label.png'
+                                                for case in ('cat', 'dog', 'eel')}
+    assert data.notes == ['ignored 3 files, not like {stem}img.png or {stem}label.png: label_viz.png, ...']
+    for case in ('cat', 'dog', 'eel'):
+        (tmp_path / f'set/{case}_json/label_viz.png').unlink()
+    assert inspect(tmp_path / 'set')[1].pairs.rule == 'their folders'
+
+
+# --- masks of one image in several files, united --------------------------------------
+
+
+def test_folder_of_object_masks_is_united(tmp_path):
+    """DSB-2018: one folder per image, one file per object."""
+    folder = tmp_path / 'set'
+    for n in range(3):
+        fill(folder, [f'id{n}/images/id{n}.png'], [])
+        for row in (1, 4):
+            mask = np.zeros((8, 8))
+            mask[row] = 255
+            save(folder / f'id{n}/masks/{row}f{n}.png', mask)
+    config, data = inspect(folder)
+    mask = data.coding.encode(train_unet.read_mask(os.fsdecode(data.pairs.masks[0]), config))
+    assert np.flatnonzero(mask.all(1)).tolist() == [1, 4] and mask.sum() == 16
+    assert len(data.pairs.images) == 3
+
+
+def test_masks_in_a_folder_of_the_image_s_name_are_united(tmp_path):
+    """images/x.png with masks/x/1.png, masks/x/2.png, ...; each image has its own number of objects."""
+    folder = tmp_path / 'set'
+    for n, stem in enumerate('xyz', 1):
+        fill(folder, [f'images/{stem}.png'], [])
+        objects(folder, [f'masks/{stem}/{k}.png' for k in range(n)])
+    config, data = inspect(folder)
+    assert partners(data, folder) == {f'images/{stem}.png': f'masks/{stem}' for stem in 'xyz'}
+    for n, stem in enumerate('xyz', 1):
+        assert np.flatnonzero(mask_of(data, config, stem).all(1)).tolist() == [*range(n)]
+
+
+def dsb(folder, without):
+    """Four images in the layout of DSB-2018; one of them has no masks."""
+    for n in range(4):
+        fill(folder, [f'id{n}/images/id{n}.png'], [])
+        if n != without:
+            objects(folder, [f'id{n}/masks/{n}a.png', f'id{n}/masks/{n}b.png'])
+    return folder
+
+
+def test_hidden_files_among_object_masks_are_ignored(tmp_path):
+    """macOS leaves ._1.png beside 1.png; one of them is a sound image here, so that its use would show."""
+    folder = dsb(tmp_path / 'set', None)
+    save(folder / 'id1/masks/._1a.png', np.full((8, 8), 255))
+    (folder / 'id2/masks/._2a.png').write_bytes(b'\0\5\x16\7')
+    config, data = inspect(folder)
+    for n in range(4):
+        assert mask_of(data, config, f'id{n}').sum() == 16
+    assert 'ignored 2 files, *.png: ._1a.png, ...' in data.notes
+
+
+def test_image_without_object_masks_is_named(tmp_path):
+    error = ask(dsb(tmp_path / 'set', 2))
+    assert [line for line in error.problems if 'image without a mask' in line] == \
+        [f'image without a mask: {tmp_path}/set/id2/images/id2.png']
+    assert 'mask without' not in str(error) and 'skip_unpaired=True' in str(error)
+
+
+def test_image_without_object_masks_is_left_out_if_asked(tmp_path):
+    config, data = inspect(dsb(tmp_path / 'set', 2), skip_unpaired=True)
+    assert {Path(name).stem for name in partners(data, tmp_path / 'set')} == {'id0', 'id1', 'id3'}
+    assert data.pairs.notes[0] == 'skipped 1 images and 0 masks without a partner' and 'id2.png' in data.pairs.notes[1]
+    assert np.flatnonzero(mask_of(data, config, 'id3').all(1)).tolist() == [0, 1]
+
+
+def test_folder_that_holds_the_image_too_is_not_united(tmp_path):
+    """p1/scan.png beside p1/mask_a.png: the union of the folder would hold the scan itself."""
+    for p in 'abc':
+        fill(tmp_path / 'set', [f'p{p}/scan.png'], [f'p{p}/mask_a.png', f'p{p}/mask_b.png'])
+    error = ask(tmp_path / 'set')
+    assert error.title == 'images and masks do not pair' and 'mask_b.png' in str(error)
+    _, data = inspect(tmp_path / 'set', image_pattern='sc{stem}.png', mask_pattern='m{stem}_b.png')
+    assert partners(data, tmp_path / 'set') == {f'p{p}/scan.png': f'p{p}/mask_b.png' for p in 'abc'}
+
+
+def test_kinds_of_masks_that_are_united_are_named(tmp_path):
+    for n in range(4):
+        fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{kind}.png' for kind in ('cup', 'disc')])
+    _, data = inspect(tmp_path / 'set')
+    assert data.pairs.rule == 'one folder per image, its masks united, such as cup and disc'
+    _, data = inspect(tmp_path / 'set', mask_pattern='{stem}cup.png')
+    assert partners(data, tmp_path / 'set') == {f'id{n}/images/id{n}.png': f'id{n}/masks/cup.png' for n in range(4)}
+
+
+@pytest.mark.parametrize('extra', ['mask_color', 'overlay', 'viz'])
+def test_pictures_made_of_masks_are_not_united_with_them(tmp_path, extra):
+    for n in range(6):
+        fill(tmp_path / 'set', [f'id{n}/images/id{n}.png'], [f'id{n}/masks/{kind}.png' for kind in ('mask', extra)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines
+    for line in lines:
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        assert partners(data, tmp_path / 'set') == {f'id{n}/images/id{n}.png': f'id{n}/masks/mask.png'
+                                                    for n in range(6)}
+
+
+def test_united_masks_are_those_of_the_pattern(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'set/images/cell{n}.png', np.zeros((8, 8, 3)))
+        objects(tmp_path / f'set/masks/cell{n}', ['obj_1.png', 'obj_2.png'])
+        save(tmp_path / f'set/masks/cell{n}/preview.png', np.full((8, 8), 255))
+    config, data = inspect(tmp_path / 'set', mask_pattern='obj_{stem}.png')
+    assert mask_of(data, config, 'cell0').sum() == 16                  # two rows of eight
+
+
+def test_further_masks_of_an_image_are_united_with_its_first(tmp_path):
+    """BUSI: one image has a second mask, benign (2)_mask_1.png. 0 and 255 stay what they are in the others."""
+    fill(tmp_path / 'set', [f'b/benign ({n}).png' for n in range(6)], [])
+    for n in range(6):
+        save(tmp_path / f'set/b/benign ({n})_mask.png', np.eye(8, dtype=np.uint8) * 255)
+    second = np.zeros((8, 8), np.uint8)
+    second[6:] = 255
+    save(tmp_path / 'set/b/benign (2)_mask_1.png', second)
+    config, data = inspect(tmp_path / 'set')
+    assert ', masks of an image united: ' in data.pairs.rule
+    of_second = [os.fsdecode(mask) for mask in data.pairs.masks if b'(2)' in mask]
+    first = train_unet.read_mask(tmp_path / 'set/b/benign (2)_mask.png', config)
+    assert np.array_equal(train_unet.read_mask(of_second[0], config), np.maximum(first, second))
+    assert sorted(data.values) == [0, 255] and 'benign (2)_mask.png + ' in train_unet.clean(of_second[0])
+    # the second mask counts in what is known of the set: changed, it is read again
+    save(tmp_path / 'set/b/benign (2)_mask_1.png', np.tril(np.full((8, 8), 255), -1))
+    assert inspect(tmp_path / 'set')[1].values[255][0] > data.values[255][0]
+    save(tmp_path / 'set/b/benign (2)_mask_1.png', np.zeros((8, 9)))
+    assert 'mask without an image: ' in str(ask(tmp_path / 'set')) and '_mask_1.png' in str(ask(tmp_path / 'set'))
+
+
+def test_numbered_masks_of_other_images_are_not_united(tmp_path):
+    """Where an image lacks its mask, where no word says mask, or where a file is saved twice."""
+    fill(tmp_path / 'a', [f'{n}.png' for n in range(6)] + ['2_1.png'], [f'{n}_mask.png' for n in range(6)])
+    objects(tmp_path / 'a', ['2_mask_1.png'])
+    assert '2_mask_1.png' in str(ask(tmp_path / 'a')) and 'united' not in str(ask(tmp_path / 'a'))
+    fill(tmp_path / 'b', [f'images/{n}.png' for n in range(6)], [f'masks/{n}.png' for n in range(6)])
+    objects(tmp_path / 'b', ['masks/2_1.png'])
+    assert 'mask without an image' in str(ask(tmp_path / 'b'))
+
+
+def test_masks_of_several_folders_are_united_where_masks_has_a_star(tmp_path):
+    """Montgomery's lungs: ManualMask/leftMask and ManualMask/rightMask."""
+    fill(tmp_path / 'set', [f'CXR_png/M{n}_{n % 2}.png' for n in range(6)], [])
+    for side, name in enumerate(['leftMask', 'rightMask']):
+        for n in range(6):
+            mask = np.zeros((8, 8), np.uint8)
+            mask[2:6, 4 * side:4 * side + 3] = 255
+            save(tmp_path / f'set/ManualMask/{name}/M{n}_{n % 2}.png', mask)
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines == [f'images="CXR_png" masks="ManualMask/{name}"' for name in ('*Mask', 'leftMask', 'rightMask')]
+    assert '*Mask"   (6 pairs, masks united: one class)' in str(ask(tmp_path / 'set'))
+    _, data = inspect(tmp_path / 'set', **typed(lines[0]))
+    assert len(data.pairs.images) == 6 and data.values[255] == [6 * 24, 6]
+
+
+def test_masks_of_one_thing_by_several_people_are_not_offered_to_be_united(tmp_path):
+    fill(tmp_path / 'set', [f'img/{n}.png' for n in range(6)],
+         [f'labels/{person}Mask/{n}.png' for n in range(6) for person in ('anna', 'bert')])
+    assert typed_lines(ask(tmp_path / 'set')) == [f'images="img" masks="labels/{person}Mask"'
+                                                  for person in ('anna', 'bert')]
+
+
+# --- what is never paired -------------------------------------------------------------
+
+
+def test_the_parts_of_a_name_around_the_word_that_differs_stay_apart(tmp_path):
+    """S1Img12 and S11Seg2 have the same letters beside Img and Seg, and are not a pair."""
+    fill(tmp_path / 'set', ['images/S2Img3.png', 'images/S3Img5.png', 'images/S1Img12.png'],
+         ['masks/S2Seg3.png', 'masks/S3Seg5.png', 'masks/S11Seg2.png'])
+    error = str(ask(tmp_path / 'set'))
+    assert 'without a mask' in error and 'S1Img12.png' in error and 'S11Seg2.png' in error
+
+
+def test_affixes_that_pair_a_few_are_a_chance(tmp_path):
+    """skip_unpaired=True skips what is left over, not most of the files."""
+    fill(tmp_path / 'set', [f'images/a{n}.png' for n in range(9)] + ['images/b_x.png'],
+         [f'masks/{n}{n}q.png' for n in range(9)] + ['masks/b_y.png'])
+    assert 'do not pair' in ask(tmp_path / 'set', skip_unpaired=True).title
+
+
+def test_parts_of_a_name_that_changed_their_order_pair_nothing(tmp_path):
+    """x0_y1 is not y0_x1."""
+    cells = [(x, y) for x in range(4) for y in range(4)]
+    fill(tmp_path, [f'images/x{x}_y{y}.png' for x, y in cells], [f'masks/y{y}_x{x}.png' for x, y in cells])
+    assert '0 pairs were found' in ask(tmp_path).problems
+
+
+def test_two_numbers_that_both_fit_pair_nothing(tmp_path):
+    times = [3, 1, 4, 0, 2]
+    fill(tmp_path, [f'images/frame_{n}_t{t}.png' for n, t in enumerate(times)],
+         [f'masks/frame{n}_mask.png' for n in range(5)])
+    assert '0 pairs were found' in ask(tmp_path).problems
+
+
+def test_an_image_is_never_its_own_mask(tmp_path):
+    fill(tmp_path / 'set', [f'A{k}/{k}{n}.png' for k in '12' for n in range(4)], [])
+    error = ask(tmp_path / 'set', images='A*', masks='A1', skip_unpaired=True)
+    assert 'image and its mask at once' in str(error)
+    assert 'masks="A' not in str(error)
+
+
+# --- lines that pair, offered where several would -------------------------------------
+
+
+# What people have -> the lines to type that are offered, and no others. Templates of file names: {n} counts.
+OFFERED = [
+    ('two kinds of masks in splits', ['images/{s}/{n}.png', 'masks_a/{s}/{n}.png', 'masks_b/{s}/{n}.png'],
+     ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']),
+    ('two kinds of masks in a folder', ['images/x{n}.png', 'masks/x{n}_cell.png', 'masks/x{n}_core.png'],
+     ['mask_pattern="{stem}_cell.png"', 'mask_pattern="{stem}_core.png"']),
+    ('colours made of numbers', ['images/x{n}.png', 'masks/x{n}_color.png', 'masks/x{n}_ids.png'],
+     ['mask_pattern="{stem}_ids.png"']),
+    ('ACDC', ['images/x{n}.png', 'masks/x{n}_labelIds.png', 'masks/x{n}_labelColor.png', 'masks/x{n}_invGray.png'],
+     ['mask_pattern="{stem}_labelIds.png"']),
+    ('ACDC and Dark Zurich, suffixes of two words',
+     ['rgb_anon/fog/{s}/G/G_frame_{n:06}_rgb_anon.png',
+      *(f'gt/fog/{{s}}/G/G_frame_{{n:06}}_gt_{kind}.png' for kind in ('invGray', 'labelColor', 'labelIds'))],
+     ['mask_pattern="{stem}gt_labelIds.png"']),
+    ('Cityscapes', ['leftImg8bit/{s}/ulm/ulm_{n:06}_000019_leftImg8bit.png',
+                    'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_labelIds.png',
+                    'gtFine/{s}/ulm/ulm_{n:06}_000019_gtFine_color.png'],
+     ['mask_pattern="{stem}gtFine_labelIds.png"']),
+    ('CHASE, two experts', ['Image_{n:02}L.jpg', 'Image_{n:02}L_1stHO.png', 'Image_{n:02}L_2ndHO.png'],
+     ['image_pattern="{stem}.jpg" mask_pattern="{stem}_1stHO.png"',
+      'image_pattern="{stem}.jpg" mask_pattern="{stem}_2ndHO.png"']),
+    ('DRIVE', ['{s}/images/{n:02}_x.tif', '{s}/1st_manual/{n:02}_manual1.gif', '{s}/mask/{n:02}_x_mask.gif'],
+     ['images="*/images" masks="*/1st_manual"']),
+    ('PH2, a folder per image',
+     ['IMD{n:03}/IMD{n:03}_Image/IMD{n:03}.bmp', 'IMD{n:03}/IMD{n:03}_lesion/IMD{n:03}_l.bmp'],
+     ['images="IMD*/IMD*_Image" masks="IMD*/IMD*_lesion"']),
+    ('STARE', ['stare-images/im{n:04}.ppm', 'labels-ah/im{n:04}.ah.ppm', 'labels-vk/im{n:04}.vk.ppm'],
+     ['images="stare-images" masks="labels-ah"', 'images="stare-images" masks="labels-vk"']),
+    ('Montgomery', ['CXR_png/M_{n:04}.png', 'ManualMask/leftMask/M_{n:04}.png', 'ManualMask/rightMask/M_{n:04}.png'],
+     ['images="CXR_png" masks="ManualMask/leftMask"', 'images="CXR_png" masks="ManualMask/rightMask"']),
+    ('FloodNet, splits inside the names of folders',
+     ['{s}/{s}-org-img/{n}.jpg', '{s}/{s}-label-img/{n}_lab.png', 'ColorMasks/ColorMasks-{s}Set/{n}_lab.png'],
+     ['images="*/*-org-img" masks="*/*-label-img"']),
+    ('IDRiD', ['Images/a. {s} Set/I_{n:02}.jpg', 'Groundtruths/a. {s} Set/Discs/I_{n:02}_OD.tif',
+               'Groundtruths/a. {s} Set/Exudates/I_{n:02}_EX.tif'],
+     ['images="Images" masks="Groundtruths/a. * Set/Discs"', 'images="Images" masks="Groundtruths/a. * Set/Exudates"']),
+    ('IDD, numbers inside words', ['leftImg8bit/{s}/7/frame{n:04}_leftImg8bit.jpg',
+                                   'gtFine/{s}/7/frame{n:04}_gtFine_labellevel3Ids.png',
+                                   'gtFine/{s}/7/frame{n:04}_gtFine_instancelevel3Ids.png'],
+     ['mask_pattern="{stem}gtFine_labellevel3Ids.png"']),
+    ('LIDC, several raters',
+     ['P-{n:04}/images/slice-{n}.png', *(f'P-{{n:04}}/mask-{k}/slice-{{n}}.png' for k in (0, 1))],
+     ['images="P-*/images" masks="P-*/mask-0"', 'images="P-*/images" masks="P-*/mask-1"']),
+    ('Mapillary Vistas, two versions', ['{s}/images/a{n:02}.jpg', *(f'{{s}}/v{version}/{kind}/a{{n:02}}.png'
+                                        for version in ('1.2', '2.0') for kind in ('labels', 'panoptic'))],
+     ['images="*/images" masks="*/v1.2/labels"', 'images="*/images" masks="*/v2.0/labels"']),
+    ('splits below a folder that holds all', ['MySet/images/{s}/{n}.png', 'MySet/masks_a/{s}/{n}.png',
+                                              'MySet/masks_b/{s}/{n}.png'],
+     ['images="MySet/images" masks="MySet/masks_a"', 'images="MySet/images" masks="MySet/masks_b"']),
+    ('SYNTHIA, colours in capitals', ['RGB/{n:04}.png', 'GT/COLOR/{n:04}.png', 'GT/LABELS/{n:04}.png'],
+     ['images="RGB" masks="GT/LABELS"']),
+    ('38-Cloud', ['train_red/red_{n}.TIF', 'train_nir/nir_{n}.TIF', 'train_gt/gt_{n}.TIF'],
+     ['images="train_red" masks="train_gt"']),
+]
+
+
+@pytest.mark.parametrize('names, lines', [row[1:] for row in OFFERED], ids=[row[0] for row in OFFERED])
+def test_lines_that_pair_are_offered(tmp_path, names, lines):
+    """Each was tried on the files: each pairs every image that has this kind of mask with its own."""
+    folder = tmp_path / 'set'
+    for n in range(12):
+        split = ('train', 'val')[n % 2]
+        made = [name.format(n=n, s=split) for name in names]
+        fill(folder, [], made[1:])
+        save(folder / made[0], np.random.default_rng(n).integers(0, 256, (8, 8, 3)))
+    error = ask(folder)
+    offer = typed_lines(error)
+    assert set(lines) <= set(offer) and str(error).count('(12 pairs)') == len(offer)
+    assert 'skip_unpaired' not in str(error)
+    for line in offer:
+        _, data = inspect(folder, **typed(line))
+        number = lambda path: int(re.search(r'\d+', Path(path).name)[0])
+        assert len({number(i) for i in partners(data, folder)}) == 12
+        assert all(number(i) == number(m) and i != m for i, m in partners(data, folder).items())
+
+
+@pytest.mark.parametrize('names, chosen', [
+    ([f'{side}/{n}.png' for side in ('A', 'B') for n in range(4)], 'images="A" masks="B"'),
+    ([f'{n}R{tail}' for n in range(4) for tail in ('.jpg', '_1stHO.png', '_2ndHO.png')],
+     'image_pattern="{stem}.jpg" mask_pattern="{stem}_1stHO.png"')])
+def test_where_no_name_tells_a_line_to_type_is_offered_and_works(tmp_path, names, chosen):
+    for name in names:
+        (tmp_path / 'set' / name).parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / 'set' / name)
+    with pytest.raises(train_unet.DataError) as caught:
+        train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set')})
+    assert any(chosen in line for line in caught.value.problems)
+    typed, _ = train_unet.parse_overrides(shlex.split(chosen))
+    assert len(train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'set'), **typed}).images) == 4
+
+
+def test_two_folders_of_images_are_asked_for(tmp_path):
+    """Pre and post (or S1 and S2) are not one set, though only the masks have a telling name."""
+    fill(tmp_path / 'set', [f'{s}/{n}_{s}.png' for n in range(3) for s in ('pre', 'post')],
+         [f'labels/{n}_label.png' for n in range(3)])
+    error = ask(tmp_path / 'set')
+    for folder in ('pre', 'post'):
+        line = offered(error, 'images="' + folder) + ' ' + offered(error, 'masks=')
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        assert len(data.pairs.images) == 3
+
+
+def test_vessels_are_offered_and_not_the_fields_of_view_in_a_folder_named_mask(tmp_path):
+    """HRF, with photographs, on which it depends that NumPy's bool adds as "or"."""
+    folder = tmp_path / 'set'
+    for n in range(12):
+        save(folder / f'images/{n:02}_dr.jpg', np.random.default_rng(n).integers(0, 256, (64, 64, 3)))
+        save(folder / f'manual1/{n:02}_dr.tif', np.eye(64) * 255)
+        save(folder / f'mask/{n:02}_dr_mask.tif', np.eye(64) * 255)
+    assert typed_lines(ask(folder)) == ['images="images" masks="manual1"']
+
+
+def test_drive_as_it_is_given_out_is_offered_with_its_masks(tmp_path):
+    """Vessels were drawn for training only, the field of view for both: the line for the vessels is there too."""
+    names = {'training': range(21, 41), 'test': range(1, 21)}
+    for split, numbers in names.items():
+        word = split.removesuffix('ing') if split == 'test' else split
+        fill(tmp_path / 'set', [f'{split}/images/{n:02}_{word}.tif' for n in numbers],
+             [f'{split}/mask/{n:02}_{word}_mask.gif' for n in numbers]
+             + [f'{split}/1st_manual/{n:02}_manual1.gif' for n in numbers if split == 'training'])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert 'images="*/images" masks="*/1st_manual"' in lines
+    _, data = inspect(tmp_path / 'set', **typed('images="*/images" masks="*/1st_manual"'))
+    masks = partners(data, tmp_path / 'set').values()
+    assert len(masks) == 20 and all('1st_manual' in mask for mask in masks)
+
+
+def test_a_folder_of_masks_that_lacks_a_few_is_offered_beside_one_that_is_whole(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(12)],
+         [f'{kind}/{n}.png' for kind, count in (('masks_a', 12), ('masks_b', 10)) for n in range(count)])
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks_a"',
+                                                  'images="images" masks="masks_b" skip_unpaired=True']
+
+
+def test_a_file_is_of_the_pattern_that_says_more_of_it(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}_RGB.png' for n in range(6)], [f'images/{n}.png' for n in range(6)])
+    line = 'image_pattern="{stem}_RGB.png" mask_pattern="{stem}.png"'
+    assert line in typed_lines(ask(tmp_path / 'set'))
+    _, data = inspect(tmp_path / 'set', **typed(line))
+    assert partners(data, tmp_path / 'set') == {f'images/{n}_RGB.png': f'images/{n}.png' for n in range(6)}
+
+
+def test_masks_of_the_same_kind_as_the_images_are_offered_first(tmp_path):
+    """Each number is in every folder: normal_mask is of normal, not of abnormal."""
+    kinds = [f'{split}set/{kind}' for split in ('train', 'test') for kind in ('normal', 'abnormal')]
+    fill(tmp_path / 'set', [f'{kind}/{n}.png' for kind in kinds for n in range(6)],
+         [f'{kind}_mask/{n}.png' for kind in kinds for n in range(6)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines
+    for line in lines:
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        assert all(os.path.dirname(mask) == f'{os.path.dirname(image)}_mask'
+                   for image, mask in partners(data, tmp_path / 'set').items())
+
+
+def test_folders_with_the_same_folders_inside_are_brothers(tmp_path):
+    """human brain/tissue images, human brain/mask binary; human liver/...: a star stands for the organ."""
+    for organ in ('human brain', 'human liver', 'mouse heart'):
+        name = organ.replace(' ', '_')
+        fill(tmp_path / 'set', [f'{organ}/tissue images/{name}_{n}.png' for n in range(4)],
+             [f'{organ}/{kind}/{name}_{n}.png' for n in range(4) for kind in ('mask binary', 'mask border')])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert 'images="*/tissue images" masks="*/mask binary"' in lines
+    _, data = inspect(tmp_path / 'set', **typed('images="*/tissue images" masks="*/mask binary"'))
+    assert len(data.pairs.images) == 12
+
+
+def test_one_line_stands_for_folders_named_after_those_above(tmp_path):
+    """A fish a folder: Trout/Trout with Trout/Trout GT."""
+    kinds = ('Trout', 'Shrimp', 'Sea Bass')
+    fill(tmp_path / 'set', [f'{kind}/{kind}/{n:05}.png' for kind in kinds for n in range(4)],
+         [f'{kind}/{kind} GT/{n:05}.png' for kind in kinds for n in range(4)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines == ['images="*/*" masks="*/* GT"']
+    _, data = inspect(tmp_path / 'set', **typed(lines[0]))
+    assert partners(data, tmp_path / 'set') == {f'{kind}/{kind}/{n:05}.png': f'{kind}/{kind} GT/{n:05}.png'
+                                                for kind in kinds for n in range(4)}
+
+
+def test_a_folder_goes_with_its_twin(tmp_path):
+    """Three videos with equal file names, of which two have masks."""
+    fill(tmp_path / 'set', [f'JPEGImages/{video}/{n:02}.png' for video in ('bmx', 'frog', 'worm') for n in range(8)],
+         [f'GroundTruth/{video}/{n:02}.png' for video in ('frog', 'worm') for n in range(8)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines and not any('bmx' in line for line in lines)
+    for line in lines:
+        _, data = inspect(tmp_path / 'set', **typed(line))
+        found = partners(data, tmp_path / 'set').items()
+        assert found and all(Path(image).parts[1:] == Path(mask).parts[1:] for image, mask in found)
+
+
+def test_masks_of_other_frames_do_not_crowd_out_those_that_are_meant(tmp_path):
+    """NVIDIA's Replicator writes all kinds into one folder, a depth map as .npy among them."""
+    for n in range(10):
+        fill(tmp_path / 'set', [f'rgb_{n:04}.png'], [f'{kind}_segmentation_{n:04}.png'
+                                                     for kind in ('semantic', 'instance')])
+        np.save(tmp_path / f'set/distance_to_camera_{n:04}.npy', np.random.default_rng(n).random((8, 8)))
+    assert 'mask_pattern="semantic_segmentation{stem}.png"' in str(ask(tmp_path / 'set'))
+
+
+@pytest.mark.parametrize('image, mask', [
+    ('images/{}.png', 'images/{}.png___fuse.png'),                     # what SuperAnnotate exports
+    ('skin_images/{}_orig.png', 'skin_images/{}_contour.png'),
+    ('images/render/render{}.png', 'images/clean/clean{}.png')])
+def test_all_in_folders_that_are_named_images_gets_its_patterns(tmp_path, image, mask):
+    for n in range(6):
+        save(tmp_path / image.format(f'D{n}'), np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        save(tmp_path / mask.format(f'D{n}'), np.eye(32) * 255)
+    save(tmp_path / 'other_images' / 'portrait.png', np.zeros((8, 8, 3)))
+    line, = typed_lines(ask(tmp_path))
+    assert partners(inspect(tmp_path, **typed(line))[1], tmp_path) == {
+        image.format(f'D{n}'): mask.format(f'D{n}') for n in range(6)}
+
+
+def test_a_folder_named_gt_images_is_one_of_masks(tmp_path):
+    """Labeled Faces in the Wild: 2,927 of 13,233 photographs have masks, in parts_lfw_funneled_gt_images/."""
+    for n in range(6):
+        save(tmp_path / f'faces/{n}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+    for n in range(3):
+        save(tmp_path / f'parts_gt_images/{n}.png', np.eye(32) * 255)
+    line, = typed_lines(ask(tmp_path))
+    assert line == 'images="faces" masks="parts_gt_images" skip_unpaired=True'
+
+
+def test_masks_below_a_folder_named_for_images_are_offered(tmp_path):
+    """KITTI-360: everything of the first camera lies in image_00/."""
+    for n in range(6):
+        place = f'2013_05_28_drive_{n % 2:04}_sync/image_00'
+        save(tmp_path / f'raw/{place}/data_rect/{n:06}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        for kind in ('semantic', 'instance'):
+            save(tmp_path / f'semantics/train/{place}/{kind}/{n:06}.png', np.eye(32))
+    line, = typed_lines(ask(tmp_path))
+    paired = partners(inspect(tmp_path, **typed(line))[1], tmp_path)
+    assert len(paired) == 6 and all('/data_rect/' in i and '/semantic/' in m and i[-10:] == m[-10:]
+                                    for i, m in paired.items())
+
+
+def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
+    """Each would take gigabytes, and the time in which the other lines are tried."""
+    kinds = 'images', 'masks_a', 'masks_b'
+    fill(tmp_path / 'set', [], [f'{kind}/{n}.png' for kind in kinds for n in range(4)])
+    monkeypatch.setattr(train_unet, 'read_header', lambda *_: (5000, 5000, 'L'))
+    monkeypatch.setattr(train_unet, 'read_mask', None)
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
+
+
+# --- lines that are not offered -------------------------------------------------------
+
+
+def test_predictions_are_not_offered_where_there_are_images(tmp_path):
+    fill(tmp_path / 'set', [f'xrays/{n}.png' for n in range(8)] + [f'predictions/{n}.png' for n in range(12)],
+         [f'masks/{n}.png' for n in range(12)])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert any('images="xrays" masks="masks"' in line for line in lines) and 'predictions' not in ' '.join(lines)
+
+
+def test_overlays_are_not_offered_as_images(tmp_path):
+    """They show the truth."""
+    fill(tmp_path / 'set', [f'{n}.png' for n in range(9)], [f'{n}_gt.png' for n in range(9)])
+    fill(tmp_path / 'set', [f'{n}_overlay.png' for n in range(9)], [])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines and not [line for line in lines if 'overlay' in line.split(' mask')[0]]
+
+
+def test_no_mask_is_offered_as_an_image_where_there_are_photographs(tmp_path):
+    """The Dresden set of surgery: photographs and masks in one folder, more masks by each rater below."""
+    for n in range(6):
+        place = tmp_path / f'{n // 2:02}'
+        save(place / f'image{n % 2:02}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        for folder in ('', 'anno_1', 'anno_2', 'merged'):
+            save(place / folder / f'mask{n % 2:02}.png', np.eye(32) * 255)
+    assert not typed_lines(ask(tmp_path))
+
+
+def test_pictures_of_another_shape_are_not_offered_as_masks(tmp_path):
+    """Photographs of the front and of the side of cars, all without a mask."""
+    draw = np.random.default_rng(0)
+    for n in range(6):
+        for folder, shape in (('front', (40, 40, 3)), ('side', (40, 120, 3))):
+            save(tmp_path / f'set/{folder}/car_{n}.png', draw.integers(0, 256, shape))
+    assert typed_lines(ask(tmp_path / 'set')) == []
+
+
+def test_photographs_are_not_offered_as_masks(tmp_path):
+    """Both lines pair everything; what the files hold tells which of them is right."""
+    draw = np.random.default_rng(0)
+    for n in range(6):
+        photo = draw.integers(0, 256, (40, 40, 3))
+        save(tmp_path / f'set/1/s{n}.png', photo)
+        save(tmp_path / f'set/2/s{n}.png', np.arange(1600).reshape(40, 40) % 40 // 20 * 255)
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="1" masks="2"']
+
+
+def test_photographs_are_never_offered_as_masks_of_each_other(tmp_path):
+    """A folder of photographs alone, whose names differ in a digit."""
+    fill(tmp_path / 'set', [f'train/p{n:03}.jpg' for n in range(30)], [])
+    assert not typed_lines(ask(tmp_path / 'set'))
+
+
+def test_pictures_of_the_masks_are_not_offered_as_masks(tmp_path):
+    for folder, prefix in (('rawimages', ''), ('groundtruth', ''), ('visualized_groundtruth', 'Visualized_')):
+        names = [f'dataset/{folder}/{prefix}{n}.png' for n in range(5)]
+        fill(tmp_path, *((names, []) if 'raw' in folder else ([], names)))
+    error = ask(tmp_path)
+    assert '    images="dataset/rawimages" masks="dataset/groundtruth"   (5 pairs)' in error.problems
+
+
+def test_the_first_of_several_kinds_of_masks_is_not_offered_for_all(tmp_path):
+    """skip_unpaired alone would take the colours, which come first in the alphabet."""
+    fill(tmp_path / 'set', [f'rgb/cam0_rgb_{n:04}.png' for n in range(12)],
+         [f'gt/cam0_gt_{kind}_{n:04}.png' for kind in ('color', 'labels') for n in range(12)])
+    assert typed_lines(ask(tmp_path / 'set')) == []
+
+
+def test_masks_of_another_number_are_not_offered(tmp_path):
+    """The Cell Tracking Challenge: 01 with 01_GT, 02 with 02_GT, each from frame 0 on."""
+    for k in ('01', '02'):
+        fill(tmp_path / 'set', [f'{k}/t{n:03}.tif' for n in range(4)],
+             [f'{k}_GT/{kind}/man_{n:03}.tif' for n in range(4) for kind in ('SEG', 'TRA')])
+    lines = typed_lines(ask(tmp_path / 'set'))
+    assert lines == ['images="*" masks="*_GT/SEG" skip_unpaired=True']         # TRA holds markers
+    _, data = inspect(tmp_path / 'set', **typed(lines[0]))
+    assert partners(data, tmp_path / 'set') == {f'{k}/t{n:03}.tif': f'{k}_GT/SEG/man_{n:03}.tif'
+                                                for k in ('01', '02') for n in range(4)}
+
+
+def test_species_are_not_offered_the_masks_of_others(tmp_path):
+    """Every species has pictures of the same names: only its own folder of masks belongs to it."""
+    for kind in ('Trout', 'Shrimp', 'Bream'):
+        fill(tmp_path / 'set', [f'Fish/{kind}/{kind}/{n}.png' for n in range(4)],
+             [f'Fish/{kind}/{kind} GT/{n}.png' for n in range(4)])
+    lines = re.findall('images="(.*?)" masks="(.*?)"', str(ask(tmp_path / 'set')))
+    assert lines and all(mask == f'{image} GT' for image, mask in lines)
+
+
+@pytest.mark.parametrize('split', [('TR', 'TE'), ('train', 'test')])
+def test_images_of_training_are_never_offered_with_masks_of_the_test(tmp_path, split):
+    """DUTS: DUTS-TR/DUTS-TR-Image, DUTS-TE/DUTS-TE-Mask; the same names in both."""
+    for s in split:
+        fill(tmp_path / 'set', [f'{s}/{s}-photo/{n}.jpg' for n in range(9)],
+             [f'{s}/{s}-{kind}/{n}.png' for n in range(9) for kind in ('truth', 'edges')])
+    with contextlib.suppress(DataError):
+        inspect(tmp_path / 'set')
+        return
+    for line in typed_lines(ask(tmp_path / 'set')):
+        for image, mask in partners(inspect(tmp_path / 'set', **typed(line))[1], tmp_path / 'set').items():
+            assert image.split('/')[0] == mask.split('/')[0]
+
+
+# --- folders and patterns that were typed ---------------------------------------------
+
+
+def test_second_annotator_is_left_out_by_patterns(tmp_path):
+    """CHASE: x.jpg, x_1stHO.png and x_2ndHO.png in one folder."""
+    fill(tmp_path / 'set', [f'{n}.jpg' for n in range(3)],
+         [f'{n}_{who}HO.png' for n in range(3) for who in ('1st', '2nd')])
+    _, data = inspect(tmp_path / 'set', image_pattern='{stem}.jpg', mask_pattern='{stem}_1stHO.png')
+    assert partners(data, tmp_path / 'set') == {f'{n}.jpg': f'{n}_1stHO.png' for n in range(3)}
+
+
+def test_stars_in_folders_keep_split_and_patient(tmp_path):
+    """What * stands for may be a split or tell files of one name apart."""
+    names = [f'{s}/p{n}' for n, s in enumerate(['train', 'val', 'train', 'val'])]
+    fill(tmp_path / 'set', [f'{n}/scan/1.png' for n in names], [f'{n}/drawn/1.png' for n in names])
+    _, data = inspect(tmp_path / 'set', images='*/p*/scan', masks='*/p*/drawn')
+    assert partners(data, tmp_path / 'set') == {f'{n}/scan/1.png': f'{n}/drawn/1.png' for n in names}
+    assert len(data.pairs.rows('val')) == 2
+
+
+def test_advice_stays_with_the_folders_that_were_typed(tmp_path):
+    fill(tmp_path / 'set', [f'rgb/{n}.png' for n in range(10)] + [f'infrared/{n}.png' for n in range(12)],
+         [f'masks/{n}.png' for n in range(12)])
+    lines = typed_lines(ask(tmp_path / 'set', images='rgb', masks='masks'))
+    assert lines == ['skip_unpaired=True']
+
+
+def test_folders_inside_the_typed_one_are_named_beside_it(tmp_path):
+    fill(tmp_path / 'set', [f'pictures/{kind}{n}.png' for kind in ('', 'imgs_of_etis/') for n in range(4)],
+         [f'masks/{n}.png' for n in range(4)])
+    assert 'the folder itself, imgs_of_etis' in str(ask(tmp_path / 'set', images='pictures', masks='masks'))
+
+
+def test_what_lies_outside_the_folders_that_were_typed_is_told(tmp_path):
+    fill(tmp_path, [f'{kind}/images/{n}.png' for kind in ('a', 'b') for n in range(4)],
+         [f'{kind}/masks/{n}.png' for kind in ('a', 'b') for n in range(4)])
+    notes = inspect(tmp_path, images='a/images', masks='a/masks')[1].notes
+    assert 'ignored 8 files, outside of images= and masks=: 0.png, ...' in notes
+    assert not any('outside of' in note for note in inspect(tmp_path, images='*/images', masks='*/masks')[1].notes)
+
+
+# --- files without a partner ----------------------------------------------------------
+
+
+def test_skip_unpaired_leaves_out_and_tells(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(5)],
+         [f'masks/{n}.png' for n in range(3)])
+    _, data = inspect(tmp_path / 'set', skip_unpaired=True)
+    assert len(data.pairs.images) == 3
+    assert 'skipped 2 images and 0 masks without a partner' in data.notes
+
+
+@pytest.mark.parametrize('first, offered', [(0, False), (2, True)])
+def test_images_from_1_and_masks_from_0_are_not_offered_shifted_by_one(tmp_path, first, offered):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(1, 11)], [f'masks/{n}.png' for n in range(first, 10)])
+    assert ('skip_unpaired=True' in str(ask(tmp_path / 'set'))) is offered
+
+
+@pytest.mark.parametrize('images, masks', [
+    ([f'{s}/{s}_{n:03}.jpg' for s in ('left', 'right') for n in range(6)],
+     [f'{s}/{s}_{n:03}_mask.png' for s in ('left', 'right') for n in range(6)]),
+    ([f'p{p}/p{p}_{n}.tif' for p in range(3) for n in range(1, 6)],
+     [f'p{p}/p{p}_{n}_mask.tif' for p in range(3) for n in range(1, 6)]),
+], ids=['cameras', 'patients'])
+def test_one_missing_mask_is_skipped_and_no_other_paired_with_its_image(tmp_path, images, masks):
+    fill(tmp_path / 'set', images, masks[:-1])
+    assert typed_lines(ask(tmp_path / 'set')) == ['skip_unpaired=True']
+    _, data = inspect(tmp_path / 'set', skip_unpaired=True)
+    assert partners(data, tmp_path / 'set') == dict(zip(images, masks[:-1]))
+
+
+def test_images_left_over_are_offered_to_be_skipped(tmp_path):
+    """VOC: many more images than masks, and masks of two kinds."""
+    fill(tmp_path / 'voc', [f'JPEGImages/{n}.jpg' for n in range(9)],
+         [f'{kind}/{n}.png' for n in range(4) for kind in ('SegmentationClass', 'SegmentationObject')])
+    assert typed_lines(ask(tmp_path / 'voc')) == [f'images="JPEGImages" masks="Segmentation{kind}" skip_unpaired=True'
+                                                  for kind in ('Class', 'Object')]
+
+
+def test_a_few_masks_of_many_images_may_be_all_that_is_meant(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(60)], [f'masks/{n}.png' for n in range(2)])
+    assert 'skip_unpaired=True' in typed_lines(ask(tmp_path / 'set'))
+
+
+def test_test_images_without_masks_are_left_out_and_told(tmp_path):
+    """A contest keeps the masks of its test images; those in the other splits are never dropped so."""
+    for kind, side in (('images', 0), ('masks', 1)):
+        fill(tmp_path / 'set', *[[f'{s}/{kind}/{s}{n}.png' for s in ('train', 'test')[:2 - side] for n in range(3)]
+                                 if k == side else [] for k in (0, 1)])
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.images) == 3
+    assert data.notes == ['ignored 3 files, images of the test split, which has no masks: test0.png, ...']
+    fill(tmp_path / 'set', [f'val/images/v{n}.png' for n in range(3)], [])
+    assert 'image without a mask' in str(ask(tmp_path / 'set'))
+
+
+def test_check_names_every_file_that_has_no_partner(tmp_path, capsys):
+    """Training names ten and counts the others."""
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(30)], [f'masks/{n}.png' for n in range(5)])
+    assert train_unet.main(['check', f'data={tmp_path}/set', *WORDS]) == 2
+    assert capsys.readouterr().err.count('image without a mask') == 25
+    assert train_unet.main([f'data={tmp_path}/set', *WORDS]) == 2
+    told = capsys.readouterr().err
+    assert told.count('image without a mask') == 10 and '... and 15 more' in told
+
+
+def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(3)], [f'masks/{n}.png' for n in range(4)])
+    (tmp_path / 'set/images/3.jp2').write_bytes(b'')
+    assert 'ignored 3.jp2' in ask(tmp_path / 'set').problems
+
+
+# --- other files and folders ----------------------------------------------------------
+
+
+def test_other_files_are_ignored_and_told(tmp_path):
+    """Boxes, thumbnails and hidden files beside the masks."""
+    folder = tmp_path / 'set'
+    fill(folder, ['images/1.png', 'images/2.png'], ['masks/1.png', 'masks/2.png'])
+    for name in ('masks/1.xml', 'masks/2.xml', 'images/Thumbs.db', 'masks/._1.png'):
+        (folder / name).write_text('x')
+    _, data = inspect(folder)
+    assert len(data.pairs.images) == 2
+    assert data.notes == ['ignored Thumbs.db', 'ignored ._1.png', 'ignored 2 files, *.xml: 1.xml, ...']
+
+
+def test_files_of_the_desktop_are_named_in_the_notes(small_set):
+    """In the top folder or beside the images."""
+    (small_set / '.DS_Store').write_bytes(b'\0\0\0\1Bud1')
+    _, data = inspect(small_set)
+    assert data.notes == ['ignored .DS_Store']
+
+
+def test_matrix_beside_its_photograph_is_no_image(tmp_path):
+    """Oxford pets has images/Abyssinian_100.mat beside images/Abyssinian_100.jpg."""
+    fill(tmp_path / 'set', [f'images/{n}.jpg' for n in range(3)], [f'masks/{n}.png' for n in range(3)])
+    (tmp_path / 'set/images/2.mat').write_bytes(b'MATLAB 5.0')
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.images) == 3 and 'ignored 2.mat' in data.notes
+
+
+def test_runs_below_the_data_are_no_data(tmp_path, monkeypatch, capsys):
+    """cd into the data, check, train: the pictures that check wrote are not images of the set."""
+    fill(tmp_path, [f'{n}.jpg' for n in range(6)], [f'{n}_mask.png' for n in range(6)])
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert train_unet.main(['check', 'data=.', *WORDS]) == 0
+    assert (tmp_path / 'runs/check/samples.png').exists()
+
+
+def test_a_run_inside_the_data_is_no_data(tmp_path):
+    fill(tmp_path / 'set', [f'x{n}.png' for n in range(4)], [f'x{n}_mask.png' for n in range(4)])
+    for name in ('curves.png', 'samples.png', 'config.py', 'log.txt'):
+        save(tmp_path / f'set/out/{name}.png', np.zeros((8, 8)))
+        (tmp_path / f'set/out/{name}.png').rename(tmp_path / f'set/out/{name}')
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.images) == 4 and not data.pairs.notes
+
+
+def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
+    fill(tmp_path, *([f'{kind}/{split}/{n}.png' for split in ('train', 'test') for n in range(4)]
+                     for kind in ('images', 'masks')))
+    (tmp_path / 'images' / 'val').symlink_to('test')
+    (tmp_path / 'masks' / 'val').symlink_to('test')
+    inspect(tmp_path)
+    assert f'ignored {tmp_path}/images/val: it is the same folder as {tmp_path}/images/test' in caplog.text
+
+
+@pytest.mark.parametrize('place', ['images', 'masks/deep', ''])
+def test_folder_that_may_not_be_entered_is_told(small_set, monkeypatch, capsys, place):
+    """One line, no traceback. Root may enter all, so the refusal is played."""
+    (small_set / 'masks/deep').mkdir()
+    closed, scandir = small_set / place, os.scandir
+
+    def refuse(path='.'):
+        if Path(os.fsdecode(path)) == closed:
+            raise PermissionError(13, 'Permission denied', os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', refuse)
+    assert f'{closed}: cannot be read: Permission denied' in str(ask(small_set))
+    assert train_unet.main(['check', f'data={small_set}', *WORDS]) == 2
+    assert 'Permission denied' in capsys.readouterr().err
+
+
+def test_name_that_no_folder_can_have_is_told():
+    """The system refuses 300 letters before it looks."""
+    assert 'n' * 300 in str(ask('n' * 300))
+
+
+def test_a_home_that_is_not_there_is_no_such_folder():
+    config, _, _ = resolve_config(None, {'data': '~nobody_here/set'})
+    with pytest.raises(train_unet.DataError, match='there is no such folder'):
+        train_unet.find_pairs(config)
+
+
+# --- lists of images and masks --------------------------------------------------------
+
+
+@pytest.mark.parametrize('has_split', [False, True])
+def test_list_file(tmp_path, has_split):
+    """Paths are relative to the list; the split column is optional."""
+    folder = tmp_path / 'set'
+    rows = [(f'deep/{n}.jpg', f'other {n + 1}.png', ('train', 'val')[n % 2]) for n in range(4)]
+    fill(folder, [row[0] for row in rows], [row[1] for row in rows])
+    lines = [','.join(row[:2 + has_split]) for row in [('image', 'mask', 'split'), *rows]]
+    (folder / 'list.csv').write_text('\n'.join(lines))
+    _, data = inspect(folder / 'list.csv', val_fraction=0.25)
+    assert partners(data, folder) == {image: mask for image, mask, _ in rows}
+    if has_split:
+        assert names_of(data, 'val') == {'1', '3'}
+    else:
+        assert len(names_of(data, 'val')) == 1
+
+
+def test_a_list_may_have_semicolons(small_set):
+    """As Excel writes them where the comma is for decimals."""
+    rows = [f'images/{n:03d}.png;masks/{n:03d}.png' for n in range(12)]
+    (small_set / 'list.csv').write_text('\n'.join(['image;mask', *rows]))
+    assert len(inspect(small_set / 'list.csv')[1].pairs.images) == 12
+
+
+def test_a_list_may_have_spaces_and_capitals_in_its_header_and_folders_for_groups(tmp_path):
+    folder = draw_set(tmp_path / 'set', count=8, size=16)
+    lines = ['Image, Mask']
+    for number in range(8):
+        for kind in ('images', 'masks'):
+            (folder / f'patient{number // 2}').mkdir(exist_ok=True)
+            (folder / kind / f'{number:03d}.png').rename(folder / f'patient{number // 2}' / f'{kind}{number}.png')
+        lines.append(f'patient{number // 2}/images{number}.png, patient{number // 2}/masks{number}.png')
+    (folder / 'list.csv').write_text('\n'.join(lines))
+    config = {**train_unet.CONFIG, 'data': str(folder / 'list.csv'), 'group_pattern': r'patient\d+',
+              'val_fraction': 0.25}
+    pairs = train_unet.find_pairs(config)
+    patients = [{os.fsdecode(pairs.images[row]).split('/')[-2] for row in pairs.rows(split)}
+                for split in ('train', 'val')]
+    assert len(patients[0]) == 3 and len(patients[1]) == 1 and not patients[0] & patients[1]
+
+
+def test_one_image_of_no_split_beside_train_and_val_is_trained_on(small_set):
+    names = sorted(path.stem for path in (small_set / 'images').iterdir())
+    pairs = [[next((small_set / kind).glob(f'{name}.*')) for kind in ('images', 'masks')] for name in names[:4]]
+    lines = [f'{image},{mask},{split}' for (image, mask), split in zip(pairs, ('train', 'val', 'val', ''))]
+    (small_set / 'list.csv').write_text('\n'.join(['image,mask,split', *lines]))
+    _, data = inspect(small_set / 'list.csv')
+    assert [names_of(data, split) for split in ('train', 'val')] == [{names[0], names[3]}, {names[1], names[2]}]
+
+
+def test_a_list_that_gives_one_mask_to_several_images_is_told_of(small_set):
+    images, masks = (sorted((small_set / kind).iterdir()) for kind in ('images', 'masks'))
+    (small_set / 'list.csv').write_text('\n'.join(['image,mask', *(f'{image},{masks[0]}' for image in images)]))
+    _, data = inspect(small_set / 'list.csv')
+    assert f'{len(images)} images have one and the same mask: {masks[0]}' in data.notes
+
+
+def test_image_that_is_listed_twice_is_refused(small_set):
+    """Even under another spelling: it could be learned from and validated on."""
+    names = [f'{n:03d}.png' for n in range(12)]
+    rows = [(f'images/{name}', f'masks/{name}') for name in names]
+    with open(small_set / 'list.csv', 'w', newline='') as file:
+        csv.writer(file).writerows([('image', 'mask'), *rows, ('images/../images/003.png', 'masks/003.png')])
+    error = ask(small_set / 'list.csv')
+    assert error.problems == [f'{small_set}/list.csv: {small_set}/images/003.png is listed 2 times']
+
+
+def test_a_list_that_names_a_file_as_its_own_mask_is_refused(small_set):
+    (small_set / 'list.csv').write_text('image,mask\nimages/000.png,images/000.png\nimages/001.png,masks/001.png\n')
+    with pytest.raises(DataError, match='an image and its mask at once'):
+        train_unet.find_pairs({**train_unet.CONFIG, 'data': str(small_set / 'list.csv')})
+
+
+def test_a_blank_mask_in_a_list_is_no_mask(tmp_path):
+    save(tmp_path / 'a.png', np.zeros((8, 8, 3)))
+    (tmp_path / 'list.csv').write_text('image,mask\na.png, \n')
+    with pytest.raises(DataError, match='line 2: image and mask must both be given'):
+        inspect(tmp_path / 'list.csv')
+
+
+# --- splits that names tell -----------------------------------------------------------
+
+
+def test_words_of_splits(tmp_path):
+    """training, validation and testing are train, val and test."""
+    for split in ('training', 'Validation', 'testing'):
+        fill(tmp_path / 'set', [f'images/{split}/{split}.jpg'], [f'masks/{split}/{split}.png'])
+    _, data = inspect(tmp_path / 'set')
+    found = [names_of(data, split) for split in train_unet.SPLITS]
+    assert found == [{'training'}, {'Validation'}, {'testing'}]
+
+
+def test_names_of_splits_in_two_letters(tmp_path):
+    """DIS5K: DIS-TR, DIS-VD and DIS-TE1; but TCGA_TS_1 is a patient."""
+    for folder in ('DIS-TR', 'DIS-VD', 'DIS-TE1', 'DIS-TE2'):
+        fill(tmp_path / 'set', [f'{folder}/im/{folder}{n}.jpg' for n in range(3)],
+             [f'{folder}/gt/{folder}{n}.png' for n in range(3)])
+    assert split_sizes(inspect(tmp_path / 'set')[1]) == [3, 3, 6]
+    assert train_unet.read_place('TCGA_TS_1')[0] == ''
+
+
+@pytest.mark.parametrize('train, val', [('traindata', 'valdata'), ('trainingset', 'validationset'),
+                                        ('train', 'validset'), ('trainsplit', 'devsplit')])
+def test_words_that_hold_a_split_and_more_tell_the_split(tmp_path, train, val):
+    places = [f'{train}/{{}}/{n}.png' for n in range(8)] + [f'{val}/{{}}/{n}.png' for n in range(8, 12)]
+    fill(tmp_path, *([place.format(kind) for place in places] for kind in ('images', 'masks')))
+    assert split_sizes(inspect(tmp_path)[1]) == [8, 4, 0]
+
+
+def test_splits_and_roles_written_as_one_word_are_told_apart(tmp_path):
+    places = [f'training{{}}/{n}.png' for n in range(8)] + [f'validation{{}}/{n}.png' for n in range(8, 12)]
+    fill(tmp_path, *([place.format(kind) for place in places] for kind in ('images', 'masks')))
+    assert split_sizes(inspect(tmp_path)[1]) == [8, 4, 0]
+
+
+def test_splits_in_folder_names_such_as_traincrop(tmp_path):
+    """Crack500 and DeepCrack."""
+    for split in ('train', 'val', 'test'):
+        fill(tmp_path / 'a', [f'{split}crop/{split}{n}.jpg' for n in range(3)],
+             [f'{split}crop/{split}{n}.png' for n in range(3)])
+        fill(tmp_path / 'b', [f'{split}_img/{split}{n}.jpg' for n in range(3)],
+             [f'{split}_lab/{split}{n}.png' for n in range(3)])
+    for name in 'ab':
+        _, data = inspect(tmp_path / name)
+        assert [len(data.pairs.rows(s)) for s in train_unet.SPLITS] == [3, 3, 3]
+
+
+@pytest.mark.parametrize('split_side, flat_side', [('images', 'masks'), ('masks', 'images')])
+def test_folders_of_splits_on_one_side_only(tmp_path, split_side, flat_side):
+    """The other side is one flat folder; the split holds for the pairs."""
+    folder = tmp_path / 'set'
+    split = {n: ('train', 'val', 'test')[n % 3] for n in range(9)}
+    names = {split_side: [f'{split_side}/{s}/{n}.png' for n, s in split.items()],
+             flat_side: [f'{flat_side}/{n}.png' for n in split]}
+    fill(folder, names['images'], names['masks'])
+    _, data = inspect(folder)
+    assert partners(data, folder) == dict(zip(names['images'], names['masks']))
+    for s in train_unet.SPLITS:
+        assert names_of(data, s) == {str(n) for n in split if split[n] == s}
+
+
+def test_one_folder_of_masks_in_each_split_is_no_choice(tmp_path):
+    """ISIC 2017: the folders of the test split alone are called v2."""
+    for number, (split, version) in enumerate([('Training', ''), ('Validation', ''), ('Test', '_v2')]):
+        stems = [f'ISIC_{number * 4 + n:07}' for n in range(4)]
+        fill(tmp_path / 'set', [f'ISIC-2017_{split}{version}_Data/{stem}.jpg' for stem in stems],
+             [f'ISIC-2017_{split}{version}_Part1_GroundTruth/{stem}_segmentation.png' for stem in stems])
+    assert split_sizes(inspect(tmp_path / 'set')[1]) == [4, 4, 4]
+
+
+def test_a_folder_for_each_image_may_tell_its_split(tmp_path):
+    folders = [f'{"train" if n < 8 else "val"}_{n:03d}' for n in range(12)]
+    fill(tmp_path, *([f'{folder}/{name}.png' for folder in folders] for name in ('image', 'mask')))
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [8, 4, 0]
+    assert all(os.path.dirname(image) == os.path.dirname(mask) for image, mask in partners(data, tmp_path).items())
+
+
+def test_the_first_word_of_all_names_is_their_split(tmp_path):
+    stems = [f'{kind}_{n}' for kind in ('train', 'testA', 'testB') for n in range(5)]
+    fill(tmp_path, [f'{stem}.bmp' for stem in stems], [f'{stem}_anno.bmp' for stem in stems])
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [4, 1, 10] and names_of(data, 'test') == set(stems[5:])
+    assert 'the images are split by the first word of their names' in data.notes
+    fill(tmp_path, ['other_1.bmp'], ['other_1_anno.bmp'])              # not all of them: then it is no split
+    assert split_sizes(inspect(tmp_path)[1]) == [13, 3, 0]
+
+
+def test_names_that_end_in_ts_name_no_split(tmp_path):
+    """BraTS, KiTS and LiTS are sets; nnU-Net's imagesTs are for testing."""
+    fill(tmp_path / 'set', *[[f'{s}/{kind}/{n}.png' for s in ('LiTS', 'CHAOS') for n in range(3)]
+                             for kind in ('images', 'masks')])
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.rows('test')) == 0 and len(data.pairs.images) == 6
+    assert train_unet.read_place('imagesTs')[:2] == ('test', 'image')
+
+
+def test_letters_of_a_site_or_patient_are_no_split(tmp_path):
+    """TS is a hospital here; beside patients of two letters VAL may be one, which is told."""
+    places = ('TCGA-CS-4941', 'TCGA-TS-A7P1', 'TCGA-HT-7616')
+    fill(tmp_path / 'sites', *([f'{p}/{p}_{n}{end}.png' for p in places for n in range(4)] for end in ('', '_mask')))
+    assert split_sizes(inspect(tmp_path / 'sites')[1]) == [10, 2, 0]
+    places = ('AB', 'CD', 'TS')
+    fill(tmp_path / 'people', *([f'{p}/{p}_{n}{end}.png' for p in places for n in range(4)] for end in ('', '_mask')))
+    note, *_ = inspect(tmp_path / 'people')[1].notes
+    assert note.startswith('8 images, such as ') and note.endswith('AB_0.png, are in no split by name: they are split '
+                                                                   'by chance')
+
+
+def test_a_folder_that_names_two_splits_names_none(tmp_path):
+    names = [f'{s}/{n}.png' for s in ('train', 'val') for n in range(3)]
+    fill(tmp_path / 'set', [f'TrainVal_images/{name}' for name in names],
+         [f'TrainVal_annotations/{name}' for name in names])
+    _, data = inspect(tmp_path / 'set')
+    assert len(data.pairs.rows('val')) == 3
+
+
+@pytest.mark.parametrize('splits, told', [(('train', 'val', 'spare'), 'trained on'),
+                                          (('train', 'extra'), 'by chance')])
+def test_folders_that_name_no_split_beside_those_that_do_are_told(tmp_path, splits, told):
+    fill(tmp_path / 'set', *[[f'{s}/{kind}/{s}{n}.png' for s in splits for n in range(3)]
+                             for kind in ('images', 'masks')])
+    _, data = inspect(tmp_path / 'set')
+    note, = data.notes
+    assert f'3 images, such as {tmp_path}/set/{splits[-1]}/' in note and note.endswith(told)
+
+
+def test_one_image_of_no_split_is_split_with_those_for_training(tmp_path):
+    fill(tmp_path / 'set', [f'train/images/{n}.png' for n in range(9)] + ['images/9.png'],
+         [f'train/masks/{n}.png' for n in range(9)] + ['masks/9.png'])
+    assert split_sizes(inspect(tmp_path / 'set')[1]) == [8, 2, 0]
+
+
+@pytest.mark.parametrize('split', ['val', 'test'])
+def test_a_set_that_is_all_in_one_split_is_split_afresh(tmp_path, split):
+    """RailSem19 has only rs19_val, MVTec's masks lie all in test/."""
+    fill(tmp_path / 'set', *[[f'{kind}/{split}/{n}.png' for n in range(10)] for kind in ('images', 'masks')])
+    _, data = inspect(tmp_path / 'set')
+    assert [len(data.pairs.rows(name)) for name in train_unet.SPLITS] == [8, 2, 0]
+    assert data.notes == ['no image is named for training: all of them were split afresh']
+    _, data = inspect(tmp_path / 'set', val_fraction=0)                # as evaluate asks
+    assert (data.pairs.splits == train_unet.SPLITS.index(split)).all() and 'afresh' not in str(data.notes)
+
+
+# --- splits that text files tell ------------------------------------------------------
+
+
+@pytest.mark.parametrize('line', ['{}', '{}.png', 'images/{}.png', 'images/{0}.png masks/{0}.png'])
+def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
+    stems = [f'photo {n}' if line == '{}' else f'photo_{n}' for n in range(12)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'masks/{stem}.png' for stem in stems])
+    parts = {'train': stems[:6], 'val': stems[6:9], 'test': stems[9:], 'trainval': stems[:9]}
+    folder = tmp_path / 'ImageSets' / 'Segmentation'
+    folder.mkdir(parents=True)
+    for name, part in parts.items():
+        mark = '\ufeff' * (name == 'val')                              # as some editors write it
+        (folder / f'{name}.txt').write_text(mark + '\n'.join(line.format(stem) for stem in part) + '\n\n', 'utf-8')
+    other = tmp_path / 'ImageSets' / 'Main'                            # another task, with images of its own
+    other.mkdir()
+    (other / 'train.txt').write_text('\n'.join([*stems[4:], *'abcdefghijklmn']))
+    (other / 'val.txt').write_text('\n'.join(stems[:4]))
+    data = inspect(tmp_path)[1]
+    assert [names_of(data, part) for part in train_unet.SPLITS] == [set(parts[part]) for part in train_unet.SPLITS]
+    told = [note for note in data.notes if 'text files' in note or '.txt' in note]
+    assert told == ['the images are split by the text files in ImageSets/Segmentation']
+    (folder / 'val.txt').write_text('\n'.join(stems[5:9]))             # one of train too
+    (other / 'val.txt').unlink()
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [10, 2, 0]
+    told = 'ignored 5 files, *.txt, which do not list every image once: ImageSets/Main/train.txt, ...'
+    assert [note for note in data.notes if '.txt' in note] == [told]
+
+
+@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval')])
+def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
+    """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt."""
+    stems = [f'pug_{n}' for n in range(12)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'annotations/trimaps/{stem}.png' for stem in stems])
+    (tmp_path / f'annotations/{train}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[:8]))
+    (tmp_path / f'annotations/{val}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[8:]))
+    (tmp_path / 'annotations/list.txt').write_text('\n'.join(stems))
+    data = inspect(tmp_path)[1]
+    assert names_of(data, 'test' if val == 'test' else 'val') == set(stems[8:])
+    assert split_sizes(data) == ([6, 2, 4] if val == 'test' else [8, 4, 0])
+
+
+def test_a_text_file_for_validation_alone_leaves_the_others_for_training(tmp_path):
+    """fastai's camvid comes with valid.txt, sets of scenes with test.txt alone."""
+    stems = [f'Seq05VD_f{n:05}' for n in range(10)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'labels/{stem}_P.png' for stem in stems])
+    (tmp_path / 'valid.txt').write_text('\n'.join(f'{stem}.png' for stem in stems[7:]))
+    assert names_of(inspect(tmp_path)[1], 'val') == set(stems[7:])
+    (tmp_path / 'valid.txt').rename(tmp_path / 'test.txt')
+    data = inspect(tmp_path)[1]
+    assert names_of(data, 'test') == set(stems[7:]) and split_sizes(data) == [6, 1, 3]
+
+
+@pytest.mark.parametrize('names', [['2', '5'], ['S2_2', 'another']])
+def test_a_text_file_for_validation_alone_that_names_strangers_is_no_split(tmp_path, names):
+    """Two digits are not S2_1 without what the others share, nor is the list of another set that of this one."""
+    fill(tmp_path, [f'images/S2_{n}.png' for n in range(1, 11)], [f'masks/S2_{n}.png' for n in range(1, 11)])
+    (tmp_path / 'val.txt').write_text('\n'.join(names))
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data)[:2] == [8, 2] and 'ignored val.txt' in data.notes
+
+
+@pytest.mark.parametrize('name', ['{}_img', 'S2_{}', 'S2_{}_img'])
+def test_text_files_may_list_names_without_what_all_of_them_share(tmp_path, name):
+    """As mmsegmentation's lists do, which leave the suffix out."""
+    stems = [f'{n}' for n in range(12)]
+    fill(tmp_path, [f'imgs/{name.format(stem)}.png' for stem in stems],
+         [f'gts/{name.format(stem)}_gt.png' for stem in stems])
+    for split, part in (('train', stems[:8]), ('val', stems[8:])):
+        (tmp_path / f'{split}.txt').write_text('\n'.join(part))
+    assert names_of(inspect(tmp_path)[1], 'val') == {name.format(stem) for stem in stems[8:]}
+
+
+@pytest.mark.parametrize('names, line', [([f'scan.v2.{n:03d}' for n in range(12)], '{}'),
+                                         ([f'{p}/{n}' for p in 'ABC' for n in range(4)], 'images/{}.png'),
+                                         ([f'{p}/{n}' for p in 'ABC' for n in range(4)], './{}')])
+def test_lists_of_a_split_may_hold_dots_and_folders(tmp_path, names, line):
+    fill(tmp_path, *([f'{kind}/{name}.png' for name in names] for kind in ('images', 'masks')))
+    for split, part in (('train', names[:8]), ('val', names[8:])):
+        (tmp_path / f'{split}.txt').write_text('\n'.join(map(line.format, part)))
+    data = inspect(tmp_path)[1]
+    rows = {os.path.relpath(os.fsdecode(data.pairs.images[row]), tmp_path / 'images') for row in data.pairs.rows('val')}
+    assert rows == {f'{name}.png' for name in names[8:]}
+
+
+def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
+    fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
+         [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
+    for name in ('train.txt', 'val.txt'):
+        (tmp_path / name).write_text('0\n1\n2\n3\n')
+    assert inspect(tmp_path)[1].notes == ['ignored 2 files, *.txt, as folders tell the split: train.txt, ...']
+
+
+# --- splits by chance, and groups -----------------------------------------------------
+
+
+def test_split_is_seeded(small_set, tmp_path):
+    """The same seed holds out the same images, wherever the folder lies; another seed does not."""
+    shutil.copytree(small_set, tmp_path / 'copy')
+    draws = (small_set, 0), (small_set, 0), (tmp_path / 'copy', 0), (small_set, 1)
+    first, again, moved, other = (names_of(inspect(folder, seed=seed)[1], 'val')
+                                  for folder, seed in draws)
+    assert first == again == moved != other
+
+
+@pytest.mark.parametrize('fraction, count', [(0.25, 3), (0.5, 6), (0.01, 1)])
+def test_val_fraction(small_set, fraction, count):
+    _, data = inspect(small_set, val_fraction=fraction)
+    assert (len(data.pairs.rows('val')), len(data.pairs.rows('train'))) == (count, 12 - count)
+
+
+def test_test_images_stay_out_of_training(tmp_path):
+    """Where only val is missing it is drawn from train, never from test."""
+    for split, count in (('train', 6), ('test', 3)):
+        fill(tmp_path / 'set', [f'{split}/images/{split}{n}.png' for n in range(count)],
+             [f'{split}/masks/{split}{n}.png' for n in range(count)])
+    _, data = inspect(tmp_path / 'set', val_fraction=0.5)
+    assert names_of(data, 'test') == {'test0', 'test1', 'test2'}
+    assert len(names_of(data, 'val')) == 3
+
+
+def test_groups_stay_on_one_side(tmp_path):
+    names = [f'patient{p}_slice{n}' for p in range(5) for n in range(4)]
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in names], [f'masks/{n}.png' for n in names])
+    for seed in range(5):
+        _, data = inspect(tmp_path / 'set', group_pattern=r'^(patient\d+)_', seed=seed)
+        sides = [{name.split('_')[0] for name in names_of(data, s)} for s in ('train', 'val')]
+        assert not sides[0] & sides[1] and all(sides)
+
+
+def test_group_pattern_may_match_the_folder(tmp_path):
+    """A folder per patient, with the same names in each."""
+    names = [f'p{p}/{n:03d}.png' for p in range(1, 6) for n in range(1, 5)]
+    fill(tmp_path / 'set', [f'images/{n}' for n in names], [f'masks/{n}' for n in names])
+    sides = set()
+    for seed in range(5):
+        _, data = inspect(tmp_path / 'set', group_pattern=r'^(p\d+)/', seed=seed)
+        train, val = ({Path(os.fsdecode(data.pairs.images[row])).parent.name for row in data.pairs.rows(s)}
+                      for s in ('train', 'val'))
+        assert len(val) == 1 and len(train) == 4 and not train & val
+        sides |= val
+    assert len(sides) > 1
+
+
+def test_all_groups_of_a_group_pattern_count(tmp_path):
+    names = [f'patient{p}_{side}_{n}' for p in range(6) for side in ('left', 'right') for n in range(3)]
+    for name in names:
+        save(tmp_path / f'set/images/{name}.png', np.zeros((8, 8, 3)))
+        save(tmp_path / f'set/masks/{name}.png', 255 * (np.mgrid[:8, :8][0] > 4))
+    _, data = inspect(tmp_path / 'set', group_pattern='^(patient.)_(left|right)')
+    assert len(data.pairs.rows('val')) in (6, 9)                       # whole sides, not half of all
+
+
+def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
+    """Two patients with 18 and 2 slices at a fifth: the small one is validated on, whatever the seed."""
+    names = [f'a_{n}' for n in range(18)] + [f'b_{n}' for n in range(2)]
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in names], [f'masks/{n}.png' for n in names])
+    for seed in range(5):
+        assert names_of(inspect(tmp_path / 'set', group_pattern='^[ab]', seed=seed)[1], 'val') == {'b_0', 'b_1'}
+
+
+def test_group_pattern_that_is_not_found_is_refused(small_set):
+    """A name without a group would be a group of its own, and nobody would know."""
+    (small_set / 'images/007.png').rename(small_set / 'images/p7.png')
+    (small_set / 'masks/007.png').rename(small_set / 'masks/p7.png')
+    error = ask(small_set, group_pattern=r'^(\d\d)')
+    assert f"group_pattern='^(\\\\d\\\\d)' is not found in {small_set}/images/p7.png" in str(error)
+    inspect(small_set, group_pattern=r'(\d)')
+
+
+def test_groups_that_folders_tear_apart_are_told(tmp_path):
+    for split in ('train', 'val'):
+        for name in ('video0_a', 'video1_a'):
+            save(tmp_path / f'set/images/{split}/{name}{split}.png', np.zeros((8, 8, 3)))
+            save(tmp_path / f'set/masks/{split}/{name}{split}.png', 255 * (np.mgrid[:8, :8][0] > 4))
+    _, data = inspect(tmp_path / 'set', group_pattern=r'^video\d')
+    assert any(note.startswith('2 of 2 groups of images') for note in data.notes)

@@ -1,0 +1,777 @@
+"""Training: a network, loss and data of one's own, run folders, what is tried first and what is left behind, notebooks.
+
+Run: python -m pytest tests/test_training.py
+"""
+import gc
+import importlib.util
+import json
+import math
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import weakref
+from collections import UserDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import train_unet as tu
+from conftest import ENOUGH, ROOT, TINY, draw_set
+from helpers import OWN, PLAIN, SMALL, Harm, Samples, amp, assert_same, final, log_text, network, noisy_squares, squares
+from helpers import stop_at, stopping_at, train, train_own
+
+pytestmark = pytest.mark.usefixtures('one_thread')
+
+
+# --- a network of one's own -----------------------------------------------------------
+
+
+class Classes(torch.utils.data.Dataset):
+    """Images with a bright quarter, and which quarter it is."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.arange(count) % 4
+        self.images = torch.rand(count, 1, 8, 8, generator=generator)
+        for image, label in zip(self.images, self.labels):
+            image[:, label // 2 * 4:label // 2 * 4 + 4, label % 2 * 4:label % 2 * 4 + 4] += 1
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_same_loop_trains_a_classifier(dtype):
+    """A small ResNet, without its shrinking stem: the images are 8 x 8."""
+    torch.manual_seed(0)
+    model = timm.create_model('test_resnet', num_classes=4, in_chans=1)
+    model.conv1, model.maxpool = nn.Conv2d(1, model.bn1.num_features, 3, padding=1), nn.Identity()
+
+    def loss_fn(model, batch):
+        images, labels = batch
+        logits = model(images)
+        return (F.cross_entropy(logits, labels, reduction='none'),
+                tu.confusion_matrix(logits.argmax(1), labels, 4))
+
+    result = train(model, Classes(32, 0), Classes(16, 1), loss_fn, batch_size=8, num_epochs=6,
+                   optimizer='AdamW', **amp(dtype))
+    assert result.history[-1]['precision'] == dtype
+    assert result.history[-1]['val_loss'] < 0.5 * result.history[0]['val_loss']
+    assert result.best['accuracy'] > 0.9
+
+
+class Denoiser(nn.Module):
+    """A U-Net of two levels that is told the timestep."""
+
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Linear(1, 16)
+        self.enter, self.down = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.up, self.leave = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(32, 1, 3, padding=1)
+
+    def forward(self, x, *, t):
+        x = F.silu(self.enter(x) + self.time(t.float()[:, None] / 50)[..., None, None])
+        low = F.silu(self.up(F.silu(self.down(x))))
+        return self.leave(torch.cat([x, F.interpolate(low, scale_factor=2.0)], 1))
+
+
+def denoising_loss(model, batch):
+    """Ho et al. 2020: predict the noise that was mixed in."""
+    t = torch.randint(1, 50, (len(batch),), device=batch.device)
+    keep = torch.cos(t / 50 * math.pi / 2).square().view(-1, 1, 1, 1)
+    noise = torch.randn_like(batch)
+    guess = model(keep.sqrt() * batch + (1 - keep).sqrt() * noise, t=t)
+    return (guess - noise).square().mean((1, 2, 3))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_same_loop_trains_a_diffusion_network(dtype):
+    torch.manual_seed(0)
+    images = torch.utils.data.Subset(Classes(64, 0).images * 2 - 1, range(64))  # plain tensors
+    result = train(Denoiser(), images, images, denoising_loss, batch_size=16, num_epochs=15,
+                   optimizer='AdamW', ema_decay=0.9, **amp(dtype))
+    assert result.history[-1]['precision'] == dtype
+    assert result.history[-1]['train_loss'] < 0.75 * result.history[0]['train_loss']
+
+
+OWN_RUN = {'num_epochs': 2, 'image_size': 64, 'augment': 'none', 'num_workers': 0, 'val_fraction': 0.2,
+           'run_dir': 'own', 'ema_decay': None, 'learning_rate': 0.01}
+
+
+def own_network(in_channels=3, classes=1):
+    return nn.Sequential(nn.Conv2d(in_channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, classes, 3, padding=1))
+
+
+def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set):
+    """It sees normalised float32 images, as the network of the config does; the same weights give the same mask."""
+    seen, network = [], own_network()
+    before = [p.clone() for p in network.parameters()]
+    network.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].dtype, inputs[0].max().item())))
+    result = tu.train(model=network, data=str(small_set), **OWN_RUN)
+    assert {dtype for dtype, _ in seen} == {torch.float32} and max(most for _, most in seen) < 10
+    assert 'encoder' not in Path('own/log.txt').read_text()
+    assert not any(torch.equal(old, new) for old, new in zip(before, network.parameters()))
+    image = sorted((small_set / 'images').iterdir())[0]
+    again = tu.load('own', model=own_network())
+    assert (again.predict(image) == result.model.predict(image)).all()
+    with pytest.raises(tu.UserError, match="load.'own/best.pt', model=NETWORK"):
+        tu.load('own')
+    with pytest.raises(tu.UserError, match='resumed from Python, by model=NETWORK'):
+        tu.train(resume='own', num_epochs=3)
+    more = tu.train(model=own_network(), resume='own', num_epochs=3)
+    assert [row['epoch'] for row in more.history if not row['event']] == [1, 2, 3]
+
+
+@pytest.mark.parametrize('network, words', [
+    (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
+    (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\)'),
+])
+def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(small_set, network, words):
+    with pytest.raises(tu.ConfigError, match=words):
+        tu.train(model=network, data=str(small_set), **OWN_RUN)
+    assert not os.path.exists('own')
+
+
+class Joining(nn.Module):
+    """A branch that gets its first gradient in the second step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.steps = nn.Conv2d(3, 1, 3, padding=1), nn.Conv2d(3, 1, 1), 0
+
+    def forward(self, images):
+        self.steps += self.training
+        return self.first(images) + (self.second(images) if self.steps > 3 or not self.training else 0)
+
+
+@pytest.mark.parametrize('optimizer', ['SGD', 'AdamW'])
+def test_a_network_of_ones_own_may_have_branches_that_join_in_later(small_set, optimizer):
+    model = Joining()
+    before = model.second.weight.detach().clone()
+    tu.train(model=model, data=str(small_set), **{**TINY, 'optimizer': optimizer, 'learning_rate': 0.01})
+    assert not torch.equal(model.second.weight, before)
+    assert tu.has_idle_parameters(tu.build_model({**tu.CONFIG, 'num_classes': 2, 'image_size': [32, 32], 'mean': [0.0],
+                                                  'std': [1.0], 'image_dtype': 'uint8'}, Joining()))
+
+
+class Late(nn.Module):
+    """One of its layers is not used, and gets no gradient, in the first passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.late, self.passes = nn.Conv2d(3, 1, 1), nn.Conv2d(1, 1, 1), 0
+
+    def forward(self, images):
+        self.passes += self.training
+        features = self.first(images)
+        return self.late(features) if self.passes > 3 else features
+
+
+@pytest.mark.parametrize('optimizer', ['SGD', 'AdamW'])
+def test_a_layer_that_is_used_late_stops_no_optimizer(optimizer):
+    torch.manual_seed(0)
+    assert len(train(Late(), Samples(12), optimizer=optimizer).history) == 3
+
+
+class Flat(nn.Module):
+    """A classifier that counts on the memory layout of its input's convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(256, 1)
+
+    def forward(self, images):
+        features = self.conv(images)
+        return self.last(features.view(len(features), -1))[:, :, None, None]
+
+
+def test_a_network_that_flattens_with_view_trains_with_the_defaults():
+    torch.manual_seed(0)
+    result = train(Flat(), Samples(12), channels_last=True)
+    assert len(result.history) == 3
+
+
+def test_volumes_are_no_obstacle(tmp_path):
+    """A network of 3-D convolutions has no channels_last of four dimensions."""
+    net = torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1), torch.nn.Flatten())
+    data = [{'x': torch.randn(1, 4, 4, 4)} for _ in range(8)]
+    result = tu.train(model=net, train_data=data, val_data=data, num_epochs=1, device='cpu', use_amp=False,
+                      run_dir=str(tmp_path / 'run'), loss_fn=lambda model, batch: model(batch['x']).square().mean(1))
+    assert len(result.history) == 1
+
+
+def test_a_network_of_16_bits_gets_float32_weights(caplog):
+    result = train(model=network().bfloat16(), num_epochs=1)
+    assert {p.dtype for p in result.model.parameters()} == {torch.float32}
+    assert 'they are now' in caplog.text
+
+
+def test_a_buffer_whose_elements_share_their_memory_trains():
+    model = network()
+    model.register_buffer('scale', torch.ones(1).expand(4))
+    result = train(model, ema_decay=0.9, num_epochs=1)
+    assert len(result.history) == 1 and torch.equal(result.model.scale, torch.ones(4))
+
+
+def test_the_model_of_a_result_can_be_trained_on():
+    first = train(num_epochs=1, ema_decay=0.9)
+    start = {key: value.clone() for key, value in first.model.state_dict().items()}
+    second = train(first.model, num_epochs=1, ema_decay=0.9, run_dir='again')
+    assert any(not torch.equal(start[key], value) for key, value in second.model.state_dict().items())
+
+
+def test_a_second_stage_has_the_settings_it_was_given(small_set):
+    words = {**TINY, 'data': str(small_set), 'num_epochs': 1}
+    first = tu.train(**words, run_dir='first', mean=0.0)
+    second = tu.train(**{**words, 'image_size': 64}, run_dir='second', model=first.model, mean=100.0)
+    assert second.model.config['image_size'] == [64, 64]
+    assert second.model.mean.flatten().tolist() == [100.0] * 3
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    assert (tu.load('second').predict(image) == second.model.predict(image)).all()
+
+
+def test_a_network_without_weights_to_train_is_refused_in_words():
+    with pytest.raises(tu.UserError, match='has no weights to train'):
+        train(network().requires_grad_(False))
+
+
+def test_a_model_that_is_no_network_is_told():
+    for wrong in ('unet', tu.nn.Conv2d):
+        with pytest.raises(tu.UserError, match='must be a network'):
+            tu.train(model=wrong, data='set')
+
+
+# --- a loss of one's own --------------------------------------------------------------
+
+
+def test_a_loss_of_ones_own_may_ask_the_model_for_its_parameters():
+    seen = set()
+
+    def loss_fn(model, batch):
+        seen.add(model.training)
+        penalty = sum(weight.square().sum() for weight in model.parameters())
+        return (model(batch['image']) - batch['target']).square().mean((1, 2, 3)) + 1e-3 * penalty
+
+    train(network(), loss_fn=loss_fn, num_epochs=1)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize('wrong', [
+    lambda losses: losses.mean(), lambda losses: losses[:, None], lambda losses: losses[:-1],
+    lambda losses: losses.mean().item(), lambda losses: None],
+    ids=['mean', 'column', 'too few', 'float', 'None'])
+def test_a_loss_of_the_wrong_shape_is_told_clearly(wrong):
+    with pytest.raises(TypeError, match='one loss per sample'):
+        train(loss_fn=lambda model, batch: wrong(squares(model, batch)))
+
+
+@pytest.mark.parametrize('counts', [{'a': 1}, 3, torch.zeros(4), torch.zeros(2, 3)])
+def test_counts_of_another_form_are_the_callers_mistake(counts):
+    with pytest.raises(TypeError, match='confusion matrix'):
+        train(loss_fn=lambda model, batch: (squares(model, batch), counts))
+
+
+@pytest.mark.parametrize('names, told', [(['a', 'b'], 'class 2 '), (['a', 'b', 'c'], 'c ')])
+def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplog):
+    result = train(loss_fn=lambda model, batch: (squares(model, batch), torch.eye(3).long()), class_names=names,
+                   num_epochs=1)
+    assert result.best['epoch'] == 1 and f'{told:18} IoU 1.000' in caplog.text
+
+
+# --- data of one's own ----------------------------------------------------------------
+
+
+class Words(torch.utils.data.Dataset):
+    """Samples of different lengths, in a mapping that is no dict."""
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return UserDict(x=torch.ones(index + 1))
+
+    @staticmethod
+    def collate_fn(samples):
+        assert all(type(sample) is dict for sample in samples)
+        return {'x': nn.utils.rnn.pad_sequence([sample['x'] for sample in samples], batch_first=True)}
+
+
+def test_a_data_set_may_bring_its_collate_fn_and_any_mapping():
+    result = train(nn.Linear(1, 1), Words(), Words(),
+                   lambda model, batch: model(batch['x'].sum(1, keepdim=True)).square().mean(1), num_epochs=1)
+    assert len(result.history) == 1
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
+def test_samples_of_any_floating_point_precision_train(dtype):
+    class Stored(Samples):
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {'image': self.images[i].to(dtype), 'target': self.targets[i].to(dtype)}
+
+    result = train(network(), Stored(), Stored(5), num_epochs=1)
+    assert math.isfinite(result.history[0]['train_loss'])
+
+
+@pytest.mark.parametrize('first', [torch.arange(3), torch.ones(3, dtype=torch.complex64)])
+def test_samples_take_the_precision_of_the_weights_not_of_what_comes_first(first):
+    model = network()
+    model.register_parameter('table', nn.Parameter(first, requires_grad=False))
+    seen = []
+    model.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].dtype))
+    assert next(model.parameters()) is model.table
+    train(model, num_epochs=1)
+    assert set(seen) == {torch.float32}
+
+
+class Lazily(torch.utils.data.Dataset):
+    """Records of a file that is opened when the first one is asked for, as HDF5 and zip files usually are."""
+    file = None
+
+    def __init__(self, path, count=64):
+        self.path, self.count = path, count
+        np.repeat(np.arange(count, dtype=np.float32), 300_000).tofile(path)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.file = self.file or open(self.path, 'rb', buffering=0)
+        self.file.seek(index * 1_200_000)
+        time.sleep(0.002)                                              # where another worker may seek
+        return {'wanted': torch.tensor(float(index)), 'read': torch.from_numpy(np.frombuffer(self.file.read(4),
+                                                                                             np.float32).copy())}
+
+
+def test_workers_do_not_share_a_file_that_a_data_set_opens_when_it_is_asked(tmp_path):
+    wrong = []
+
+    def loss_fn(model, batch):
+        wrong.append(int((batch['read'][:, 0] != batch['wanted']).sum()))
+        return model(batch['read'] * 0).square().mean(1)
+
+    data = Lazily(tmp_path / 'records')
+    train(nn.Linear(1, 1), data, data, loss_fn, num_epochs=3, num_workers=2)
+    assert len(wrong) > 3 * 2 * 16 and sum(wrong) == 0
+
+
+def test_the_rate_for_data_of_ones_own_follows_the_stated_rule():
+    for words, rate in ({}, 2e-3), ({'batch_size': 32}, 4e-3), ({'optimizer': 'SGD', 'batch_size': 16}, 0.04):
+        assert tu.settle_own({**tu.CONFIG, **words})['learning_rate'] == rate
+
+
+@pytest.mark.parametrize('given, told', [(['train_data'], 'model and val_data and loss_fn'),
+                                         (['train_data', 'val_data', 'model'], 'give loss_fn too')])
+def test_what_is_missing_for_data_of_ones_own_is_said(given, told):
+    own = {'model': torch.nn.Linear(1, 1), 'train_data': [0], 'val_data': [0], 'loss_fn': len}
+    with pytest.raises(tu.UserError, match=told):
+        tu.train(**{name: own[name] for name in given})
+
+
+@pytest.mark.parametrize('wrong', [{'train_data': iter([1])}, {'val_data': []}, {'train_data': Samples(0)}])
+def test_data_that_cannot_be_asked_or_is_empty_is_refused_in_words(wrong):
+    with pytest.raises(tu.UserError, match='map-style Dataset'):
+        train(**wrong)
+
+
+def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
+    weighted = nn.Module()
+    weighted.scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(tu.UserError, match='weights of its own'):
+        train(loss_fn=weighted)
+    with pytest.raises(tu.UserError, match='weights of its own'):
+        tu.train(loss_fn=weighted)                                     # and a network of ours
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __len__(self):
+            return 8
+
+        def __iter__(self):
+            return iter(Samples())
+
+    for data in ({'train_data': torch.utils.data.DataLoader(Samples())}, {'val_data': Endless()}):
+        with pytest.raises(tu.UserError, match=f'{[*data][0]}: .* of a DataLoader give its .dataset'):
+            train(**data)
+    assert not Path('run').exists()
+
+
+def test_runs_on_data_sets_of_ones_own_are_not_taken_for_others(small_set):
+    words = {**PLAIN, 'run_dir': 'auto'}
+    train(stopping_at(network(), 4), **{**words, 'num_epochs': 3})
+    with pytest.raises(tu.UserError, match='give run_dir too'):
+        train(**words, resume='auto')
+    with pytest.raises(tu.UserError, match='go on from Python, with what it began with'):
+        tu.train(resume='runs/run-1')
+    assert tu.find_resume({**tu.CONFIG, 'resume': 'auto'}) is None     # the demo, or another set
+    assert train(run_dir='auto', resume='runs/run-1').stopped_by == 0
+
+
+# --- tried before the first step ------------------------------------------------------
+
+
+def test_the_smoke_test_leaves_no_trace(monkeypatch):
+    train_own(network(dropout=0.5), noisy_squares)
+    monkeypatch.setattr(tu, 'smoke_test', lambda state, *args: args[-1].save(state, args[-2]))
+    train_own(network(dropout=0.5), noisy_squares, run_dir='without')
+    assert_same(final(), final('without'))
+
+
+def test_the_smoke_test_takes_a_whole_batch_of_validation():
+    class TwoSizes(Samples):
+        def __getitem__(self, index):
+            side = 8 + 4 * (index % 2)
+            return {'image': torch.zeros(3, side, side), 'target': torch.zeros(1, side, side)}
+
+    calls = []
+    with pytest.raises(RuntimeError, match='stack expects'):
+        tu.train(model=network(), loss_fn=lambda *args: calls.append(1) or squares(*args), train_data=Samples(12),
+                 val_data=TwoSizes(4), **OWN)
+    assert not calls                                                   # nothing was trained before that was seen
+
+
+def test_a_validation_that_fails_ends_the_run_before_it_begins():
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(torch.is_grad_enabled())
+        if not calls[-1]:
+            raise ZeroDivisionError('in validation (a test)')
+        return squares(model, batch)
+
+    with pytest.raises(ZeroDivisionError):
+        train_own(loss_fn=loss_fn)
+    assert calls == [True, False]
+
+
+class OddState(nn.Conv2d):
+    """A layer whose state cannot be read back without running code."""
+
+    def get_extra_state(self):
+        return Harm()
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_checkpoint_that_could_not_be_resumed_ends_the_run_before_it_begins():
+    loss_fn = stop_at(99, squares)
+    with pytest.raises(tu.UserError, match='more than tensors'):
+        train_own(nn.Sequential(OddState(3, 1, 1)), loss_fn)
+    assert len(loss_fn.calls) <= 2 and not os.path.exists('harmed')
+
+
+def test_one_image_that_batchnorm_refuses_is_told_in_words():
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
+    with pytest.raises(tu.UserError, match='type batch_size=2'):
+        train(model=model, batch_size=1)
+
+
+def test_small_images_under_crop_are_tried_before_training(tmp_path, capsys):
+    """PAN takes 128 x 128, but not the 64 x 64 that validation shows it of images that small."""
+    data = draw_set(tmp_path / 'set')
+    words = {'architecture': 'PAN', 'encoder': 'resnet18', 'image_size': 128, 'size_policy': 'crop', 'batch_size': 4,
+             'use_amp': False, 'device': 'cpu', 'num_epochs': 1}
+    for command in (tu.check, lambda _, how: tu.train(**how)):
+        with pytest.raises(tu.ConfigError, match='cannot take .* or size_policy=resize'):
+            command(None, {**words, 'data': str(data)})
+
+
+# --- run folders ----------------------------------------------------------------------
+
+
+def test_a_folder_of_the_users_is_not_removed_nor_overwritten(small_set, tmp_path):
+    mine = tmp_path / 'mine'
+    mine.mkdir()
+    (mine / 'log.txt').write_text('notes')
+    with pytest.raises(tu.UserError):
+        tu.train(**{**SMALL, 'data': 'nowhere', 'run_dir': str(mine)})
+    assert 'notes' in (mine / 'log.txt').read_text()
+    (mine / 'config.py').write_text('SECRET = 1')
+    with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
+        tu.train(**{**SMALL, 'run_dir': str(mine)})
+    assert (mine / 'config.py').read_text() == 'SECRET = 1'
+
+
+@pytest.mark.parametrize('command', ['train', 'check'])
+def test_a_folder_that_holds_a_run_is_refused_with_a_line_that_can_be_typed(two, tmp_path, command, capsys):
+    run = shutil.copytree(two[0], tmp_path / 'my run')
+    assert tu.main([command, f'data={two[1]}', f'run_dir={run}', 'device=cpu']) == 2
+    line, = re.findall(r'holds a run already; (.*) continues it', capsys.readouterr().err)
+    assert tu.parse_overrides(shlex.split(line)) == ({'resume': str(run)}, [])
+
+
+def test_a_run_that_was_not_there_for_a_moment_is_not_removed(monkeypatch):
+    train(num_epochs=1)
+    there, exists = os.listdir('run'), os.path.exists
+    monkeypatch.setattr(os.path, 'exists', lambda path: path != 'run' and exists(path))        # a drive wakes up
+    with pytest.raises(tu.UserError, match='holds a run already'):
+        train(num_epochs=1)
+    assert os.listdir('run') == there
+
+
+@pytest.mark.parametrize('make', [lambda path: path.symlink_to('nowhere'), Path.touch], ids=['dangling', 'file'])
+def test_a_runs_folder_that_cannot_be_is_told(make, monkeypatch):
+    make(Path('runs'))
+    monkeypatch.setattr(tu.itertools, 'count', lambda first: range(first, 99))         # it was tried for ever
+    with pytest.raises(tu.UserError, match="run_dir='runs/run-1': cannot be written: "):
+        train(run_dir='auto')
+
+
+def test_who_comes_second_leaves_the_run_of_the_first_alone(two, tmp_path, monkeypatch):
+    """Both saw no folder of that name; the other made it a moment sooner."""
+    from filelock import FileLock
+    run, real = tmp_path / 'run', tu.choose_run_dir
+    lock = FileLock(str(run / '.lock'))
+
+    def choose(*how):
+        run.mkdir()
+        lock.acquire()
+        for name in ('config.py', 'last.pt', 'log.txt'):
+            (run / name).write_text('of the other')
+        return real(*how)
+
+    monkeypatch.setattr(tu, 'choose_run_dir', choose)
+    with pytest.raises(tu.UserError, match='is in use by'):
+        tu.train(**ENOUGH, data=str(two[1]), run_dir=str(run))
+    lock.release()
+    assert (run / 'last.pt').read_text() == (run / 'config.py').read_text() == 'of the other'
+
+
+def test_ctrl_c_before_the_first_step_leaves_no_trace():
+    class Slow(Samples):
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__getitem__(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(train_data=Slow())
+    assert not os.path.exists('run')
+
+
+def test_a_home_folder_is_written_as_a_tilde(small_set, tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    result = tu.train(data=str(small_set), run_dir='~/mine', **{**TINY, 'num_epochs': 1})
+    assert result.run_dir == tmp_path / 'mine' and tu.load('~/mine').config['num_classes'] == 2
+    assert tu.train(resume='~/mine', num_epochs=2).history[-1]['epoch'] == 2
+    assert tu.main(['evaluate', '~/mine']) == 0
+
+
+def test_a_pipeline_is_found_from_another_folder(small_set, tmp_path, monkeypatch):
+    import albumentations
+    (tmp_path / 'a.json').write_text(json.dumps(albumentations.HorizontalFlip(p=1.0).to_dict()))
+    monkeypatch.chdir(tmp_path)
+    result = tu.train(data=str(small_set), augment='a.json', run_dir=str(tmp_path / 'run'),
+                      **{**TINY, 'num_epochs': 1})
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    again = tu.train(str(result.run_dir / 'config.py'), run_dir=str(tmp_path / 'again'))
+    assert again.history[-1]['train_loss'] == result.history[-1]['train_loss']
+
+
+# --- what a training leaves behind ----------------------------------------------------
+
+
+def test_the_caller_draws_on_as_if_no_training_had_been():
+    model = network()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    calm = random.random(), np.random.rand(), torch.rand(1).item()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    train(model, num_epochs=1)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == calm
+
+
+@pytest.mark.parametrize('before', [True, False])
+@pytest.mark.parametrize('deterministic', [True, False])
+def test_a_training_leaves_deterministic_algorithms_as_the_caller_has_them(before, deterministic):
+    seen = []
+
+    def loss_fn(model, batch):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return squares(model, batch)
+
+    torch.use_deterministic_algorithms(before)
+    try:
+        train(num_epochs=1, deterministic=deterministic, loss_fn=loss_fn)
+        assert torch.are_deterministic_algorithms_enabled() == before and set(seen) == {before or deterministic}
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_failed_training_leaves_nothing_in_its_frames():
+    """A notebook keeps the last error, with it every frame, and so the network on the GPU."""
+    class Breaks(Samples):
+        def __getitem__(self, index):
+            if index == 7:
+                raise tu.DataError('number 7 is broken')
+            return super().__getitem__(index)
+
+    with pytest.raises(tu.DataError) as caught:
+        train(train_data=Breaks())
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    below = frames[[frame.f_code.co_name for frame in frames].index('run_training'):]
+    assert len(below) > 3 and not any(frame.f_locals for frame in below)
+
+
+def test_what_a_run_leaves_in_a_cycle_is_gone_before_the_gpu_is_freed(monkeypatch):
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    def loss_fn(model, batch):
+        left.append(weakref.ref(Cycle()))
+        return squares(model, batch)
+
+    left, alive = [], []
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
+    monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: alive.append(sum(ref() is not None for ref in left)))
+    gc.disable()
+    try:
+        train_own(loss_fn=loss_fn, num_epochs=1)
+    finally:
+        gc.enable()
+    assert left and alive == [0]
+
+
+# --- several trainings in one process, scripts that workers import --------------------
+
+
+def test_two_trainings_at_once_in_one_process_are_refused():
+    """They would draw from the same random numbers."""
+    told = []
+
+    def loss_fn(model, batch):
+        if not told:
+            with pytest.raises(tu.UserError, match='another training is at work in this process') as error:
+                train(run_dir='other')
+            told.append(error)
+        return squares(model, batch)
+
+    train(loss_fn=loss_fn, num_epochs=1)
+    assert told and not os.path.exists('other')
+    train(run_dir='afterwards', num_epochs=1)
+
+
+def test_a_script_that_a_worker_imports_is_told_where_to_train(tmp_path):
+    """Where workers are spawned each of them runs the script: it would train again in every one."""
+    (tmp_path / 'mine.py').write_text(
+        'import multiprocessing, sys\n'
+        f'sys.path.insert(0, {str(ROOT)!r})\n'
+        'import train_unet\n'
+        'if __name__ == "__mp_main__":\n'
+        '    train_unet.train(num_epochs=1, data="nowhere")\n'
+        'if __name__ == "__main__":\n'
+        '    worker = multiprocessing.get_context("spawn").Process(target=print)\n'
+        '    worker.start()\n'
+        '    worker.join()\n')
+    done = subprocess.run([sys.executable, 'mine.py'], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "put what trains below if __name__ == '__main__':" in done.stderr
+    assert 'no such folder' not in done.stderr
+
+
+# --- pictures and curves of a run -----------------------------------------------------
+
+
+def test_pictures_that_cannot_be_drawn_cost_no_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)        # an installation that is broken
+    assert train(num_epochs=1).best['loss'] > 0
+    assert 'the pictures could not be written: import of matplotlib.figure halted' in log_text()
+
+
+def test_pictures_find_enough_memory_too(small_set, monkeypatch):
+    real = tu.SegmentationModel.forward
+
+    def forward(self, images):
+        if len(images) > 2:
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return real(self, images)
+
+    monkeypatch.setattr(tu.SegmentationModel, 'forward', forward)
+    assert (tu.train(**{**SMALL, 'num_epochs': 1}).run_dir / 'samples.png').exists()
+
+
+def test_tensorboard_gets_curves_and_pictures(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    data = draw_set(tmp_path / 'set', count=8)
+    tu.train(**TINY | {'num_epochs': 2}, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
+    events = EventAccumulator(str(tmp_path / 'run' / 'tensorboard'))
+    events.Reload()
+    assert {'train_loss', 'val_loss', 'val_iou', 'lr'} <= set(events.Tags()['scalars'])
+    assert len(events.Scalars('val_iou')) == 2 and events.Images('samples')[0].width > 400
+
+
+def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
+    data = draw_set(tmp_path / 'set', count=8)
+    with pytest.raises(tu.UserError, match='pip install tensorboard'):
+        tu.train(**TINY, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
+
+
+# --- notebooks ------------------------------------------------------------------------
+
+
+NOTEBOOK = TINY | {'encoder': 'tu-test_efficientnet', 'num_epochs': 1, 'compile_model': False}
+# The stop button of Jupyter sends SIGINT to the kernel; here once an epoch is done.
+INTERRUPTED = """
+import os, signal, threading, time
+def stop():
+    while not os.path.exists('long/history.csv'):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=stop).start()
+result = train_unet.train(data='set', {tiny}, run_dir='long', early_stopping_patience=None)
+print('stopped by', int(result.stopped_by), 'after', len(result.history), result.best['epoch'])
+""".replace('{tiny}', '**dict({tiny}) | dict(num_epochs=10 ** 5)')
+MODELS = 'import gc; gc.collect(); print(sum(isinstance(x, train_unet.SegmentationModel) for x in gc.get_objects()))'
+
+
+def test_the_notebook_lines_of_the_readme_run(tmp_path):
+    """In a real kernel, twice; pictures appear; a second run does not keep the first one's memory."""
+    import nbclient
+    import nbformat
+    draw_set(tmp_path / 'set', count=8)
+    block = re.search(r'## In a notebook\s+```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)[1]
+    tiny = ', '.join(f'{k}={v!r}' for k, v in NOTEBOOK.items())
+    block = block.replace("num_epochs=5", tiny).replace("'PATH'", "'set'").replace('photo.jpg', 'set/images/001.png')
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert len(lines) == 4
+    setup = f'import sys; sys.path.insert(0, {str(ROOT)!r})'
+    interrupted = INTERRUPTED.format(tiny=tiny)
+    cells = [setup, *lines[:3], MODELS, *lines[1:3], MODELS, *lines[2:], 'print(mask.shape)', interrupted,
+             "print('and on')"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    where = {'metadata': {'path': str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources=where).execute()
+    outputs = [output for cell in book.cells for output in cell.get('outputs', [])]
+    assert sum('val loss' in output.get('data', {}).get('text/html', '') for output in outputs) == 3   # the history
+    shown = [output for output in outputs if 'text/html' in output.get('data', {})]
+    assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 3
+    said = [''.join(output.get('text', '') for output in cell.outputs if output.get('name') == 'stdout')
+            for cell in book.cells]
+    assert '(40, 40)' in said[-3] and 'stopped by 2 after' in said[-2] and 'and on' in said[-1]
+    assert said[4] == said[7] and int(said[4]) >= 1
+
+
+def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
+    """As in a notebook, after CONFIG was edited. A copy of it: the other tests keep the one they have."""
+    monkeypatch.setattr(tu.log, 'handlers', list(tu.log.handlers))
+    spec = importlib.util.spec_from_file_location('again', tu.__file__)
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, 'again', again)                   # where dataclasses look
+    spec.loader.exec_module(again)
+    again.log.warning('one line')
+    assert again.log is tu.log and capsys.readouterr().out == 'one line\n'
