@@ -1,5 +1,6 @@
 """Shared by all tests: a small data set on disk, tiny settings, and no network."""
 import gc
+import importlib.metadata
 import multiprocessing
 import os
 import runpy
@@ -21,7 +22,8 @@ SHARED = ROOT.parent / 'shared' / 'data'
 
 pytest.register_assert_rewrite('helpers')
 
-WRITES_ONNX = pytest.mark.skipif('torch.__version__ < (2, 9)', reason='torch 2.6 cannot write these networks as ONNX')
+TORCH = [int(part) for part in importlib.metadata.version('torch').split('.')[:2]]
+WRITES_ONNX = pytest.mark.skipif(TORCH < [2, 9], reason='torch 2.6 cannot write these networks as ONNX')
 
 FORKS = multiprocessing.get_context('forkserver')
 
@@ -72,10 +74,14 @@ def run_script(words, output, environment, first):
     runpy.run_path(sys.argv[0], run_name='__main__')
 
 
+def as_words(settings):
+    """Settings as they are typed: [key=value, ...]."""
+    return [f'{key}={value}'.replace(' ', '') for key, value in settings.items()]
+
+
 def start_script(settings, output, environment=None, first=''):
     """The real script in a process of its own (wants the fixture forks); the process."""
-    words = [f'{key}={value}'.replace(' ', '') for key, value in settings.items()]
-    process = FORKS.Process(target=run_script, args=(words, output, {**os.environ, **(environment or {})}, first))
+    process = FORKS.Process(target=run_script, args=(as_words(settings), output, {**os.environ, **(environment or {})}, first))
     process.start()
     return process
 

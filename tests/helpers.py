@@ -18,18 +18,11 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, as_words
 
 CPU = torch.device('cpu')
 PRESETS = sorted((ROOT / 'configs').glob('*.py'))
 IGNORED = 255                                                          # the value of an ignored pixel
-
-
-def as_words(settings):
-    """Settings as they are typed: [key=value, ...]."""
-    return [f'{key}={value}'.replace(' ', '') for key, value in settings.items()]
-
-
 WORDS = as_words(TINY)
 
 

@@ -19,7 +19,7 @@ import tifffile
 import torch
 
 import train_unet
-from conftest import ROOT, TINY
+from conftest import ROOT, TINY, as_words
 
 SHAPE = (12, 16)
 DISC = np.hypot(*np.mgrid[-6:6, -8:8]) < 4
@@ -519,16 +519,14 @@ COMMANDS = [
 def test_command_ends_with_2_and_no_traceback(folder, build, text, capsys):
     target = build(folder)
     target = target if isinstance(target, Path) else folder
-    words = [f'{key}={value}' for key, value in TINY.items() if value is not None]
-    assert train_unet.main([f'data={target}', *words]) == 2
+    assert train_unet.main([f'data={target}', *as_words(TINY)]) == 2
     told = capsys.readouterr()
     assert text in told.err and 'Traceback' not in told.out + told.err
 
 
 def test_the_real_command_ends_with_2_and_no_traceback(folder):
     truncate('images/b.jpg', 0.5)(folder)
-    words = [f'{key}={value}' for key, value in TINY.items() if value is not None]
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *words],
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *as_words(TINY)],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert 'images/b.jpg' in done.stderr and 'Traceback' not in done.stderr + done.stdout

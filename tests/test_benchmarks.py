@@ -15,8 +15,7 @@ import types
 import pytest
 import torch
 
-from conftest import FORKS, ROOT, TINY, draw_set, run_script
-from helpers import as_words
+from conftest import FORKS, ROOT, TINY, as_words, draw_set, run_script
 
 sys.path.insert(0, str(ROOT / 'tests' / 'benchmarks'))
 import common  # noqa: E402

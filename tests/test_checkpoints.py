@@ -25,9 +25,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
-from conftest import draw_set, start_script
-from helpers import OWN, SMALL, Harm, Samples, as_words, assert_same, at_training_call, final, last, network
-from helpers import noisy_squares, squares, stop_at, stopping_at, train, train_own
+from conftest import as_words, draw_set, start_script
+from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, last, network, noisy_squares
+from helpers import squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 

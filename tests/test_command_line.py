@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import train_unet as tu
-from conftest import ROOT, TINY, WRITES_ONNX, draw_set
+from conftest import ROOT, TINY, WRITES_ONNX, as_words, draw_set
 from helpers import PRESETS
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -91,8 +91,7 @@ def test_a_file_that_takes_few_letters_takes_all_names(tmp_path):
 def test_the_four_commands_follow_from_each_other(tmp_path, capsys):
     """Train, evaluate, predict, export: each time what the one before has printed (.ci/run types them in a shell)."""
     draw_set(tmp_path / 'set', count=8)
-    settings = [f'{key}={value}' for key, value in (TINY | {'num_epochs': 1}).items()]
-    typed = 'python train_unet.py data=set ' + shlex.join(settings)
+    typed = 'python train_unet.py data=set ' + shlex.join(as_words(TINY | {'num_epochs': 1}))
     steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
     for word, file in steps:
         python, script, *words = shlex.split(typed)

@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import TINY
-from helpers import CPU, OWN, PLAIN, SMALL, Samples, amp, as_words, assert_same, at_training_call, events, last
-from helpers import log_text, network, out_of_memory, squares, stop_at, train, train_own
+from conftest import TINY, as_words
+from helpers import CPU, OWN, PLAIN, SMALL, Samples, amp, assert_same, at_training_call, events, last, log_text, network
+from helpers import out_of_memory, squares, stop_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -237,17 +237,6 @@ def test_with_nan_in_a_validation_sample_the_last_weights_are_kept(caplog):
     assert result.best['epoch'] == 3                                   # not the first, which no score prefers
 
 
-class Noise(torch.utils.data.Dataset):
-    """Eight float images with a map to learn."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        image = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(index))
-        return {'image': image, 'target': image.mean(0, keepdim=True)}
-
-
 def test_best_weights_ask_for_the_precision_that_the_run_ended_with():
     """The first layer's output is above what float16 holds, the last one undoes it; float16 is given up."""
     model, calls = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1)), []
@@ -259,12 +248,7 @@ def test_best_weights_ask_for_the_precision_that_the_run_ended_with():
     model[0].register_forward_hook(enlarge)
     model[2].register_forward_pre_hook(
         lambda module, inputs: (inputs[0] / 1e5,) if module.training and sum(calls) > 5 else None)
-    result = tu.train(
-        model=model,
-        loss_fn=lambda net, batch: (net(batch['image']) - batch['target']).square().mean((1, 2, 3)),
-        train_data=Noise(), val_data=Noise(), device='cpu', use_amp=True, amp_dtype='float16', init_scale=8.0,
-        max_bad_steps=2, batch_size=4, num_epochs=6, learning_rate=0.01, optimizer='SGD', ema_decay=None,
-        run_dir='run')
+    result = train(model, val_data=Samples(), num_epochs=6, init_scale=8.0, max_bad_steps=2, **amp('float16'))
     rows = [row for row in result.history if not row['event']]
     assert rows[0]['precision'] == 'float16' != rows[-1]['precision'] and result.best['epoch'] == 6
     for name in ('best.pt', 'last.pt'):

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import TINY
-from helpers import WORDS, as_words
+from conftest import TINY, as_words
+from helpers import WORDS
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 

@@ -23,8 +23,7 @@ import scipy.io
 import tifffile
 
 import train_unet as tu
-from conftest import ROOT, TINY, draw_set
-from helpers import as_words
+from conftest import ROOT, TINY, as_words, draw_set
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
