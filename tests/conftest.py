@@ -81,7 +81,8 @@ def as_words(settings):
 
 def start_script(settings, output, environment=None, first=''):
     """The real script in a process of its own (wants the fixture forks); the process."""
-    process = FORKS.Process(target=run_script, args=(as_words(settings), output, {**os.environ, **(environment or {})}, first))
+    environment = {**os.environ, **(environment or {})}
+    process = FORKS.Process(target=run_script, args=(as_words(settings), output, environment, first))
     process.start()
     return process
 

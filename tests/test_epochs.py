@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import TINY, as_words
-from helpers import CPU, OWN, PLAIN, SMALL, Samples, amp, assert_same, at_training_call, events, last, log_text, network
-from helpers import out_of_memory, squares, stop_at, train, train_own
+from conftest import TINY
+from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, amp, assert_same, at_training_call, events, last, log_text
+from helpers import network, out_of_memory, squares, stop_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -566,8 +566,7 @@ def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set,
         return mirror(self, *args, **named)
 
     monkeypatch.setattr(albumentations.HorizontalFlip, '__call__', fail)
-    words = as_words(TINY)
-    assert tu.main([f'data={small_set}', 'run_dir=run', *words]) == 2
+    assert tu.main([f'data={small_set}', 'run_dir=run', *WORDS]) == 2
     told = capsys.readouterr().err
     assert re.search(r'images/\d+\.png: augment=default fails on it in epoch 2: error: .*not of this kind', told)
     assert last()['epoch'] == 1

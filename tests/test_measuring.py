@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import TINY, as_words
+from conftest import TINY
 from helpers import WORDS
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -361,9 +361,8 @@ def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, 
     def full(model, *_):
         raise torch.OutOfMemoryError('CUDA out of memory')
 
-    words = as_words(TINY)
     monkeypatch.setattr(tu.SegmentationModel, 'to', full)
-    assert tu.main(['tune', f'data={small_set}', *words]) == 2
+    assert tu.main(['tune', f'data={small_set}', *WORDS]) == 2
     assert 'one image at a time does not fit into memory either' in capsys.readouterr().err
 
 
