@@ -318,7 +318,8 @@ def in_words(error):
     """The message of an exception, short, on one line and without the colours of a terminal; its type before it, unless
     it is one whose messages need none."""
     plain = ' '.join(re.sub(r'\x1b\[[\d;]*m', '', str(error)).split())[:300]
-    return plain if plain and type(error) in (OSError, ValueError) else f'{type(error).__name__}: {plain}'
+    needs_none = type(error) in (OSError, ValueError, PIL.UnidentifiedImageError)
+    return plain if plain and needs_none else f'{type(error).__name__}: {plain}'
 
 
 def parse_value(text, kinds=()):
@@ -1655,7 +1656,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
         is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
         if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    note = lambda line: ', masks united: one class, unless you draw them into one mask' if united(line) else ''
+    note = lambda line: ', masks united: one class' * bool(united(line)) + ', unless you draw them into one mask' * \
+        of_classes(line)
     lines = [f'    {line}   ({len(works[line][1])} pairs{note(line)})' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
@@ -1920,8 +1922,9 @@ def open_pillow(path, config):
     except PIL.UnidentifiedImageError:
         with open(path, 'rb') as file:
             is_pointer = file.read(23) == b'version https://git-lfs'
-        raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull' if is_pointer else
-                         'is no picture of a known format, whatever its name says') from None
+        words = 'is a pointer of Git LFS, not the file: type  git lfs pull' if is_pointer else \
+            'is no picture of a known format, whatever its name says'
+        raise PIL.UnidentifiedImageError(words) from None
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
         picture.filename = ''                                          # else Pillow maps a rotated one, side for side
@@ -5348,8 +5351,9 @@ def forget_shown():
 
 
 def choose_run_dir(config, name):
-    """A new folder runs/<name>-<number>, or the one that the config names."""
+    """A new folder runs/<name>-<number>, or the one that the config names. UserError for one that holds data."""
     if config['run_dir'] != 'auto':
+        refuse_data(Path(config['run_dir']))
         return Path(config['run_dir'])
     name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
@@ -5721,12 +5725,16 @@ def refuse_used(folder):
     if any((folder / name).exists() for name in CHECKPOINTS):
         raise UserError(f'{folder}: holds a run already; {as_typed("resume", folder)} continues it, another run_dir '
                         'starts afresh')
-    pictures = [*filter(may_be_read, os.listdir(folder))] if folder.is_dir() else ()
-    if pictures:
-        raise UserError(f'{folder}: holds {pictures[0]}; a run wants a folder of its own: choose another run_dir')
     settings = folder / 'config.py'
     if settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode())):
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
+
+
+def refuse_data(folder):
+    """UserError for a folder of images: with a run in it nobody would take it for data again."""
+    there = sorted(filter(may_be_read, os.listdir(folder))) if folder.is_dir() else ()
+    if there and 'log.txt' not in os.listdir(folder):                  # else its pictures are those of a run
+        raise UserError(f'{folder}: holds {there[0]}; a run wants a folder of its own: choose another run_dir')
 
 
 def refuse_unwritable(folder):
@@ -6962,6 +6970,7 @@ def check(preset, overrides):
     else:
         folder = Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])
         if config['run_dir'] != 'auto':
+            refuse_data(folder)
             refuse_used(folder)
     refuse_unwritable(folder)
     device = choose_device(config['device'])

@@ -112,6 +112,42 @@ def test_each_script_has_help(script, capsys, monkeypatch):
     assert done.value.code == 0 and '--out' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('script, words, told', [
+    ('memory', ['--data=nowhere'], 'nowhere: there is no such folder'),
+    ('limit', ['--rounds=0'], '0: must be a whole number above 0'),
+    ('precision_iou', ['--seeds=-1'], '-1: must be a whole number above 0'),
+    ('start', ['--out=.'], 'no file can be written there'),
+    ('images_per_second', ['--steps=1'], 'one step has no rate'),
+    ('time_to_iou', ['--size=1x2x3'], 'type pixels, as 128 or 96x128'),
+    ('time_to_iou', ['--budget=0'], 'must be above 0'),
+    ('time_to_iou', ['--data=.'], 'none of the --sets is in there')])
+def test_what_cannot_be_measured_is_refused_before_anything_is(script, words, told, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', [script, *words])
+    with pytest.raises(SystemExit) as done:
+        common.exit_with(__import__(script).main)
+    assert told in capsys.readouterr().err + str(done.value.code) and done.value.code not in (0, None)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (gpu.train_unet.UserError('no such thing'),
+                                                                      'cannot start:\n  no such thing')])
+def test_a_benchmark_ends_without_a_traceback(error, code):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as done:
+        common.exit_with(main)
+    assert done.value.code == code
+
+
+def test_a_contender_that_fails_is_no_success(split_set, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(images_per_second, 'measure', lambda *_: [])
+    words = [f'--data={split_set}', '--contenders', 'plain', '--steps=2', '--batch=2', '--rounds=1', '--device=cpu']
+    monkeypatch.setattr(sys, 'argv', ['images_per_second.py', *words, f'--out={tmp_path / "x.json"}'])
+    assert images_per_second.main() == 1 and '| plain, tuned ' in capsys.readouterr().out
+
+
 def test_json_is_whole_and_says_where_it_comes_from(tmp_path):
     path = common.save_json('x', {'a': float('1.5')}, tmp_path / 'deep' / 'x.json', n=1)
     record = json.loads(path.read_text())
@@ -120,7 +156,8 @@ def test_json_is_whole_and_says_where_it_comes_from(tmp_path):
 
 
 def test_medians_and_spreads():
-    assert common.median_and_spread([1, 2, 3, 4, 5]) == (3, 1) and common.median_and_spread([7]) == (7, 0)
+    assert common.median_and_spread([1, 2, 3, 4, 5]) == (3, 1)
+    assert [common.show(value) for value in common.median_and_spread([7])] == ['7.000', '-']
     assert [common.show(value) for value in (None, float('nan'), 0.12345, 12.34, 1236.2, 7)] == \
         ['-', '-', '0.123', '12.3', '1236', '7']
 
@@ -168,7 +205,7 @@ def test_images_per_second(split_set, results, monkeypatch):
             images_per_second.main()
 
     monkeypatch.setattr(images_per_second.subprocess, 'run', run)
-    monkeypatch.setattr(peers, 'os', types.SimpleNamespace(cpu_count=lambda: 1))       # worker
+    monkeypatch.setattr(common, 'count_cores', lambda: 1)              # worker
     found, printed = results(images_per_second, f'--data={split_set}', '--contenders', 'ours', 'plain', '--rounds=1',
                              '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_resnet', '--device=cpu')
     assert len(found['runs']) == 10 and all(run['images_per_second'] > 0 for run in found['runs'])
@@ -195,7 +232,7 @@ def test_images_per_second_of_a_plain_loop(split_set, variant, loaded):
 def test_images_per_second_of_a_peer(split_set, contender, variant, monkeypatch):
     for package in peers.NEEDS[contender]:
         pytest.importorskip(package)
-    monkeypatch.setattr(peers, 'os', types.SimpleNamespace(cpu_count=lambda: 1))
+    monkeypatch.setattr(common, 'count_cores', lambda: 1)
     job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0)
     assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
 

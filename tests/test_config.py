@@ -405,6 +405,11 @@ def test_one_wrong_name_is_one_problem():
     assert [len(problems_of(encoder=name)) for name in ('resnet19', 'hf-hub:x/y', '')] == [1, 1, 1]
 
 
+def test_a_long_list_of_names_ends_at_a_whole_one():
+    problem, = problems_of(encoder='zzz')
+    assert re.search(r"there is no such name; there are resnet18, (\w+, ){11}\.\.\. and \d{3,4} more$", problem)
+
+
 def test_names_of_timm_are_known_and_the_nearest_is_suggested():
     assert "did you mean 'tu-resnet18'?" in problems_of(encoder='tu-resnet19')[0]
     assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
@@ -641,7 +646,7 @@ VALUES = st.recursive(LEAVES, lambda inner: st.one_of(
     st.lists(inner, max_size=3), st.tuples(inner), st.dictionaries(HASHABLE, inner, max_size=3)),
     max_leaves=6)
 KEYS = st.sampled_from([*CONFIG, *SHORT_NAMES, *FOREIGN]) | st.text(max_size=12)
-FUZZ = settings(max_examples=1000, deadline=None, derandomize=True, database=None,
+FUZZ = settings(max_examples=400, deadline=None, derandomize=True, database=None,
                 suppress_health_check=list(HealthCheck))
 
 
@@ -692,7 +697,7 @@ def test_random_settings_give_a_plan_or_an_error_of_ours(small_set):
             plans.append(config)
 
     plan()
-    assert len(plans) > 300
+    assert len(plans) > 120
 
 
 TYPED = st.one_of(st.text(max_size=20), st.sampled_from([

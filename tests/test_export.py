@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import warnings
 import zipfile
 
 import numpy as np
@@ -13,6 +14,7 @@ import onnx
 import onnxruntime
 import PIL.Image
 import pytest
+import segmentation_models_pytorch as smp
 import torch
 from torch import nn
 
@@ -50,6 +52,15 @@ def onnx_of_three(three, tmp_path_factory):
     folder = tmp_path_factory.mktemp('onnx')                           # in which it gets the usual name
     assert tu.main(['export', str(three[0]), 'format=onnx', '-o', str(folder)]) == 0
     return folder / 'model.onnx'
+
+
+@pytest.fixture(scope='module')
+def pt2_of_three(three, tmp_path_factory):
+    """Its PT2 file, and what was warned of."""
+    path = tmp_path_factory.mktemp('pt2') / 'model.pt2'
+    with warnings.catch_warnings(record=True) as told:
+        assert tu.export(three[0], 'pt2', path) == 0
+    return path, ' '.join(str(one.message) for one in told)
 
 
 # --- onnx -----------------------------------------------------------------------------
@@ -120,11 +131,11 @@ def test_half_onnx_is_half_as_large_and_runs(two, tmp_path, capsys):
 # --- pt2 ------------------------------------------------------------------------------
 
 
-def test_pt2_of_three_classes_agrees_and_says_what_it_needs(three, tmp_path, pictures, recwarn):
-    assert tu.export(three[0], 'pt2', tmp_path / 'model.pt2') == 0
-    assert 'No complete tensor' not in str([told.message for told in recwarn])
+def test_pt2_of_three_classes_agrees_and_says_what_it_needs(three, pt2_of_three, pictures):
+    path, told = pt2_of_three
+    assert 'No complete tensor' not in told
     facts = dict.fromkeys(['threshold', 'classes', 'input', 'image_size'], '')
-    program = torch.export.load(tmp_path / 'model.pt2', extra_files=facts).module()
+    program = torch.export.load(path, extra_files=facts).module()
     assert_same_logits(three[0], program, pictures)
     assert_facts(facts, ['ground', 'disc', 'corner'])
 
@@ -218,19 +229,19 @@ def test_an_export_whose_data_is_gone_says_that_it_was_checked_on_drawn_images_o
 
 def test_an_export_that_differs_is_refused_and_leaves_the_one_before(two, tmp_path, monkeypatch):
     """A file with one other weight in it is found out; what was verified yesterday is worth more than it."""
-    path = tmp_path / 'model.pt2'
+    path, real = tmp_path / 'smp' / 'model.safetensors', smp.from_pretrained
+    path.parent.mkdir()
     path.write_bytes(b'yesterday')
-    real = torch.export.load
 
     def spoiled(path):
-        program = real(path)
-        next(iter(program.parameters())).data.add_(0.5)
-        return program
+        network = real(path)
+        next(network.parameters()).data.add_(0.5)
+        return network
 
-    monkeypatch.setattr(torch.export, 'load', spoiled)
+    monkeypatch.setattr(smp, 'from_pretrained', spoiled)
     with pytest.raises(tu.UserError, match='does not agree'):
-        tu.export(two[0], 'pt2', path)
-    assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'model.pt2']
+        tu.export(two[0], 'smp', path.parent)
+    assert path.read_bytes() == b'yesterday' and sorted(os.listdir(tmp_path)) == ['cache', 'smp']
 
 
 def test_a_network_with_nan_is_not_exported(own, tmp_path):
@@ -284,9 +295,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
 
 
 @WRITES_ONNX
-def test_exports_do_not_tell_where_the_program_lies(three, onnx_of_three, tmp_path):
-    tu.export(three[0], 'pt2', tmp_path / 'model.pt2')
-    with zipfile.ZipFile(tmp_path / 'model.pt2') as file:
+def test_exports_do_not_tell_where_the_program_lies(onnx_of_three, pt2_of_three):
+    with zipfile.ZipFile(pt2_of_three[0]) as file:
         contents = [onnx_of_three.read_bytes(), *map(file.read, file.namelist())]
     for folder in {os.path.dirname(module.__file__) for module in (tu, torch, tu.smp)}:
         assert not any(os.fsencode(folder) in content for content in contents)

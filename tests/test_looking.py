@@ -522,7 +522,7 @@ def test_a_class_that_only_validation_has_is_told(tmp_path):
         (folder / f'images/{n}.png').unlink()
         (folder / f'masks/{n}.png').unlink()
     _, data = inspect(folder)
-    assert [note for note in data.notes if note.startswith('class 2 is in no training mask')]
+    assert [note for note in data.notes if note.startswith('no training mask has class 2')]
     assert not [note for note in data.notes if note.startswith('class 1')]
 
 
@@ -629,9 +629,9 @@ def test_links_and_copies_that_validate_on_what_is_trained_on_are_told(tmp_path,
             (data / split / kind).mkdir(parents=True)
             for n in rows:
                 again(whole / kind / f'{n}.png', data / split / kind / f'{n}.png')
-    told = [note for note in inspect(data)[1].notes if 'are trained on too' in note]
-    assert told == [f'2 images of validation or test, such as {data}/val/images/6.png, are trained on too, as '
-                    f'{whole}/images/6.png: their scores flatter'] * inside
+    told = [note for note in inspect(data)[1].notes if 'trained on too' in note]
+    assert told == [f'trained on too: 2 images of validation or test, such as {data}/val/images/6.png as '
+                    f'{whole}/images/6.png: the scores flatter'] * inside
 
 
 def test_one_name_and_one_size_in_two_splits_is_no_copy(tmp_path):
@@ -640,7 +640,7 @@ def test_one_name_and_one_size_in_two_splits_is_no_copy(tmp_path):
             picture = np.random.default_rng((seed, n)).integers(0, 2, (32, 32, 3), np.uint8)
             save(tmp_path / f'images/{split}/{n}.tif', picture)
             save(tmp_path / f'masks/{split}/{n}.png', picture[..., 0])
-    assert not [note for note in inspect(tmp_path)[1].notes if 'are trained on too' in note]
+    assert not [note for note in inspect(tmp_path)[1].notes if 'trained on too' in note]
 
 
 def test_masks_that_differ_for_one_and_the_same_image_are_told(tmp_path):

@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_pairing.py
 """
 import contextlib
 import csv
+import itertools
 import os
 import re
 import shlex
@@ -367,6 +368,25 @@ def test_masks_of_several_folders_are_united_where_masks_has_a_star(tmp_path):
     assert len(data.pairs.images) == 6 and data.values[255] == [6 * 24, 6]
 
 
+def test_masks_of_several_folders_are_united_in_each_of_several_folders(tmp_path):
+    """EndoVis: instrument_dataset_1/ground_truth/Left_Forceps_labels, the same names in every sequence."""
+    for sequence, n in itertools.product((1, 2), range(4)):
+        folder = tmp_path / f'set/sequence_{sequence}'
+        save(folder / f'left_frames/frame{n}.png', np.random.default_rng((sequence, n)).integers(0, 256, (16, 16, 3)))
+        for side, tool in enumerate(['Grasper', 'Left_Forceps']):
+            mask = np.zeros((16, 16), np.uint8)
+            mask[2:6 + n, 8 * side:8 * side + 4 + sequence] = 255
+            save(folder / f'ground_truth/{tool}_labels/frame{n}.png', mask)
+    error = ask(tmp_path / 'set')
+    united = [line for line in error.problems if 'masks united' in line]
+    assert 'masks="sequence_*/ground_truth/*labels"   (8 pairs, masks united: one class' in united[0]
+    config, data = inspect(tmp_path / 'set', **typed(united[0].split('   (')[0]))
+    for image, mask in zip(*(map(os.fsdecode, paths) for paths in (data.pairs.images, data.pairs.masks))):
+        parts = mask.split(train_unet.UNITED)
+        assert {os.path.basename(part) for part in parts} == {os.path.basename(image)} and len(parts) == 2
+        assert {Path(part).parents[2] for part in parts} == {Path(image).parents[1]}
+
+
 def test_masks_of_one_thing_by_several_people_are_not_offered_to_be_united(tmp_path):
     fill(tmp_path / 'set', [f'img/{n}.png' for n in range(6)],
          [f'labels/{person}Mask/{n}.png' for n in range(6) for person in ('anna', 'bert')])
@@ -396,14 +416,14 @@ def test_parts_of_a_name_that_changed_their_order_pair_nothing(tmp_path):
     """x0_y1 is not y0_x1."""
     cells = [(x, y) for x in range(4) for y in range(4)]
     fill(tmp_path, [f'images/x{x}_y{y}.png' for x, y in cells], [f'masks/y{y}_x{x}.png' for x, y in cells])
-    assert '0 pairs were found' in ask(tmp_path).problems
+    assert '0 pairs found' in ask(tmp_path).problems
 
 
 def test_two_numbers_that_both_fit_pair_nothing(tmp_path):
     times = [3, 1, 4, 0, 2]
     fill(tmp_path, [f'images/frame_{n}_t{t}.png' for n, t in enumerate(times)],
          [f'masks/frame{n}_mask.png' for n in range(5)])
-    assert '0 pairs were found' in ask(tmp_path).problems
+    assert '0 pairs found' in ask(tmp_path).problems
 
 
 def test_an_image_is_never_its_own_mask(tmp_path):
@@ -660,6 +680,28 @@ def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     monkeypatch.setattr(train_unet, 'read_header', lambda *_: (5000, 5000, 'L'))
     monkeypatch.setattr(train_unet, 'read_mask', None)
     assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
+
+
+def test_images_without_a_mask_do_not_hide_how_the_others_pair(tmp_path):
+    """ACDC's driving scenes: each has a reference image without a mask, and so have all of the test split."""
+    for split, film in itertools.product(('test', 'train', 'val'), 'ABC'):
+        for name in (f'{split}/G{film}/G{film}_000_rgb_anon', f'{split}_ref/G{film}/G{film}_000_rgb_ref_anon'):
+            save(tmp_path / f'rgb_anon/fog/{name}.png', np.random.default_rng(ord(film)).integers(0, 256, (9, 9, 3)))
+        for kind in ('invIds', 'labelIds') if split != 'test' else ():
+            save(tmp_path / f'gt/fog/{split}/G{film}/G{film}_000_gt_{kind}.png', np.eye(9, dtype=np.uint8))
+    line = 'image_pattern="{stem}rgb_anon.png" mask_pattern="{stem}gt_labelIds.png"'
+    assert line in typed_lines(ask(tmp_path))
+    partner = partners(inspect(tmp_path, **typed(line))[1], tmp_path)
+    assert len(partner) == 6 and all(image.replace('rgb_anon', 'gt', 1).replace('rgb_anon.', 'gt_labelIds.') == mask
+                                     for image, mask in partner.items())
+
+
+def test_a_training_offers_six_lines_and_says_how_many_more_there_are(tmp_path):
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)],
+         [f'masks_{kind}/{n}.png' for kind in 'abcdefgh' for n in range(4)])
+    *lines, more, _ = ask(tmp_path).problems
+    assert len([line for line in lines if line.startswith('    ')]) == 6 and more == '... and 2 more'
+    assert all(line.startswith('    ') for line in more.hidden) and len(more.hidden) == 2     # which check shows
 
 
 # --- lines that are not offered -------------------------------------------------------

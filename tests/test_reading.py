@@ -562,13 +562,13 @@ def test_a_grey_gif_is_no_palette_of_classes(tmp_path):
 
 def test_an_empty_file_is_called_empty(small_set):
     (small_set / 'images/003.png').write_bytes(b'')
-    assert 'images/003.png: cannot be read: ValueError: is empty' in str(ask(small_set))
+    assert 'images/003.png: cannot be read: is empty' in str(ask(small_set))
 
 
 @pytest.mark.parametrize('kind', ['images', 'masks'])
 def test_pointers_of_git_lfs_are_called_so(small_set, kind):
     (small_set / kind / '003.png').write_text('version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n')
-    assert f'{kind}/003.png: cannot be read: ValueError: is a pointer of Git LFS' in str(ask(small_set))
+    assert f'{kind}/003.png: cannot be read: is a pointer of Git LFS' in str(ask(small_set))
 
 
 @pytest.mark.parametrize('kind, suffix', [('images', '.gif'), ('masks', '.gif'), ('masks', '.png'),
@@ -578,7 +578,7 @@ def test_a_film_is_refused_not_read_by_its_first_picture(small_set, kind, suffix
     first, *others = (PIL.Image.fromarray(np.roll(np.array(PIL.Image.open(path)), n, 0)) for n in range(3))
     path.unlink()
     first.save(path.with_suffix(suffix), save_all=True, append_images=others)
-    assert f'{path.stem}{suffix}: cannot be read: ValueError: holds 3 pictures' in str(ask(small_set))
+    assert f'{path.stem}{suffix}: cannot be read: holds 3 pictures' in str(ask(small_set))
 
 
 def test_a_photograph_of_a_phone_that_carries_a_preview_is_no_film(small_set):

@@ -682,7 +682,7 @@ def test_copies_under_other_names_are_told(tmp_path):
             save(tmp_path / f'{split}/images/{prefix}{n}.png', scene(n))
             save(tmp_path / f'{split}/masks/{prefix}{n}.png', np.eye(24))
     data = inspect(tmp_path, val_fraction=0)[1]
-    assert [note.split(',')[0] for note in leaks(data)] == ['2 images of validation or test']
+    assert [note.split(',')[0] for note in leaks(data)] == ['trained on too: 2 images of validation or test']
 
 
 def test_copies_of_training_images_do_not_validate(tmp_path):
@@ -694,14 +694,14 @@ def test_copies_of_training_images_do_not_validate(tmp_path):
     data = inspect(tmp_path, val_fraction=0.1)[1]
     held_out = names_of(data, 'val')
     assert len(held_out) == 2 and held_out <= {f'{n}' for n in range(16, 20)} and not leaks(data)
-    told, = [note for note in data.notes if 'are there several times' in note]
+    told, = [note for note in data.notes if 'with copies, such as' in note]
     assert told.startswith('16 images') and told.endswith('all copies are on one side')
     black = tmp_path / 'black'
     for n in range(10):
         save(black / f'images/{n}.png', scene(n) if n < 5 else np.zeros((24, 24, 3)))
         save(black / f'masks/{n}.png', np.eye(24) * (n < 5))
     data = inspect(black, val_fraction=0.5)[1]
-    assert len(names_of(data, 'val')) == 5 and not leaks(data) and 'several times' not in str(data.notes)
+    assert len(names_of(data, 'val')) == 5 and not leaks(data) and 'with copies' not in str(data.notes)
 
 
 @pytest.mark.parametrize('times', [2, 5])
@@ -730,7 +730,7 @@ def test_copies_whose_pixels_break_are_told_too(tmp_path):
             path = tmp_path / f'{task}/images/{task}{n}.png'
             path.write_bytes(path.read_bytes()[:-60])
     notes = inspect(tmp_path)[1].notes
-    assert any('are there several times' in note for note in notes)
+    assert any('with copies, such as' in note for note in notes)
     assert any('mask files that differ' in note for note in notes)     # the bytes tell that
 
 
@@ -748,8 +748,8 @@ def test_others_of_its_mark_or_name_do_not_hide_a_copy(tmp_path):
             save(tmp_path / f'{split}/images/p{patient}/{n}.{suffix}', slice_of(patient, n))
             save(tmp_path / f'{split}/masks/p{patient}/{n}.png', np.eye(128) * (patient == 3 or same))
     copies, = leaks(inspect(tmp_path, num_classes=2)[1])
-    assert copies == (f'1 images of validation or test, such as {tmp_path}/val/images/p1/3.bmp, are trained on too, as '
-                      f'{tmp_path}/train/images/p1/3.bmp: their scores flatter')
+    assert copies == (f'trained on too: 1 image of validation or test, such as {tmp_path}/val/images/p1/3.bmp as '
+                      f'{tmp_path}/train/images/p1/3.bmp: the scores flatter')
 
 
 def test_black_slices_and_different_scenes_in_one_field_of_view_are_no_leaks(tmp_path):
@@ -775,7 +775,7 @@ def test_pictures_that_are_black_in_the_same_places_are_no_copies(tmp_path):
         save(tmp_path / f'images/{n}.bmp', picture)
         save(tmp_path / f'masks/{n}.png', np.eye(200))
     notes = inspect(tmp_path)[1].notes
-    assert 'several times' not in str(notes) and not [note for note in notes if 'flatter' in note]
+    assert 'with copies' not in str(notes) and not [note for note in notes if 'flatter' in note]
 
 
 def test_masks_of_two_tasks_are_told_though_all_copies_are_trained_on(tmp_path):
@@ -905,7 +905,7 @@ def test_classes_that_no_mask_has_are_told(tmp_path):
         save(tmp_path / f'images/{n}.png', scene(n))
         save(tmp_path / f'masks/{n}.png', np.eye(24) + 2 * np.eye(24)[::-1])
     notes = inspect(tmp_path, num_classes=6)[1].notes
-    assert any(note.startswith('class 3, 4, 5 is in no training mask') for note in notes)
+    assert any(note.startswith('no training mask has class 3, 4, 5') for note in notes)
 
 
 def test_what_pickled_arrays_are_is_said(tmp_path):

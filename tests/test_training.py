@@ -31,6 +31,7 @@ import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set
 from helpers import OWN, PLAIN, SMALL, Harm, Samples, amp, assert_same, final, log_text, network, noisy_squares, squares
 from helpers import stop_at, stopping_at, train, train_own
+from helpers import WORDS
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -503,6 +504,14 @@ def test_a_folder_of_the_users_is_not_removed_nor_overwritten(small_set, tmp_pat
     with pytest.raises(tu.UserError, match='config.py: would be overwritten'):
         tu.train(**{**SMALL, 'run_dir': str(mine)})
     assert (mine / 'config.py').read_text() == 'SECRET = 1'
+
+
+@pytest.mark.parametrize('command', ['train', 'check'])
+def test_a_run_is_not_written_among_images(small_set, command, capsys):
+    there = sorted(os.listdir(small_set / 'images'))
+    assert tu.main([command, f'data={small_set}', f'run_dir={small_set / "images"}', *WORDS]) == 2
+    assert 'a run wants a folder of its own' in capsys.readouterr().err
+    assert sorted(os.listdir(small_set / 'images')) == there
 
 
 @pytest.mark.parametrize('command', ['train', 'check'])

@@ -237,7 +237,7 @@ def test_a_file_typed_by_name_is_tried_whatever_its_suffix(two, tmp_path, capsys
     inputs = [str(tmp_path / 'notes.txt'), str(tmp_path / 'photo.upload'), str(image)]
     assert tu.predict(two[0], inputs, tmp_path / 'out') == 1
     said = capsys.readouterr().err
-    assert 'notes.txt' in said and '1 files could not be predicted' in said
+    assert 'notes.txt' in said and '1 file could not be predicted' in said
     assert written(tmp_path / 'out') == ['001.png', 'photo.png']
 
 

@@ -158,6 +158,15 @@ def json_path(name, out=None):
     return Path(out or Path('runs') / 'benchmarks' / f'{name}.json')
 
 
+def without_nan(value):
+    """None for what was not measured: JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {key: without_nan(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(without_nan, value)]
+    return None if value != value else value
+
+
 def save_json(name, results, out=None, n=None, seed=None):
     """Results with all that is needed to read them; written whole or not at all -> the path."""
     path = json_path(name, out)
@@ -168,6 +177,6 @@ def save_json(name, results, out=None, n=None, seed=None):
               'date': datetime.datetime.now().isoformat(timespec='seconds'),
               'hardware': describe_hardware(), 'versions': describe_versions(), 'results': results}
     partial = path.with_suffix('.partial')
-    partial.write_text(json.dumps(record, indent=1, default=str) + '\n', encoding='utf-8')
+    partial.write_text(json.dumps(without_nan(record), indent=1, default=str) + '\n', encoding='utf-8')
     os.replace(partial, path)
     return path
