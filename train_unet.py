@@ -2494,7 +2494,7 @@ def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
     is ignored of the values; wanted: how many classes, or 'auto'."""
     plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
     between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
-    if set(values) <= {0, 255, 65535} and (wanted in ('auto', 2) or 65535 in values):
+    if set(values) <= {0, 255, 65535} and 0 not in special and (wanted in ('auto', 2) or 65535 in values):
         tops = sorted(values.keys() - {0}) or [255]
         return Coding({0: 0} | dict.fromkeys(tops, 1), None, 2,
                       f'0 is background, {" and ".join(map(str, tops))} foreground')

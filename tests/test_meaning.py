@@ -129,6 +129,12 @@ def test_a_threshold_of_a_large_grey_mask_does_without_its_colours():
 # --- what is ignored ------------------------------------------------------------------
 
 
+def test_what_is_to_be_ignored_is_no_background_unasked(tmp_path):
+    folder, _ = coded_set(tmp_path / 'set', [0, 255])
+    assert 'type mask_values="{0: 0, 255: 1}"' in str(ask(folder, ignore_index=0))
+    assert inspect(folder)[1].meaning == {0: 0, 255: 1}
+
+
 def test_what_is_ignored_is_so_beside_a_threshold_too(tmp_path):
     folder, place = coded_set(tmp_path / 'set', [0, 1, 2, 3, 255])
     _, data = inspect(folder, mask_values='nonzero')
