@@ -316,10 +316,10 @@ def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, tmp_path, use, fault, to
         return zeros(*size, device=device, **named)
 
     zeros, chosen = torch.zeros, []
-    fake_devices(monkeypatch, 2, False)
     model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
                                     'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
     train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
+    fake_devices(monkeypatch, 2, False)                                # what is imported by now asks the real ones
     monkeypatch.setattr(torch, 'zeros', refuse)
     monkeypatch.setattr(torch.cuda, 'device', lambda device: chosen.append(device) or contextlib.nullcontext())
     config, sources, _ = train_unet.resolve_config(None, {'device': 'cuda:1'})
