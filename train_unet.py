@@ -619,8 +619,6 @@ def find_fault(key, value):
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
         return f'must be a list of texts{default}'
-    if key == 'class_names' and len({*value}) < len(value):
-        return 'two classes have one name'
     if key == 'class_weights' and isinstance(value, list) and value and not any(value):
         return 'one of them must be above 0'
     if key not in RANGES:
@@ -1459,7 +1457,7 @@ def find_pairs(config):
     try:
         splits, drawn = choose_splits([image for image, _ in pairs], config)
     except DataError as error:                                         # perhaps because all pages are in one file
-        raise DataError([*error.problems, *problems_of_files(pairs, config)], error.title) from None
+        raise DataError([*error.problems, *problems_of_files(pairs[:8], config)], error.title) from None
     named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
     lists = tuple(path for path in named if os.path.isfile(path))      # a pipe would be waited for
     return Pairs(*paths_of(pairs), splits, drawn, rule, notes + doubts(pairs, splits, config), lists)
@@ -1656,8 +1654,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
         is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
         if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
             lines.append(line)
-    note = lambda line: ', masks united: one class' * bool(united(line)) + ', unless you draw them into one mask' * \
-        of_classes(line)
+    note = lambda line: ', masks united: one class' * bool(united(line)) \
+        + ', unless you draw them into one mask' * of_classes(line)
     lines = [f'    {line}   ({len(works[line][1])} pairs{note(line)})' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
@@ -5351,9 +5349,9 @@ def forget_shown():
 
 
 def choose_run_dir(config, name):
-    """A new folder runs/<name>-<number>, or the one that the config names. UserError for one that holds data."""
+    """A new folder runs/<name>-<number>, or the one that the config names. UserError for one that holds the data."""
     if config['run_dir'] != 'auto':
-        refuse_data(Path(config['run_dir']))
+        refuse_data(config)
         return Path(config['run_dir'])
     name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
@@ -5730,11 +5728,15 @@ def refuse_used(folder):
         raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
 
 
-def refuse_data(folder):
-    """UserError for a folder of images: with a run in it nobody would take it for data again."""
-    there = sorted(filter(may_be_read, os.listdir(folder))) if folder.is_dir() else ()
-    if there and 'log.txt' not in os.listdir(folder):                  # else its pictures are those of a run
-        raise UserError(f'{folder}: holds {there[0]}; a run wants a folder of its own: choose another run_dir')
+def refuse_data(config):
+    """UserError for a run_dir that is the folder of the data, or one of its folders with images: list_files passes by
+    whatever is a run."""
+    folder, data = (Path(os.path.expanduser(config[key])).resolve() for key in ('run_dir', 'data'))
+    if folder.is_relative_to(data) and not (folder / 'log.txt').exists():      # else its pictures are those of a run
+        names = (name for _, _, names in os.walk(folder) for name in names if may_be_read(name))
+        if name := next(names, None):
+            raise UserError(f'{folder}: holds data, such as {name}; a run wants a folder of its own: choose another '
+                            'run_dir')
 
 
 def refuse_unwritable(folder):
@@ -6970,7 +6972,7 @@ def check(preset, overrides):
     else:
         folder = Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])
         if config['run_dir'] != 'auto':
-            refuse_data(folder)
+            refuse_data(config)
             refuse_used(folder)
     refuse_unwritable(folder)
     device = choose_device(config['device'])

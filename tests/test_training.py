@@ -506,12 +506,14 @@ def test_a_folder_of_the_users_is_not_removed_nor_overwritten(small_set, tmp_pat
     assert (mine / 'config.py').read_text() == 'SECRET = 1'
 
 
+@pytest.mark.parametrize('folder', ['', 'images'])
 @pytest.mark.parametrize('command', ['train', 'check'])
-def test_a_run_is_not_written_among_images(small_set, command, capsys):
-    there = sorted(os.listdir(small_set / 'images'))
-    assert tu.main([command, f'data={small_set}', f'run_dir={small_set / "images"}', *WORDS]) == 2
+def test_a_run_is_not_written_among_the_images(small_set, command, folder, capsys):
+    there = sorted(os.listdir(small_set / folder))
+    assert tu.main([command, f'data={small_set}', f'run_dir={small_set / folder}', *WORDS]) == 2
     assert 'a run wants a folder of its own' in capsys.readouterr().err
-    assert sorted(os.listdir(small_set / 'images')) == there
+    assert sorted(os.listdir(small_set / folder)) == there
+    assert tu.main(['check', f'data={small_set}', f'run_dir={small_set / "runs"}', *WORDS]) == 0
 
 
 @pytest.mark.parametrize('command', ['train', 'check'])
