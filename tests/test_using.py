@@ -483,16 +483,13 @@ def test_image_size_may_be_one_number_for_predict_and_evaluate(two, own, tmp_pat
     assert '2 val images' in capsys.readouterr().out
 
 
-def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, capsys):
+@pytest.mark.parametrize('verb, word', [('evaluate', 'num_classes=4'), ('predict', 'image_dtype=float32'),
+                                        ('predict', 'mean=1.0'), ('predict', 'std=2.0')])
+def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, verb, word, capsys):
     """More classes than it was trained for would only give zeros."""
-    assert tu.main(['evaluate', str(two[0]), f'data={two[1]}', 'num_classes=4']) == 2
-    assert 'num_classes: belongs to the trained network' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('word', ['image_dtype=float32', 'mean=1.0', 'std=2.0'])
-def test_what_belongs_to_the_network_cannot_be_changed(own, two, word, capsys):
-    assert tu.main(['predict', str(own), str(two[1] / 'images'), word]) == 2
-    assert 'belongs to the trained network' in capsys.readouterr().err
+    what = f'data={two[1]}' if verb == 'evaluate' else str(two[1] / 'images')
+    assert tu.main([verb, str(two[0]), what, word]) == 2
+    assert f'{word.split("=")[0]}: belongs to the trained network' in capsys.readouterr().err
 
 
 def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
