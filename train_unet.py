@@ -1919,10 +1919,9 @@ def open_pillow(path, config):
         picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     except PIL.UnidentifiedImageError:
         with open(path, 'rb') as file:
-            is_pointer = file.read(23) == b'version https://git-lfs'
-        words = 'is a pointer of Git LFS, not the file: type  git lfs pull' if is_pointer else \
-            'is no picture of a known format, whatever its name says'
-        raise PIL.UnidentifiedImageError(words) from None
+            if file.read(23) == b'version https://git-lfs':
+                raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull') from None
+        raise PIL.UnidentifiedImageError('is no picture of a known format, whatever its name says') from None
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
         picture.filename = ''                                          # else Pillow maps a rotated one, side for side

@@ -141,6 +141,22 @@ def test_a_benchmark_ends_without_a_traceback(error, code):
     assert done.value.code == code
 
 
+@pytest.mark.parametrize('device, frugal', [('cpu', ['--frugal']), ('cpu', []), ('cuda', ['--frugal'])])
+def test_frugal_peers_keep_memory_and_read_alone_on_a_cpu(split_set, tmp_path, monkeypatch, device, frugal):
+    seen = {}
+    def run(command, env, **_):
+        job = peers.Job(**json.loads(command[-1]))
+        seen[job.variant] = (images_per_second.KEEP_MEMORY.items() <= env.items(), peers.build_loader(job).num_workers)
+
+    monkeypatch.setattr(common, 'count_cores', lambda: 2)
+    monkeypatch.setattr(images_per_second.subprocess, 'run', run)
+    words = ['--contenders', 'plain', '--encoders', 'y', '--steps=2', '--batch=2', '--rounds=1', *frugal]
+    paths = [f'--data={split_set}', f'--out={tmp_path / "x.json"}']
+    monkeypatch.setattr(sys, 'argv', ['x', *words, *paths, f'--device={device}'])
+    images_per_second.main()
+    assert seen == {'documented': (False, 2), 'tuned': (True, 0) if frugal and device == 'cpu' else (False, 2)}
+
+
 def test_a_contender_that_fails_is_no_success(split_set, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(images_per_second, 'measure', lambda *_: [])
     words = [f'--data={split_set}', '--contenders', 'plain', '--steps=2', '--batch=2', '--rounds=1', '--device=cpu']
@@ -282,6 +298,14 @@ def test_the_time_of_the_plain_recipe_is_told_from_when_it_was_first_there():
             for name, found in (('plain', curve((200, 0.49), (300, 0.52), (420, 0.48))), ('ours', curve((130, 0.49))))]
     row = time_to_iou.build_rows(runs, 'x', types.SimpleNamespace(size=[8, 8], budget=420, epochs=None))[1]
     assert row['times faster'] == 420 / 130 and row['against that'] == 200 / 130
+    assert (row['lowest'], row['highest'], row['seconds at its end']) == (0.49, 0.49, 130)
+
+
+def test_results_of_something_else_are_no_start_for_time_to_iou(tmp_path):
+    for text in ('{"results": []}', '{', '{"results": {}}'):
+        (tmp_path / 'x.json').write_text(text)
+        with pytest.raises(SystemExit, match='holds no results of this benchmark'):
+            time_to_iou.read_runs(tmp_path / 'x.json')
 
 
 @pytest.mark.usefixtures('quick_runs')
@@ -471,6 +495,9 @@ def test_a_part_that_fails_on_a_gpu_is_not_called_done(tmp_path, monkeypatch):
                         ('import sys; open(sys.argv[-1][6:], "w").write(\'{"results": [1]}\')', 'done')):
         script.write_text(text)
         assert gpu.run_part('limit', args, 60, {}) == state
+    script.write_text('raise SystemExit("no images")')
+    monkeypatch.setattr(sys, 'argv', ['gpu.py', '--device=cpu', '--parts', 'limit', f'--out={tmp_path / "x.json"}'])
+    assert gpu.main() == 1
 
 
 @pytest.mark.parametrize('name', ['plain', 'default', 'fast-eager', 'stable', 'older_gpu', 'best', 'low_memory'])

@@ -611,6 +611,15 @@ def test_the_default_network_begins_with_small_images_on_a_cpu(small_set, kind, 
     assert settled['progressive_resizing'] == share
 
 
+@pytest.mark.parametrize('side, policy, is_told', [
+    (1200, 'resize', True), (400, 'resize', False), (1200, 'crop', False)])
+def test_images_that_become_small_are_told_of_crops(small_set, side, policy, is_told):
+    config, data = inspect(small_set, image_size='auto', size_policy=policy)
+    data.sizes = train_unet.Counter({(side, side): 12})
+    settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
+    assert settled['image_size'] == [256, 256] and ('size_policy=crop' in why['image_size']) == is_told
+
+
 @pytest.mark.parametrize('settings, rate, told', [
     ({'batch_size': 64, 'optimizer': 'SGD'}, 0.1, '; 0.1 at most'), ({'batch_size': 512}, 0.01, '; 0.01 at most'),
     ({'batch_size': 32}, 0.004, 'effective batch of 32'),

@@ -121,6 +121,7 @@ def test_check_says_what_training_would_use(small_set, capsys):
     for words in ('12 pairs (10 train, 2 val)', '255 -> 1 foreground', 'precision: float32, because use_amp=False',
                   'memory of one step', 'first batch: image (4, 3, 32, 32) torch.uint8', 'images/s', 'ready: python'):
         assert words in printed
+    assert printed.index('settings:') < printed.index('12 pairs') < printed.index('ready: python')     # seen last
     assert (tu.Path('runs') / 'check' / 'samples.png').exists()
 
 

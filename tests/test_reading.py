@@ -565,10 +565,13 @@ def test_an_empty_file_is_called_empty(small_set):
     assert 'images/003.png: cannot be read: is empty' in str(ask(small_set))
 
 
+@pytest.mark.parametrize('suffix', ['.png', '.tif'])
 @pytest.mark.parametrize('kind', ['images', 'masks'])
-def test_pointers_of_git_lfs_are_called_so(small_set, kind):
-    (small_set / kind / '003.png').write_text('version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n')
-    assert f'{kind}/003.png: cannot be read: is a pointer of Git LFS' in str(ask(small_set))
+def test_pointers_of_git_lfs_are_called_so(small_set, kind, suffix):
+    (small_set / kind / '003.png').unlink()
+    path = small_set / kind / f'003{suffix}'
+    path.write_text('version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n')
+    assert f'{path}: cannot be read: is a pointer of Git LFS' in str(ask(small_set))
 
 
 @pytest.mark.parametrize('kind, suffix', [('images', '.gif'), ('masks', '.gif'), ('masks', '.png'),

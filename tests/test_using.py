@@ -57,6 +57,14 @@ def test_load_takes_paths_pictures_arrays_and_tensors(two):
             model.predict(wrong)
 
 
+@pytest.mark.parametrize('run, told', [('nowhere', 'nowhere: there is no such file'),
+                                       ('.', 'best.pt: there is no such file; a run folder holds a best.pt once')])
+def test_a_run_that_is_not_there_is_told_in_words(run, told, capsys):
+    assert tu.main(['evaluate', run]) == 2
+    said = capsys.readouterr().err
+    assert told in said and 'Errno' not in said
+
+
 def test_a_loaded_model_predicts_as_the_trained_one_does_in_16_bits(small_set):
     """channels_last, too, is part of how it was trained: 16-bit kernels round otherwise in another layout."""
     result = tu.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16',

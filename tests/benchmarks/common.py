@@ -74,7 +74,7 @@ def exit_with(main):
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print('\nstopped; of what was measured the JSON file has what it had been told before', file=sys.stderr)
+        print('\nstopped; a JSON file that was written before is whole', file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         refused = getattr(sys.modules.get('train_unet'), 'UserError', ())

@@ -50,8 +50,8 @@ def parse_args():
     option('--batch', type=whole_number, default=8, help='images per step (8)')
     option('--steps', type=whole_number, default=5 * AHEAD,
            help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count ({5 * AHEAD})')
-    option('--frugal', action='store_true', help='tuned peers also keep freed memory, and read without '
-           'workers, as ours does on a CPU')
+    option('--frugal', action='store_true', help='on a CPU, tuned peers also keep freed memory, and read '
+           'without workers, as ours does there')
     option('--worker', help='internal: measure this one job and write its figures to --out')
     args = parser.parse_args()
     if args.steps < 2:
@@ -78,7 +78,8 @@ def main():
                 for contender, variant in variants[turn:] + variants[:turn]:
                     bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
                     job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
-                                    args.steps, args.device, seed=number, frugal=args.frugal)
+                                    args.steps, args.device, seed=number)
+                    job.frugal = args.frugal and job.tuned and args.device == 'cpu'
                     found = measure(job, Path(folder))
                     records, failed = records + found, failed + (not found)
                     path = save_json('images_per_second', {'settings': vars(args), 'runs': records},
@@ -132,7 +133,7 @@ def measure(job, folder):
                '--worker', json.dumps(dataclasses.asdict(job))]
     with open(words, 'w', encoding='utf-8') as output:
         subprocess.run(command, cwd=scratch, stdout=output, stderr=subprocess.STDOUT, check=False,
-                       env={**os.environ, **(KEEP_MEMORY if job.frugal and job.tuned else {})})
+                       env=os.environ | (KEEP_MEMORY if job.frugal else {}))
     if not answer.exists():
         last = words.read_text(encoding='utf-8', errors='replace').strip().splitlines()[-1:]
         tqdm.write(f'failed: {job.contender}, {job.variant}: {"".join(last)[:300]}')

@@ -35,7 +35,7 @@ class Job:
     device: str
     seed: int
     loaded: bool = True
-    frugal: bool = False     # tuned peers read without workers, as ours does on a CPU
+    frugal: bool = False     # reads without workers, as ours does on a CPU
 
     @property
     def tuned(self):
@@ -78,10 +78,8 @@ def build_loader(job, collate=lambda images, masks: (images, masks)):
     dataset = FolderDataset(job.folder, job.size)
     if job.loaded:
         more = {'persistent_workers': True, 'pin_memory': job.device != 'cpu'} if job.tuned else {}
-        workers = common.count_cores()
-        if job.frugal and job.tuned:
-            workers, more = 0, {}
-        return torch.utils.data.DataLoader(dataset, job.batch, shuffle=True, num_workers=workers, **more)
+        how = {'num_workers': 0} if job.frugal else {'num_workers': common.count_cores(), **more}
+        return torch.utils.data.DataLoader(dataset, job.batch, shuffle=True, **how)
     batches = [collate(*batch) for batch in torch.utils.data.DataLoader(dataset, job.batch)]
     return torch.utils.data.DataLoader(batches, batch_size=None, shuffle=True)
 

@@ -320,7 +320,7 @@ def build_rows(runs, name, args):
         rows.append({'set': name, 'contender': contender, 'seeds': len(curves),
                      'IoU at the budget': median_and_spread(finals)[0],
                      'lowest': min(finals, default=None), 'highest': max(finals, default=None),
-                     'its seconds': max(curve[-1]['seconds'] for curve in curves),
+                     'seconds at its end': median_and_spread(c[-1]['seconds'] for c in curves)[0],
                      'best until then': median_and_spread(max(s) for s in within if s)[0],
                      'seeds that reach it': sum(seconds < NEVER for seconds in took),
                      'seconds to target': median if median < NEVER else None,
