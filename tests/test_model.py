@@ -275,6 +275,24 @@ def test_norms_and_pooling_take_rows_on_apple_gpus(network):
     assert norms and all(norms) and not pools
 
 
+@pytest.mark.parametrize('capability, widths', [('AVX512', {16, 32, 64}), ('AVX2', {8, 16, 24, 32, 64})])
+def test_norms_of_few_channels_take_rows_on_a_cpu(capability, widths, monkeypatch):
+    """In channels_last they work on whole registers of channels, 16 in AVX512; one that is half empty is slow."""
+    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
+    settings = {**tu.CONFIG, 'encoder': 'tu-resnet10t', 'decoder_channels': [64, 32, 16, 12, 8], 'mean': [0.0],
+                'std': [1.0], 'num_classes': 2, 'image_size': [64, 64], 'channels_last': True}
+    model, images, seen = tu.build_model(settings).eval(), torch.randn(2, 3, 64, 64), {}
+    usual = model(images)
+    tu.laid_out(model, settings, torch.device('cpu'))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_hook(lambda module, inputs, _: seen.update(
+                {module.num_features: inputs[0].is_contiguous(memory_format=torch.channels_last)}))
+    assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
+    assert {width for width, is_last in seen.items() if is_last and width < 128} == widths
+    assert seen[12] is False
+
+
 def test_a_network_of_ones_own_gets_the_layout_that_apple_gpus_can_train(monkeypatch):
     seen, model = [], torch.nn.Conv2d(3, 1, 3)
     monkeypatch.setattr(model, 'to', lambda device: model)             # there is none here
