@@ -3774,10 +3774,12 @@ def laid_out(model, config, device):
     """
     BatchNorm, on_apple = nn.modules.batchnorm._BatchNorm, device.type == 'mps'
     lanes = 16 if torch.backends.cpu.get_cpu_capability() == 'AVX512' else 8       # float32 values in a register
+    to_rows = lambda _, maps: None if not on_apple and torch.compiler.is_compiling() else \
+        tuple(each.contiguous() for each in maps)                      # what is compiled has other kernels
     for module in model.modules():
         is_narrow = device.type == 'cpu' and isinstance(module, BatchNorm) and module.num_features % lanes
         if is_narrow or on_apple and isinstance(module, (BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
-            module.register_forward_pre_hook(lambda _, inputs: tuple(maps.contiguous() for maps in inputs))
+            module.register_forward_pre_hook(to_rows)
         elif on_apple and isinstance(module, nn.AdaptiveAvgPool2d):
             change_forward(module, PooledByProduct)
     if on_apple:
