@@ -245,9 +245,9 @@ def test_the_line_that_tune_prints_can_be_typed(capsys):
 
 
 def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatch):
-    """Reading an image takes a third of a second here, a step next to nothing."""
+    """Reading an image takes a tenth of a second here, a step next to nothing."""
     read = tu.SegmentationDataset.read
-    slowly = lambda self, index: time.sleep(0.3) or read(self, index)
+    slowly = lambda self, index: time.sleep(0.1) or read(self, index)
     monkeypatch.setattr(tu.SegmentationDataset, 'read', slowly)
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
@@ -313,8 +313,8 @@ def test_what_is_kept_in_float32_cannot_overflow_float16(kept):
     config = settled(encoder='tu-test_resnet', keep_float32=kept)
     model = tu.build_model(config)
     model.network.segmentation_head[0].weight.data.mul_(1e6)
-    batch = {'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
-             'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}
+    batch = {'image': torch.randint(0, 255, (2, 3, 32, 32), dtype=torch.uint8),
+             'mask': torch.zeros(2, 32, 32, dtype=torch.uint8)}
     numbers = tu.examine_numbers(model, config, tu.SegmentationLoss(config), ['float16'], batch)
     assert bool(tu.judge('float16', numbers)) == (kept is None)
 
