@@ -313,8 +313,8 @@ def test_what_is_kept_in_float32_cannot_overflow_float16(kept):
     config = settled(encoder='tu-test_resnet', keep_float32=kept)
     model = tu.build_model(config)
     model.network.segmentation_head[0].weight.data.mul_(1e6)
-    batch = {'image': torch.randint(0, 255, (2, 3, 32, 32), dtype=torch.uint8),
-             'mask': torch.zeros(2, 32, 32, dtype=torch.uint8)}
+    batch = {'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
+             'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}
     numbers = tu.examine_numbers(model, config, tu.SegmentationLoss(config), ['float16'], batch)
     assert bool(tu.judge('float16', numbers)) == (kept is None)
 
