@@ -127,7 +127,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(script, words, to
     with pytest.raises(SystemExit) as done:
         common.exit_with(__import__(script).main)
     assert told in capsys.readouterr().err + str(done.value.code) and done.value.code not in (0, None)
-    assert not os.listdir(tmp_path)
+    assert set(os.listdir(tmp_path)) <= {'cache'}        # matplotlib lists the fonts there, the first time it is imported
 
 
 @pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (gpu.train_unet.UserError('no such thing'),
@@ -368,7 +368,9 @@ def test_memory(small_set, results, asked_here):
                                                rounds=1, device='cpu'),
                              '--contenders', 'plain', 'default', 'low_memory')
     assert list(found['bytes']) == ['plain', 'default', 'low_memory'] and '100%' in printed
-    assert all(one['peak'] >= one['imported'] > 10**7 for ones in found['bytes'].values() for one in ones)
+    ones = [one for ones in found['bytes'].values() for one in ones]
+    assert all(one['imported'] > 10**7 for one in ones)
+    assert all(one['peak'] > 0.99 * one['imported'] for one in ones)         # Linux counts pages in batches of a core
 
 
 def test_the_effective_batch_of_a_preset_is_that_of_the_others(tmp_path):
