@@ -3774,8 +3774,6 @@ def laid_out(model, config, device):
     """
     BatchNorm, on_apple = nn.modules.batchnorm._BatchNorm, device.type == 'mps'
     lanes = 16 if torch.backends.cpu.get_cpu_capability() == 'AVX512' else 8       # float32 values in a register
-    to_rows = lambda _, maps: None if not on_apple and torch.compiler.is_compiling() else \
-        tuple(each.contiguous() for each in maps)                      # what is compiled has other kernels
     for module in model.modules():
         is_narrow = device.type == 'cpu' and isinstance(module, BatchNorm) and module.num_features % lanes
         if is_narrow or on_apple and isinstance(module, (BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
@@ -3785,6 +3783,12 @@ def laid_out(model, config, device):
     if on_apple:
         return model.to(memory_format=torch.contiguous_format)
     return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
+
+
+def to_rows(_, maps):
+    """A hook before a module: its maps come in NCHW. What is compiled for a CPU has other kernels and no need of it."""
+    if maps[0].device.type == 'mps' or not torch.compiler.is_compiling():
+        return tuple(each.contiguous() for each in maps)
 
 
 class PooledByProduct:
@@ -3824,9 +3828,17 @@ def try_size(model, sizes=()):
 
 
 def change_forward(module, mixin):
-    """Give one module a mixin's forward: by class, so that copies and state_dict keys stay as they are."""
+    """Give one module a mixin's forward: by class, so that copies, pickles and state_dict keys stay as they are."""
     if not isinstance(module, mixin):                                  # a notebook gives the same network again
-        module.__class__ = type(mixin.__name__ + type(module).__name__, (mixin, type(module)), {})
+        module.__class__ = mixed(mixin, type(module))
+    return module
+
+
+@functools.cache
+def mixed(mixin, kind):
+    """A class of modules with the forward of a mixin, whose objects tell pickle how it is made."""
+    remake = lambda module, _: (change_forward, (kind.__new__(kind), mixin), vars(module))
+    return type(mixin.__name__ + kind.__name__, (mixin, kind), {'__reduce_ex__': remake})
 
 
 def fold_upsampling(network, devices=('cpu',)):

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_model.py
 import copy
 import itertools
 import math
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -291,6 +292,17 @@ def test_norms_of_few_channels_take_rows_on_a_cpu(capability, widths, monkeypatc
     assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
     assert {width for width, is_last in seen.items() if is_last and width < 128} == widths
     assert seen[12] is False
+
+
+@pytest.mark.parametrize('changes', [{}, {'keep_float32': 'decoder.blocks.4'}, {'activation_checkpointing': True}])
+def test_a_model_pickles_with_all_that_was_changed_in_it(changes):
+    """torch.save(result.model, ...) is how many keep a network."""
+    settings = tu.CONFIG | {'encoder': 'tu-resnet10t', 'decoder_channels': [64, 32, 16, 12, 8], 'mean': [0.0],
+                            'std': [1.0], 'num_classes': 2, 'image_size': [64, 64], 'channels_last': True} | changes
+    model = tu.laid_out(tu.build_model(settings), settings, torch.device('cpu')).eval()
+    twin, images = pickle.loads(pickle.dumps(model)), torch.randn(2, 3, 64, 64)
+    assert torch.equal(twin(images), model(images))
+    assert [type(module) for module in twin.modules()] == [type(module) for module in model.modules()]
 
 
 def test_a_network_of_ones_own_gets_the_layout_that_apple_gpus_can_train(monkeypatch):
