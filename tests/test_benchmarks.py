@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_benchmarks.py
 """
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import types
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import FORKS, ROOT, TINY, as_words, draw_set, run_script
 
@@ -127,7 +129,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(script, words, to
     with pytest.raises(SystemExit) as done:
         common.exit_with(__import__(script).main)
     assert told in capsys.readouterr().err + str(done.value.code) and done.value.code not in (0, None)
-    assert set(os.listdir(tmp_path)) <= {'cache'}        # matplotlib lists the fonts there, the first time it is imported
+    assert set(os.listdir(tmp_path)) <= {'cache'}            # matplotlib lists the fonts there when first imported
 
 
 @pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (gpu.train_unet.UserError('no such thing'),
@@ -251,6 +253,35 @@ def test_images_per_second_of_a_peer(split_set, contender, variant, monkeypatch)
     monkeypatch.setattr(common, 'count_cores', lambda: 1)
     job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0)
     assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
+
+
+@pytest.mark.parametrize('contender', [name for name in peers.CONTENDERS if name not in peers.MIXED_ON_CUDA_ONLY])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_contenders_train_in_the_precision_of_the_job(split_set, contender, dtype, monkeypatch):
+    for package in peers.NEEDS.get(contender, []):
+        pytest.importorskip(package)
+    monkeypatch.setattr(common, 'count_cores', lambda: 1)
+    if contender == 'accelerate':                                      # its state is the process's
+        importlib.import_module('accelerate.state').AcceleratorState._reset_state(True)
+    variant, seen = 'equal' if contender == 'ours' else 'tuned', set()
+    job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, dtype=dtype)
+    watch = nn.modules.module.register_module_forward_hook(
+        lambda module, _, made: seen.add(made.dtype) if isinstance(module, nn.Conv2d) and module.training else None)
+    try:
+        images_per_second.time_steps(job, peers)
+    finally:
+        watch.remove()
+    assert seen == {getattr(torch, dtype)}
+
+
+def test_peers_whose_mixed_precision_wants_cuda_are_left_out_on_a_cpu(monkeypatch, capsys, tmp_path, split_set):
+    monkeypatch.setattr(images_per_second, 'measure', lambda *_: [])
+    monkeypatch.setattr(images_per_second, 'is_installed', lambda *_: True)
+    words = [f'--data={split_set}', '--steps=2', '--batch=4', '--rounds=1', '--device=cpu', '--precision=bfloat16']
+    monkeypatch.setattr(sys, 'argv', ['images_per_second.py', *words, f'--out={tmp_path / "x.json"}'])
+    images_per_second.main()
+    printed = capsys.readouterr().out
+    assert 'skipped: monai, ' in printed and '| fastai' not in printed and '| accelerate, tuned ' in printed
 
 
 @pytest.mark.parametrize('preset', [None, 'low_memory'])

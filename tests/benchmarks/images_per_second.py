@@ -4,13 +4,13 @@
     python tests/benchmarks/images_per_second.py
 
 Equal for all: smp.Unet from scratch with one output, the same image files, image size, batch,
-AdamW, cross-entropy plus Dice, float32, no augmentation (peers.py has each contender). Two figures
+AdamW, cross-entropy plus Dice, precision, no augmentation (peers.py has each contender). Two figures
 each: with loading the files and the IoU of the training batches, and without (tensors in memory, no
 metric). Peers run as their documentation tells, and tuned: channels_last, fused AdamW, persistent
 workers, on a GPU cuDNN's search for its fastest kernels, MONAI's cache. Ours runs three times:
 'equal' without its moving average of the weights, its gradient clipping and its cache of images,
 'default' with all three, and 'auto' also in the precision that it picks unasked on this machine,
-where the peers stay in float32.
+where the peers stay in float32, or with --precision bfloat16 train in that as each of them tells.
 
 The clock hangs on torch's own hook after every optimizer step, so that no loop has to be touched.
 An epoch warms up; measured is the middle of the second: the steady rate, without starting workers,
@@ -50,6 +50,8 @@ def parse_args():
     option('--batch', type=whole_number, default=8, help='images per step (8)')
     option('--steps', type=whole_number, default=5 * AHEAD,
            help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count ({5 * AHEAD})')
+    option('--precision', default='float32', choices=['float32', 'bfloat16'],
+           help='of all but ours, auto (float32); bfloat16 is mixed precision')
     option('--frugal', action='store_true', help='on a CPU, tuned peers also keep freed memory, and read '
            'without workers, as ours does there')
     option('--worker', help='internal: measure this one job and write its figures to --out')
@@ -68,6 +70,10 @@ def main():
         args.device = find_device()
     import peers
     names = [name for name in args.contenders if is_installed(name, peers.NEEDS.get(name, []))]
+    if args.precision == 'bfloat16' and args.device == 'cpu':
+        print(*(f'skipped: {name}, whose mixed precision is for CUDA alone' for name in names
+                if name in peers.MIXED_ON_CUDA_ONLY), sep='\n')
+        names = [name for name in names if name not in peers.MIXED_ON_CUDA_ONLY]
     variants = peers.list_variants(names)
     records, failed, total = [], 0, args.rounds * len(args.encoders) * len(variants)
     with tempfile.TemporaryDirectory() as folder, tqdm(total=total, desc='Trainings') as bar:
@@ -78,7 +84,7 @@ def main():
                 for contender, variant in variants[turn:] + variants[:turn]:
                     bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
                     job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
-                                    args.steps, args.device, seed=number)
+                                    args.steps, args.device, seed=number, dtype=args.precision)
                     job.frugal = args.frugal and job.tuned and args.device == 'cpu'
                     found = measure(job, Path(folder))
                     records, failed = records + found, failed + (not found)
@@ -86,7 +92,7 @@ def main():
                                      args.out, n=args.rounds, seed=f'0..{args.rounds - 1}')
                     bar.update()
     for encoder in args.encoders:
-        title = (f'{encoder}, {args.size} x {args.size}, batch {args.batch}; medians of '
+        title = (f'{encoder}, {args.size} x {args.size}, batch {args.batch}, {args.precision}; medians of '
                  f'{args.rounds} rounds, spread: half the distance between the quartiles')
         print_table(title, build_rows([r for r in records if r['encoder'] == encoder], variants))
     print(f'\n{describe_machine()}\n{path}')

@@ -2,7 +2,7 @@
 
 Every function trains EPOCHS epochs of job.steps batches. Equal for all: smp.Unet with the job's
 encoder from scratch and one output, images of job.folder at job.size, batch, AdamW, cross-entropy
-plus Dice, float32, no augmentation. 'documented' is what the framework's own documentation tells a
+plus Dice, job.dtype, no augmentation. 'documented' is what the framework's own documentation tells a
 user to write; 'tuned' adds channels_last and fused AdamW, and what its users add besides. With
 job.loaded the images are files and the IoU of the training batches is computed; without it the
 batches are tensors in memory and there is no metric.
@@ -36,10 +36,18 @@ class Job:
     seed: int
     loaded: bool = True
     frugal: bool = False     # reads without workers, as ours does on a CPU
+    dtype: str = 'float32'   # or 'bfloat16'
 
     @property
     def tuned(self):
         return self.variant == 'tuned'
+
+    @property
+    def mixed(self):
+        return self.dtype != 'float32'
+
+    def autocast(self):
+        return torch.autocast(torch.device(self.device).type, getattr(torch, self.dtype), enabled=self.mixed)
 
     @property
     def layout(self):
@@ -136,8 +144,9 @@ def micro_iou(stats):
 def ours(job):
     """train_unet.train with files; its epoch function (train_epoch) on tensors in memory."""
     import train_unet
-    variant = {'equal': {'ema_decay': None, 'grad_clip': None, 'use_amp': False, 'cache_images': False},
-               'default': {'use_amp': False}, 'auto': {}}[job.variant]
+    equal = {'use_amp': job.mixed, 'amp_dtype': job.dtype if job.mixed else 'auto'}
+    variant = {'equal': {'ema_decay': None, 'grad_clip': None, 'cache_images': False, **equal},
+               'default': equal, 'auto': {}}[job.variant]
     settings = {'data': job.folder, 'image_size': job.size, 'batch_size': job.batch,
                 'architecture': 'Unet', 'encoder': job.encoder, 'encoder_weights': None,
                 'decoder_channels': [256, 128, 64, 32, 16], 'augment': 'none', 'loss': 'ce+dice',
@@ -185,8 +194,9 @@ def plain(job):
             images = images.to(device, non_blocking=job.tuned).contiguous(memory_format=job.layout)
             masks = masks.to(device, non_blocking=job.tuned)
             optimizer.zero_grad()
-            logits = model(images)
-            loss = criterion(logits, masks)
+            with job.autocast():
+                logits = model(images)
+                loss = criterion(logits, masks)
             loss.backward()
             optimizer.step()
             total += loss.detach() if job.tuned else loss.item()
@@ -224,8 +234,9 @@ def lightning(job):
 
     module = Module().to(memory_format=job.layout)
     accelerator = {'cuda': 'gpu'}.get(job.device, job.device)
-    logging = {'log_every_n_steps': 1} if not job.tuned else {}
-    trainer = L.Trainer(max_epochs=EPOCHS, accelerator=accelerator, devices=1, **logging)
+    more = {'precision': 'bf16-mixed'} if job.mixed else {}
+    more |= {'log_every_n_steps': 1} if not job.tuned else {}
+    trainer = L.Trainer(max_epochs=EPOCHS, accelerator=accelerator, devices=1, **more)
     trainer.fit(module, build_loader(job))
 
 
@@ -262,6 +273,8 @@ def fastai(job):
     learner = Learner(loaders, network, loss_func=loss, metrics=[iou] if job.loaded else [],
                       opt_func=functools.partial(OptimWrapper, opt=adamw),
                       cbs=[ChannelsLast()] if job.tuned else [])
+    if job.mixed:
+        learner.to_bf16()
     learner.recorder.train_metrics = job.loaded
     learner.fit_one_cycle(EPOCHS, RATE)
 
@@ -303,14 +316,15 @@ def monai(job):
         device=torch.device(job.device), max_epochs=EPOCHS, train_data_loader=loader,
         network=network, optimizer=build_optimizer(job, network.parameters()),
         loss_function=DiceCELoss(sigmoid=True), inferer=SimpleInferer(),
-        prepare_batch=prepare_batch, optim_set_to_none=job.tuned, decollate=job.loaded,
+        prepare_batch=prepare_batch, optim_set_to_none=job.tuned, decollate=job.loaded, amp=job.mixed,
+        amp_kwargs={'dtype': torch.bfloat16} if job.mixed else None,
         **(judged if job.loaded else {})).run()
 
 
 def accelerate(job):
     """The plain loop through Hugging Face Accelerate."""
     from accelerate import Accelerator
-    accelerator = Accelerator(cpu=job.device == 'cpu')
+    accelerator = Accelerator(cpu=job.device == 'cpu', mixed_precision='bf16' if job.mixed else 'no')
     model, criterion = Network(job).to(memory_format=job.layout), Loss()
     optimizer = build_optimizer(job, model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, build_loader(job))
@@ -334,6 +348,7 @@ CONTENDERS = {'ours': ours, 'plain': plain, 'lightning': lightning, 'fastai': fa
               'monai': monai, 'accelerate': accelerate}
 NEEDS = {'lightning': ['lightning'], 'fastai': ['fastai'], 'monai': ['monai', 'ignite'],
          'accelerate': ['accelerate']}
+MIXED_ON_CUDA_ONLY = ('fastai', 'monai')        # their autocast is torch.autocast('cuda')
 VARIANTS = {'ours': ('equal', 'default', 'auto')}
 
 
