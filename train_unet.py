@@ -322,6 +322,16 @@ def in_words(error):
     return plain if plain and needs_none else f'{type(error).__name__}: {plain}'
 
 
+def read_literal(source):
+    """As ast.literal_eval, but a key that stands twice in a dict, of which Python keeps the last, is a ConfigError."""
+    tree = ast.parse(source.strip(), mode='eval') if isinstance(source, str) else source
+    dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    keys = Counter((node, ast.unparse(key)) for node in dicts for key in node.keys if key)
+    if twice := [key for (_, key), count in keys.items() if count > 1]:
+        raise ConfigError(f'{shown(ast.unparse(tree))}: {", ".join(twice)} stands there twice; keep one')
+    return ast.literal_eval(tree)
+
+
 def parse_value(text, kinds=()):
     """'8' -> 8, '1e-3' -> 0.001, 'none' -> None, '512x384' -> [512, 384]; a name keeps its spelling."""
     if kinds[:1] == ['str']:
@@ -332,7 +342,7 @@ def parse_value(text, kinds=()):
     if re.fullmatch(r'\d{1,9}x\d{1,9}', text):
         return [int(n) for n in text.split('x')]
     try:
-        return ast.literal_eval(text)
+        return read_literal(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         is_list = kinds[:1] == ['list'] and re.search(r'[\[,]', text)   # class_names=[background,nucleus]
         return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
@@ -382,7 +392,7 @@ def load_preset(name):
     try:
         module = ast.parse(text)
         [assignment] = module.body[ast.get_docstring(module) is not None:]
-        config = ast.literal_eval(assignment.value)
+        config = read_literal(assignment.value)
         if [target.id for target in assignment.targets] != ['config'] or not isinstance(config, dict):
             raise ValueError
     except SyntaxError as error:

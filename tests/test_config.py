@@ -265,6 +265,18 @@ def test_a_preset_that_is_not_there_is_a_config_error(name):
         load_preset(name)
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    """Of which Python would keep the last, in silence."""
+    preset = tmp_path / 'mine.py'
+    preset.write_text("config = {'batch_size': 4, 'seed': 1, 'mask_values': {'4': 1, '5': 1}, 'batch_size': 8}")
+    with pytest.raises(ConfigError, match="'batch_size' stands there twice"):
+        load_preset(preset)
+    with pytest.raises(ConfigError, match=': 255 stands there twice'):
+        parse_overrides(['mask_values={0: 0, 255: 1, 255: 2}'])
+    preset.write_text("config = {'batch_size': 4, 'mask_values': {'batch_size': 1}}")
+    assert load_preset(preset)['batch_size'] == 4
+
+
 def test_a_preset_that_is_no_text_is_a_config_error(tmp_path):
     (tmp_path / 'x.py').write_bytes(b'\xff\xfe\x00')
     with pytest.raises(ConfigError):
