@@ -1335,6 +1335,12 @@ def match_split(images, masks):
     pairs, rule, clashes = best
     used = {file.path for group in [*pairs, *clashes] for file in group}
     images, masks = ([file for file in files if file.path not in used] for files in (images, masks))
+    of_image, of_mask = (keyed(files, str, places[0]) for files in (images, masks))
+    same = {key: None for key in of_image if len(of_image[key]) == len(of_mask.get(key, ())) == 1}
+    if same:                                                           # 1.png with 1.png, 2.png with 2_mask.png
+        pairs, rule = pairs + [(*of_image[key], *of_mask[key]) for key in same], f'{rule} and equal stems'
+        images, masks = ([file for key, files in table.items() if key not in same for file in files]
+                         for table in (of_image, of_mask))
     pairs = [(dataclasses.replace(image, split=image.split or mask.split), mask) for image, mask in pairs]
     return pairs, rule, images, masks, clashes
 
@@ -1486,16 +1492,8 @@ def doubts(pairs, splits, config):
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
-    folders = Counter(image.rest for image in images if image.rest)
-    if 'val' not in named and not config['group_pattern'] and 1 < len(folders) <= len(images) / 3 \
-            and folders.total() == len(images):
-        notes.append(f'the images lie in {len(folders)} folders, such as {min(folders)}: if each is of one patient, '
-                     f'film or scan type {as_typed("group_pattern", "(.*)/")}')
-    elif 'val' not in named and not config['group_pattern']:
-        patterns = [pattern for pattern in ('^[^-_ ]*', '(.*)[-_ ]') if begins_in_groups(images, pattern)][:1]
-        notes += [f'the names of the images begin in groups, such as {re.search(pattern, images[0].stem)[0]}: if '
-                  f'each is of one patient, film or scan type {as_typed("group_pattern", pattern)}'
-                  for pattern in patterns]
+    if 'val' not in named and not config['group_pattern']:
+        notes += doubts_of_groups(images)
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
     pattern = config['group_pattern'] or roboflow                      # its versions of a photograph
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
@@ -1508,11 +1506,41 @@ def doubts(pairs, splits, config):
     return notes
 
 
-def begins_in_groups(images, pattern):
-    """Whether what this pattern finds in the names of the images, with a digit, makes a few groups of several."""
+AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright\w*|blur\w*|noisy|'
+                       r'shear\w*|jitter\w*)(?![a-z])', re.IGNORECASE)
+
+
+def doubts_of_groups(images):
+    """A note on groups that chance would tear, by folders and names of images: of one patient or film, or of one image
+    and what somebody made of it by augmentation."""
+    first_number, last_number = '^[^0-9]*[0-9]+', '(?:.*[^0-9])?([0-9]+)'
+    if any(AUGMENTED.search(f'{image.rest}/{image.stem}') for image in images):
+        for pattern in (first_number, last_number):                    # crack_1_flip, rot90_1
+            if example := come_in_groups(images, pattern, even=True):
+                return [f'the names tell of augmented images: so that those of one, such as {example}, stay on one '
+                        f'side of the split type {as_typed("group_pattern", pattern)}']
+    folders = Counter(image.rest for image in images if image.rest)
+    of_one = 'if each is of one patient, film or scan type'
+    if 1 < len(folders) <= len(images) / 3 and folders.total() == len(images):
+        return [f'the images lie in {len(folders)} folders, such as {min(folders)}: {of_one} '
+                f'{as_typed("group_pattern", "(.*)/")}']
+    for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
+        if example := come_in_groups(images, pattern, even=pattern == first_number):
+            return [f'the names of the images begin in groups, such as {example}: {of_one} '
+                    f'{as_typed("group_pattern", pattern)}']
+    return []
+
+
+def come_in_groups(images, pattern, even):
+    """An example of what this pattern finds in the names of the images, with a digit, if that makes groups of several:
+    even ones of at least two each, or of three and more in the mean; else None."""
     found = [re.search(pattern, image.stem) for image in images]
-    groups = Counter(match[0] for match in found if match and re.search(r'\d', match[0]))
-    return groups.total() == len(images) >= 3 * len(groups) > 3 and 5 * max(groups.values()) < 3 * len(images)
+    groups = Counter(match[match.lastindex or 0] for match in found if match and re.search(r'\d', match[0]))
+    if groups.total() < len(images) or len(groups) < 2:
+        return None
+    mean, least, most = len(images) / len(groups), min(groups.values()), max(groups.values())
+    are_some = least >= 2 and most <= 2 * mean if even else mean >= 3 and most < 0.6 * len(images)
+    return next(iter(groups)) if are_some else None
 
 
 def split_listed(name):
@@ -2555,7 +2583,8 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         lines += read_as_classes(values, plain, special, what)
     if plain[:1] in ([0], [COLOUR]) or many:
         are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
-        also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 else ''
+        is_void = counts_up and plain[-1] < 254                        # 255 is no id: it lies around the objects
+        also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
@@ -2873,7 +2902,8 @@ def inspect_data(config, decode=False):
         refuse_mixtures(records)
         if not twins:
             refuse_palettes(records, pairs.class_lists)
-    counts_up = count_up(masks) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
+    numbers = [[code for code in codes if code != config['ignore_index']] for codes in masks]
+    counts_up = count_up(numbers) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     try:
         coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
@@ -2897,7 +2927,7 @@ def inspect_data(config, decode=False):
         data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts)
-    data.notes += doubts_of_classes(data, found) + doubts_of_values(data, masks, config)
+    data.notes += doubts_of_classes(data, found) + doubts_of_values(data, numbers, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
     at_edge = share_at_edge(records, meaning)                          # of the ground there, where objects lie within
@@ -3016,21 +3046,24 @@ def doubts_of_classes(data, found):
 
 
 def doubts_of_values(data, masks, config):
-    """A note where numbers that were taken for classes may be ids of objects. masks: the codes of each."""
+    """A note where numbers that were taken for classes may be ids of objects. masks: the codes of each, without what is
+    ignored."""
     falling = falls([images for code, (_, images) in sorted(data.values.items()) if 0 < code < 255])
     falling &= 2 * sum(codes == [*range(len(codes))] for codes in masks) > len(masks)     # most have all up to theirs
     count = data.coding.num_classes
     few = count > 20 and 3 * np.median([len(codes) for codes in masks]) < count
-    guessed = config['num_classes'] == 'auto' and config['mask_values'] is None and count > 5
-    if not guessed or not (falling or few):
+    up_to = {(*range(n),) for n in range(2, count + 1)}                # one object here, two there, three, ...
+    nested = count > 3 and {*map(tuple, masks)} - {(), (0,)} == up_to
+    guessed = config['num_classes'] == 'auto' and config['mask_values'] is None
+    if not guessed or not (nested or count > 5 and (falling or few)):
         return []
-    seen = 'each higher number occurs in fewer masks' if falling else 'most masks hold few of the numbers'
+    seen = 'most masks hold few of the numbers' if few else 'each higher number occurs in fewer masks'
     return [f'{seen}: if these are ids of objects, not classes, type mask_values=nonzero']
 
 
 def count_up(masks):
-    """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: the codes of each."""
-    highest = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
+    """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: as above."""
+    highest = [codes[-1] for codes in masks if codes and codes == [*range(len(codes))]]
     return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 

@@ -431,6 +431,27 @@ def test_ids_of_objects_are_asked_about_also_where_they_are_grey_colours(tmp_pat
     assert typed(offered(ask(with_masks(tmp_path, masks)), 'mask_values=')) == {'mask_values': 'nonzero'}
 
 
+@pytest.mark.parametrize('kind', ['P', None], ids=['palette', 'grey'])
+def test_ids_of_objects_with_ignored_borders_are_asked_about(tmp_path, kind):
+    """VOC's SegmentationObject: 255 lies around the objects, and stays ignored."""
+    for number in range(12):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        rows = np.arange(16) % (number % 6 + 2)
+        save(tmp_path / f'masks/{number}.png', np.where(np.eye(16, dtype=bool), 255, rows[:, None]), kind)
+    _, data = inspect(tmp_path, **typed(offered(ask(tmp_path), 'mask_values=nonzero')))
+    assert data.coding.num_classes == 2 and data.meaning[255] == 255 and data.meaning[3] == 1
+
+
+@pytest.mark.parametrize('masks, suspected', [
+    ([[0, 1], [0, 1, 2], [0, 1, 2, 3]], True), ([[0, 1, 2, 3]] * 3, False), ([[0, 1], [0, 2], [0, 1, 2, 3]], False)])
+def test_ids_of_at_most_three_objects_are_suspected(tmp_path, masks, suspected):
+    for number in range(9):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        save(tmp_path / f'masks/{number}.png', np.resize(masks[number % 3], 16)[:, None].repeat(16, 1))
+    _, data = inspect(tmp_path)
+    assert data.coding.num_classes == 4 and suspected == any('mask_values=nonzero' in note for note in data.notes)
+
+
 def test_deep_masks_of_many_values_are_asked_about(tmp_path):
     """16-bit ids of cells that are numbered through: as 8-bit class numbers the same values pass, with a note."""
     for depth in (np.uint16, np.uint8):

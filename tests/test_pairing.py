@@ -161,6 +161,18 @@ def test_one_word_inside_the_names_differs(tmp_path):
                                                   for k in kinds for n in range(3)}
 
 
+def test_what_a_rule_leaves_over_pairs_by_equal_stems(tmp_path):
+    """Kaggle's chest X-rays: one hospital's masks are named like its images, those of the other end in _mask."""
+    names = [f'CH_{n:03}' for n in range(9)], [f'MC_{n:03}' for n in range(4)]
+    fill(tmp_path, [f'images/{name}.png' for name in sum(names, [])],
+         [*(f'masks/{name}_mask.png' for name in names[0]), *(f'masks/{name}.png' for name in names[1])])
+    _, data = inspect(tmp_path)
+    assert len(data.pairs.images) == 13 and data.pairs.rule == 'names like {stem} and {stem}_mask and equal stems'
+    pairs = [[Path(os.fsdecode(path)).stem.removesuffix('_mask') for path in paths]
+             for paths in (data.pairs.images, data.pairs.masks)]
+    assert pairs[0] == pairs[1]
+
+
 def test_splits_that_are_named_otherwise_pair_each_by_a_rule_of_its_own(tmp_path):
     """DRIVE: 21_training.tif and 01_test.tif, but 21_manual1.gif and 01_manual1.gif."""
     made = [('training', range(21, 27)), ('test', range(1, 7))]

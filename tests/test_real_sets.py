@@ -621,14 +621,32 @@ def test_frames_of_a_few_films_are_asked_about(tmp_path):
     [f'{car:04x}_{n:02}' for car in range(4) for n in range(8)],       # Carvana's views of a car
     [f'slide{car} [x={n},y=0]' for car in range(4) for n in range(8)],         # QuPath's tiles
     [f'{eye}_{kind}' for eye in range(21, 31) for kind in ('orig', 'aug_0', 'aug_1', 'aug_2')],
+    [f'Image_{child:02}{eye}' for child in range(1, 15) for eye in 'LR'],      # CHASE_DB1
 ])
 def test_views_of_a_few_things_are_asked_about(tmp_path, names):
     for n, stem in enumerate(names):
         save(tmp_path / f'images/{stem}.png', scene(n))
         save(tmp_path / f'masks/{stem}.png', np.eye(24))
-    line, = [note for note in inspect(tmp_path)[1].notes if 'the names of the images begin in groups' in note]
+    line, = [note for note in inspect(tmp_path)[1].notes if ' type group_pattern=' in note]
     data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
-    train, val = ({re.split('[_ ]', stem)[0] for stem in names_of(data, split)} for split in ('train', 'val'))
+    train, val = ({re.match('Image_..|[^_ ]*', x)[0] for x in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+
+
+@pytest.mark.parametrize('name', ['crack_{:03}{}', '{1}{0:03}', '{2}/{0:03}', 'aug_data/{:05}{}', '{1}{0}_x'])
+def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name):
+    """crack_001_flip.png, rot90_001.png, hflip/001.png; each of ten images four times."""
+    after, before = ('', '_flip', '_rot90', '_bright'), ('', 'flip_', 'rot90_', 'bright_')
+    changes = [(first if name[0] == 'c' or name[0] == 'a' else second, folder) for first, second, folder in
+               zip(after, before, ('orig', 'hflip', 'rot90', 'bright'))]
+    stems = [name.format(number, *change) for number in range(10, 20) for change in changes]
+    for n, stem in enumerate(stems):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    line, = [note for note in inspect(tmp_path)[1].notes if ' type group_pattern=' in note]
+    assert 'augmented' in line
+    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
+    train, val = ({re.search('0*1[0-9]', stem)[0] for stem in names_of(data, split)} for split in ('train', 'val'))
     assert val and train.isdisjoint(val)
 
 
