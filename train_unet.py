@@ -7029,6 +7029,18 @@ def show_first_batch(dataset, config, device):
     return path
 
 
+def in_full(problems, path, most=20):
+    """Problems, with those that stand behind '... and 5 more'; where these are many, a file of this path names them."""
+    lines, others = [], []
+    for problem in problems:
+        hidden = getattr(problem, 'hidden', [problem])
+        others += hidden if len(hidden) > most else []
+        lines += [f'{problem}, which {path} names'] if len(hidden) > most else hidden
+    if others:
+        write_file(path, '\n'.join(map(clean, others)).encode())
+    return lines
+
+
 def check(preset, overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights) or imported (tensorboard) is not tried."""
@@ -7045,7 +7057,7 @@ def check(preset, overrides):
     try:
         config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
     except UserError as error:
-        error.problems = [line for problem in error.problems for line in getattr(problem, 'hidden', [problem])]
+        error.problems = in_full(error.problems, Path('runs') / 'check' / 'problems.txt')
         raise
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     settle_statistics(config, train_data)

@@ -926,6 +926,15 @@ def test_check_names_every_file_that_has_no_partner(tmp_path, capsys):
     assert told.count('image without a mask') == 10 and '... and 15 more' in told
 
 
+def test_of_many_files_without_a_partner_check_names_ten_and_a_file_the_others(tmp_path, capsys):
+    fill(tmp_path / 'set', [f'images/{n}.png' for n in range(60)], [f'masks/{n}.png' for n in range(5)])
+    assert train_unet.main(['check', f'data={tmp_path}/set', *WORDS]) == 2
+    told, path = capsys.readouterr().err, Path('runs/check/problems.txt')
+    assert told.count('image without a mask') == 10 and f'... and 45 more, which {path} names' in told
+    assert {*range(5, 60)} == {int(Path(line).stem) for line in told.splitlines() + path.read_text().splitlines()
+                               if 'image without a mask' in line}
+
+
 def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(3)], [f'masks/{n}.png' for n in range(4)])
     (tmp_path / 'set/images/3.jp2').write_bytes(b'')
