@@ -1156,7 +1156,7 @@ def by_role(candidates, config, root, ignored):
         if len(stems_of(name)) == 1:
             held[folder] |= stems_of(name).keys()
     patterns_tell = len(patterns) == 2 and all(role != 'mask' for *_, (_, role, _, _) in candidates)
-    found = {'image': [], 'mask': [], '': []}
+    found, unlike = {'image': [], 'mask': [], '': []}, {}              # unlike: {path: the pattern it does not fit}
     for path, folder, name, (split, role, kind, rest) in candidates:
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
@@ -1172,10 +1172,14 @@ def by_role(candidates, config, root, ignored):
         elif not role and ('image' in stems or patterns.keys() == {'mask'}):
             role = 'image'
         if role in patterns and role not in stems or not role and len(patterns) == 2:
-            ignored[f'not like {patterns.get(role) or " or ".join(patterns.values())}'].append(name)
+            unlike[path] = patterns.get(role) or ' or '.join(patterns.values())
             continue
         stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
         found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
+    in_use = {file.path for file in itertools.chain(*found.values())}  # images= and masks= may be one folder
+    for path, pattern in unlike.items():
+        if os.path.join(root, path) not in in_use:
+            ignored[f'not like {pattern}'].append(os.path.basename(path))
     return found
 
 
@@ -1469,7 +1473,7 @@ def find_pairs(config):
             raise DataError([*error.problems, *problems_of_pairs(config, root, files),
                              *lines_that_pair(config, root, files)], error.title) from None
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
-        raise DataError(f'{selves[0]}: would be an image and its mask at once')
+        raise DataError([f'{selves[0]}: would be an image and its mask at once', *lines_that_pair(config, root, files)])
     try:
         splits, drawn = choose_splits([image for image, _ in pairs], config)
     except DataError as error:                                         # perhaps because all pages are in one file
@@ -1570,6 +1574,14 @@ def split_by_names(pairs, root, files, notes):
                 notes.append(f'the images are split by {how}')
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
         why = '*.txt, which do not list every image once'
+        listed = {name for _, names in ways_to_split(stems, lists, root, 1) for name in names}
+        used = {file.path for pair in pairs for file in pair}
+        meant = Counter(folder for folder, name in files if may_be_read(name) and tail_of(name, 1) in listed
+                        and os.path.join(root, folder, name) not in used)
+        for folder, count in meant.most_common(1):
+            if 2 * count > len(listed):                                # tiles of the images, say
+                both = ' '.join(as_typed(key, folder) for key in ('images', 'masks'))
+                notes.append(f'the text files list images in {folder}, not these: if those are meant type {both}')
     notes += tell_ignored({why: [posixpath.join(*place) for place in lists]})
     return pairs
 

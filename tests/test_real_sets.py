@@ -650,6 +650,21 @@ def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name
     assert val and train.isdisjoint(val)
 
 
+def test_tiles_that_the_lists_name_are_pointed_at(tmp_path):
+    """LandCover.ai after its split.py: large photographs in images/ and masks/, and their tiles in output/."""
+    fill(tmp_path, [f'images/map{n}.png' for n in range(5)], [f'masks/map{n}.png' for n in range(5)])
+    tiles = [f'map{n}_{tile}' for n in range(5) for tile in range(4)]
+    fill(tmp_path, [f'output/{tile}.jpg' for tile in tiles], [f'output/{tile}_m.png' for tile in tiles])
+    for split, part in (('train', tiles[:12]), ('val', tiles[12:16]), ('test', tiles[16:])):
+        (tmp_path / f'{split}.txt').write_text('\n'.join(part))
+    note, = [note for note in inspect(tmp_path)[1].notes if ' type images=' in note]
+    words = typed(note.split(' type ')[1])
+    words |= typed(offered(ask(tmp_path, **words), 'mask_pattern='))
+    _, data = inspect(tmp_path, **words)
+    assert [len(names_of(data, split)) for split in ('train', 'val', 'test')] == [12, 4, 4]
+    assert not any('not like' in note for note in data.notes)
+
+
 @pytest.mark.parametrize('named', [True, False])
 def test_versions_that_roboflow_made_of_a_photograph_are_told(tmp_path, named):
     names = [f'{n}_jpg.rf.{version:04x}' for n in range(10) for version in range(2)]
