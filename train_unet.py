@@ -1526,7 +1526,7 @@ def doubts_of_groups(images):
     folders = Counter(image.rest for image in images if image.rest)
     of_one = 'if each is of one patient, film or scan type'
     if 1 < len(folders) <= len(images) / 3 and folders.total() == len(images):
-        return [f'the images lie in {len(folders)} folders, such as {min(folders)}: {of_one} '
+        return [f'the images lie in {len(folders)} folders, such as {os.path.dirname(images[0].path)}: {of_one} '
                 f'{as_typed("group_pattern", "(.*)/")}']
     for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
         if example := come_in_groups(images, pattern, even=pattern == first_number):
