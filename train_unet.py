@@ -1575,9 +1575,9 @@ def split_by_names(pairs, root, files, notes):
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
         why = '*.txt, which do not list every image once'
         listed = {name for _, names in ways_to_split(stems, lists, root, 1) for name in names}
-        used = {file.path for pair in pairs for file in pair}
-        meant = Counter(folder for folder, name in files if may_be_read(name) and tail_of(name, 1) in listed
-                        and os.path.join(root, folder, name) not in used)
+        used = {os.path.dirname(file.path) for pair in pairs for file in pair}
+        meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in listed
+                        and os.path.dirname(os.path.join(root, folder, name)) not in used)
         for folder, count in meant.most_common(1):
             if 2 * count > len(listed):                                # tiles of the images, say
                 both = ' '.join(as_typed(key, folder) for key in ('images', 'masks'))
