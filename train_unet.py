@@ -1710,8 +1710,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
     elif not (lines := data_above(root)):
-        lines = ['expected folders such as images/ and masks/; polygons, run lengths and volumes are to be drawn '
-                 'first, as a picture (or .npy, .mat) for each image']
+        lines = ['expected folders such as images/ and masks/; polygons, run lengths, volumes and stacks are to be '
+                 'drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
 
@@ -1740,7 +1740,10 @@ def flatness(path, config):
 
 
 def size_in_header(path, config):
-    """(height, width) of an image or a mask; None where its header does not tell, as of arrays or folders."""
+    """(height, width) of an image or a mask; None where its header does not tell, as of arrays or folders. Raises one of
+    UNREADABLE for an array that is no picture."""
+    if path.lower().endswith('.npy'):
+        read_header(path, config)
     with contextlib.suppress(DataError, *UNREADABLE):
         if not path.lower().endswith(('.npy', '.mat')):
             return read_header(path, config)[:2]
@@ -1759,10 +1762,10 @@ def settings_that_pair(config, root, files, seconds):
             break
         try:
             pairs, _, notes = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
-        except DataError:
+            some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
+            sizes = [(size(image), size(mask)) for image, mask in some]
+        except (DataError, *UNREADABLE):                               # a stack of images, names of tissues
             continue
-        some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
-        sizes = [(size(image), size(mask)) for image, mask in some]
         if any(image.path == mask.path for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) for two in sizes):
             continue                                                   # two kinds of pictures

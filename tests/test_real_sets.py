@@ -650,6 +650,16 @@ def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name
     assert val and train.isdisjoint(val)
 
 
+def test_arrays_that_hold_no_picture_are_offered_by_no_line(tmp_path):
+    """PanNuke: stacks of images and of masks, and the tissue of each in an array of text."""
+    for fold in (1, 2, 3):
+        save(tmp_path / f'Fold {fold}/images/fold{fold}/images.npy', np.zeros((5, 8, 8, 3)) + fold)
+        save(tmp_path / f'Fold {fold}/images/fold{fold}/types.npy', np.array(['Breast', 'Colon', 'Liver']))
+        save(tmp_path / f'Fold {fold}/masks/fold{fold}/masks.npy', np.zeros((5, 8, 8, 6)))
+    told = str(ask(tmp_path))
+    assert 'tried on your files' not in told and 'volumes and stacks are to be drawn first' in told
+
+
 def test_tiles_that_the_lists_name_are_pointed_at(tmp_path):
     """LandCover.ai after its split.py: large photographs in images/ and masks/, and their tiles in output/."""
     fill(tmp_path, [f'images/map{n}.png' for n in range(5)], [f'masks/map{n}.png' for n in range(5)])
