@@ -1740,8 +1740,8 @@ def flatness(path, config):
 
 
 def size_in_header(path, config):
-    """(height, width) of an image or a mask; None where its header does not tell, as of arrays or folders. An array that
-    is no picture raises one of UNREADABLE."""
+    """(height, width) of an image or a mask; None where its header does not tell, as of arrays or folders. One of
+    UNREADABLE is raised for an array that is no picture."""
     if path.lower().endswith('.npy'):
         read_header(path, config)
     with contextlib.suppress(DataError, *UNREADABLE):
