@@ -1568,13 +1568,14 @@ def split_by_names(pairs, root, files, notes):
         paths = [image.path for image, _ in pairs]
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
         stems = [tail_of(path, parts) for path in paths]               # A/0 where B/0 is another image
-        for how, listed in ways_to_split(stems, lists, root, parts):
+        ways = ways_to_split(stems, lists, root, parts)
+        for how, listed in ways:
             splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
             if all(splits) and {'train'} < set(splits):
                 notes.append(f'the images are split by {how}')
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
         why = '*.txt, which do not list every image once'
-        listed = {name for _, names in ways_to_split(stems, lists, root, 1) for name in names}
+        listed = {posixpath.basename(name) for _, names in ways for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
         meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in listed
                         and os.path.dirname(os.path.join(root, folder, name)) not in used)
@@ -3835,7 +3836,8 @@ def laid_out(model, config, device):
     for module in model.modules():
         is_narrow = device.type == 'cpu' and isinstance(module, BatchNorm) and module.num_features % lanes
         if is_narrow or on_apple and isinstance(module, (BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
-            module.register_forward_pre_hook(to_rows)
+            if to_rows not in module._forward_pre_hooks.values():      # a notebook gives the same network again
+                module.register_forward_pre_hook(to_rows)
         elif on_apple and isinstance(module, nn.AdaptiveAvgPool2d):
             change_forward(module, PooledByProduct)
     if on_apple:

@@ -292,6 +292,9 @@ def test_norms_of_few_channels_take_rows_on_a_cpu(capability, widths, monkeypatc
     assert torch.allclose(model(images), usual, rtol=1e-4, atol=1e-5)
     assert {width for width, is_last in seen.items() if is_last and width < 128} == widths
     assert seen[12] is False
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    tu.laid_out(model, settings, torch.device('cpu'))                  # a notebook gives the same network again
+    assert 1 in hooks and hooks == [len(module._forward_pre_hooks) for module in model.modules()]
 
 
 @pytest.mark.parametrize('changes', [{}, {'keep_float32': 'decoder.blocks.4'}, {'activation_checkpointing': True}])

@@ -71,9 +71,9 @@ def main():
     import peers
     names = [name for name in args.contenders if is_installed(name, peers.NEEDS.get(name, []))]
     if args.precision == 'bfloat16' and args.device == 'cpu':
-        print(*(f'skipped: {name}, whose mixed precision is for CUDA alone' for name in names
-                if name in peers.MIXED_ON_CUDA_ONLY), sep='\n')
-        names = [name for name in names if name not in peers.MIXED_ON_CUDA_ONLY]
+        for name in [name for name in names if name in peers.MIXED_ON_CUDA_ONLY]:
+            print(f'skipped: {name}, whose mixed precision is for CUDA alone')
+            names.remove(name)
     variants = peers.list_variants(names)
     records, failed, total = [], 0, args.rounds * len(args.encoders) * len(variants)
     with tempfile.TemporaryDirectory() as folder, tqdm(total=total, desc='Trainings') as bar:
