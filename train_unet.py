@@ -1519,32 +1519,33 @@ def doubts_of_groups(images):
     and what somebody made of it by augmentation."""
     first_number, last_number = '^[^0-9]*[0-9]+', '(?:.*[^0-9])?([0-9]+)'
     if any(AUGMENTED.search(f'{image.rest}/{image.stem}') for image in images):
-        for pattern in (first_number, last_number):                    # crack_1_flip, rot90_1
-            if example := come_in_groups(images, pattern, even=True):
-                return [f'the names tell of augmented images: so that those of one, such as {example}, stay on one '
-                        f'side of the split type {as_typed("group_pattern", pattern)}']
+        ways = {pattern: groups_in(images, pattern, even=True) for pattern in (first_number, last_number)}
+        pattern = max(ways, key=lambda pattern: len(ways[pattern]))    # of crack_1_flip, rot90_1: not all of rot90
+        if ways[pattern]:
+            return [f'the names tell of augmented images: so that those of one, such as {ways[pattern][0]}, stay on '
+                    f'one side of the split type {as_typed("group_pattern", pattern)}']
     folders = Counter(image.rest for image in images if image.rest)
     of_one = 'if each is of one patient, film or scan type'
     if 1 < len(folders) <= len(images) / 3 and folders.total() == len(images):
         return [f'the images lie in {len(folders)} folders, such as {os.path.dirname(images[0].path)}: {of_one} '
                 f'{as_typed("group_pattern", "(.*)/")}']
     for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
-        if example := come_in_groups(images, pattern, even=pattern == first_number):
-            return [f'the names of the images begin in groups, such as {example}: {of_one} '
+        if groups := groups_in(images, pattern, even=pattern == first_number):
+            return [f'the names of the images begin in groups, such as {groups[0]}: {of_one} '
                     f'{as_typed("group_pattern", pattern)}']
     return []
 
 
-def come_in_groups(images, pattern, even):
-    """An example of what this pattern finds in the names of the images, with a digit, if that makes groups of several:
-    even ones of at least two each, or of three and more in the mean; else None."""
+def groups_in(images, pattern, even):
+    """What this pattern finds in the names of the images, with a digit, if that makes groups of several: even ones of
+    at least two each, or of three and more in the mean; else []."""
     found = [re.search(pattern, image.stem) for image in images]
     groups = Counter(match[match.lastindex or 0] for match in found if match and re.search(r'\d', match[0]))
     if groups.total() < len(images) or len(groups) < 2:
-        return None
+        return []
     mean, least, most = len(images) / len(groups), min(groups.values()), max(groups.values())
-    are_some = least >= 2 and most <= 2 * mean if even else mean >= 3 and most < 0.6 * len(images)
-    return next(iter(groups)) if are_some else None
+    are_some = least >= 2 and most <= 1.5 * mean if even else mean >= 3 and most < 0.6 * len(images)
+    return [*groups] if are_some else []
 
 
 def split_listed(name):

@@ -438,7 +438,9 @@ def test_ids_of_objects_with_ignored_borders_are_asked_about(tmp_path, kind):
         save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
         rows = np.arange(16) % (number % 6 + 2)
         save(tmp_path / f'masks/{number}.png', np.where(np.eye(16, dtype=bool), 255, rows[:, None]), kind)
-    _, data = inspect(tmp_path, **typed(offered(ask(tmp_path), 'mask_values=nonzero')))
+    error = ask(tmp_path)
+    assert 'ignore_index' not in str(error)
+    _, data = inspect(tmp_path, **typed(offered(error, 'mask_values=nonzero')))
     assert data.coding.num_classes == 2 and data.meaning[255] == 255 and data.meaning[3] == 1
 
 
