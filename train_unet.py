@@ -901,11 +901,13 @@ def keep_freed_memory():
 # The decision: autocast dtype ('float32' is none; float16 is scaled), TF32 setting, why, and what to warn of.
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
+SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
+AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto'}    # or CONFIG was edited
 
 
-def resolve_precision(config, hardware, typed=()):
-    """(wish, hardware) -> Precision. Pure: asks nothing of the machine. `typed` are the keys that the user set, so
-    that only a wish is warned about, never a default."""
+def resolve_precision(config, hardware, typed=None):
+    """(wish, hardware) -> Precision. Pure: asks nothing of the machine. `typed` are the keys that the user set: only a
+    wish is warned about, never a default, nor (None) what a run was trained with."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
@@ -927,7 +929,7 @@ def resolve_precision(config, hardware, typed=()):
         reason = f'{where} has no ' + ('units that make mixed precision faster' if wish == 'auto' else f'{wish} units')
         if use_amp is True or wish != 'auto':
             note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
-    notes = filter(None, [note, *warn_of_settings(config, hardware, dtype, typed)])
+    notes = filter(None, [note, *(() if typed is None else warn_of_settings(config, hardware, dtype, typed))])
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
 
@@ -937,14 +939,16 @@ def works_on_cpu(tf32, hardware):
 
 
 def warn_of_settings(config, hardware, dtype, typed):
-    """Settings that the user typed and that do nothing, or something unexpected, at this precision."""
+    """Settings that the user typed, or edited in CONFIG, and that do nothing, or something unexpected, at this
+    precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
-    if 'decoder_channels' in typed and config['architecture'] not in HAVE_WIDTHS:
+    wishes = {key for key, delivered in AS_DELIVERED.items() if key in typed or config[key] != delivered}
+    if 'decoder_channels' in wishes and config['architecture'] not in HAVE_WIDTHS:
         notes.append(f'decoder_channels: no effect, only {", ".join(HAVE_WIDTHS)} have them')
-    scaling = [k for k in ('init_scale', 'growth_factor', 'backoff_factor', 'growth_interval') if k in typed]
+    scaling = [key for key in SCALING if key in wishes]
     if scaling and dtype != 'float16':
         notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
-    if 'tf32_matmul_precision' in typed and tf32 in ('high', 'medium'):
+    if 'tf32_matmul_precision' in wishes and tf32 in ('high', 'medium'):
         asked = f'tf32_matmul_precision={tf32!r}'
         if works_on_cpu(tf32, hardware):
             notes.append(f'{asked} is not inert on this CPU: float32 matrix products run in bfloat16')
@@ -2598,15 +2602,16 @@ def explain_values(values, images, plain, special, counts_up, lossy):
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, plain, special, what)
+    are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
     if plain[:1] in ([0], [COLOUR]) or many:
-        are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
         is_void = counts_up and plain[-1] < 254                        # 255 is no id: it lies around the objects
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
-        lines.append('if they are class numbers, of which some may not occur, '
-                     f'type num_classes={plain[-1] + 1} or more')
+        are_classes = many and plain == [*range(len(plain))] and not are_ids           # ADE20K; noise reaches 255
+        lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
+                                                       f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
     if not many and len(plain) > 2 and usual not in (0, COLOUR) and share_of([usual], values) > 1 / 2:
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
@@ -5610,8 +5615,7 @@ def has_idle_parameters(model):
 
 def build_scaler(dtype, config, device):
     """A gradient scaler that works for float16 and does nothing for the rest."""
-    keys = 'init_scale', 'growth_factor', 'backoff_factor', 'growth_interval'
-    return torch.amp.GradScaler(device.type, enabled=dtype == 'float16', **{key: config[key] for key in keys})
+    return torch.amp.GradScaler(device.type, enabled=dtype == 'float16', **{key: config[key] for key in SCALING})
 
 
 def load_batches(dataset, batches, config, device):

@@ -249,8 +249,9 @@ def test_class_numbers_that_begin_with_1_are_taken_if_their_count_is_typed(tmp_p
 def test_a_hundred_classes_are_offered_as_classes(tmp_path):
     """0 to 99 without a gap, so many that they could be objects: the user is asked."""
     folder, place = coded_set(tmp_path / 'set', [*range(100)])
-    line = offered(ask(folder), 'num_classes=')
-    assert line == 'num_classes=100'
+    asked = ask(folder)
+    line = offered(asked, 'num_classes=')
+    assert line == 'num_classes=100' and str(asked).index(line) < str(asked).index('mask_values=nonzero')
     config, data = inspect(folder, **typed(line))
     assert data.coding.num_classes == 100
     assert (mask_of(data, config, '1') == place).all()

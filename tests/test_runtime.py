@@ -159,7 +159,7 @@ def test_every_decision_has_a_reason(use_amp, amp_dtype, machine):
 
 @pytest.mark.parametrize('machine', MACHINES)
 def test_the_defaults_warn_of_nothing(machine):
-    assert resolve_precision(CONFIG, MACHINES[machine]).warnings == ()
+    assert resolve_precision(CONFIG, MACHINES[machine], typed=()).warnings == ()
 
 
 # --- the precision: settings without effect, or with an unexpected one ----------------
@@ -187,9 +187,17 @@ def test_typed_settings_without_effect_are_told(machine, settings, warning):
     assert warning is None or warning in warnings[0]
 
 
-def test_only_what_was_typed_is_warned_about():
-    config = {**CONFIG, 'tf32_matmul_precision': 'medium', 'init_scale': 2.0}
-    assert resolve_precision(config, A100, typed={'batch_size'}).warnings == ()
+def test_a_config_that_was_edited_is_warned_about_too():
+    """It names no key as typed: what differs from the delivered value is a wish."""
+    config = {**CONFIG, 'tf32_matmul_precision': 'medium', 'init_scale': 2.0, 'architecture': 'FPN',
+              'decoder_channels': [64, 32, 16, 8, 4]}
+    said = '\n'.join(resolve_precision(config, A100, typed={'batch_size'}).warnings)
+    assert said.count('no effect') == 3 and 'growth_factor' not in said
+    assert resolve_precision(config, A100).warnings == ()              # a run that is used, not trained
+
+
+def test_what_counts_as_delivered_is_what_config_says():
+    assert train_unet.AS_DELIVERED.items() <= CONFIG.items()
 
 
 @pytest.mark.parametrize('machine, parameters, warned', [
