@@ -1712,7 +1712,7 @@ def lines_that_pair(config, root, files, seconds=10.0):
             lines.append(line)
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
-    lines = [f'    {line}   ({len(works[line][1])} pairs{note(line)})' for line in lines]
+    lines = [f'    {line}   ({counted(len(works[line][1]), "pair")}{note(line)})' for line in lines]
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
     elif not (lines := data_above(root)):
@@ -1793,12 +1793,16 @@ def settings_that_pair(config, root, files, seconds):
 
 
 def are_numbered(pairs, root, files):
-    """Whether images have numbers for names, and all that no pair holds, in the folders of the pairs, have some too."""
+    """Whether chance may have paired by numbers: all images have numbers for names, and so have the files that no pair
+    holds, in the folders of the pairs; or two of these are left, one number before and one after all others."""
     used = {file.path for pair in pairs for file in pair}
     folders = {os.path.dirname(path) for path in used}
-    left = [path for file in files if (path := os.path.join(root, *file)) not in used
+    left = [Path(path).stem for file in files if (path := os.path.join(root, *file)) not in used
             and os.path.dirname(path) in folders]
-    return pairs[0][0].stem.isdigit() and all(re.search(r'\d', Path(path).stem) for path in left)
+    numbers = [int(found[-1]) for image, _ in pairs if (found := re.findall(r'\d+', Path(image.path).stem))]
+    others = sorted(int(found[-1]) for stem in left if (found := re.findall(r'\d+', stem)))
+    is_shifted = len(left) == 2 and numbers and others == [min(numbers) - 1, max(numbers) + 1]
+    return is_shifted or pairs[0][0].stem.isdigit() and len(others) == len(left)
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -2619,7 +2623,9 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     middle, ends = share_of(range(112, 144), values), share_of([0, 255], values)
     is_clear = noisy or middle < 0.05                                  # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
-        are_specks = ends > 0.9999 and plain[1:2] > [15]
+        between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
+        are_specks = ends > 0.9999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [222] \
+            or many and bright > between > 0
         lines.insert(1 if are_specks else len(lines), 'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]

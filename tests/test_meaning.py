@@ -257,6 +257,16 @@ def test_a_hundred_classes_are_offered_as_classes(tmp_path):
     assert (mask_of(data, config, '1') == place).all()
 
 
+@pytest.mark.parametrize('stored', [[0, 0, 252, 253, 254, 255],
+                                    [0] * 900 + [1] * 90 + [*range(80), *range(160, 251)] + [250] * 200],
+                         ids=['just below white', 'a soft edge, and a background of 1 in places'])
+def test_values_that_lean_on_white_are_told_apart_by_brightness_first(tmp_path, stored):
+    folder = with_masks(tmp_path, [np.resize(stored, (64, 64))] * 4)
+    said = str(ask(folder))
+    first = said.index(offered(ask(folder), 'mask_values='))
+    assert said.index('mask_values=">127"') == first < said.index('mask_values=nonzero')
+
+
 def test_evenly_spaced_values_are_classes_first(tmp_path):
     """Eyes: 128 is the disc, 255 the cup."""
     for n in range(4):

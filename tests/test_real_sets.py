@@ -356,10 +356,12 @@ def test_one_mask_of_another_name_is_left_out_by_a_line(tmp_path, count):
     assert lines == [f'images="images" masks="masks" skip_unpaired=True   ({count - 1} pairs)']
 
 
-def test_names_that_are_numbered_otherwise_get_no_line(tmp_path):
+@pytest.mark.parametrize('image, mask', [('{}', '{}'), ('t{:02}', 'id_masks_{:02}')], ids=['numbers', 'with words'])
+def test_names_that_are_numbered_otherwise_get_no_line(tmp_path, image, mask):
+    """One counts from 0, the other from 1: equal numbers are not of one place (Usiigaci's frames)."""
     for n in range(10):
-        save(tmp_path / f'images/{n}.png', scene(n))
-        save(tmp_path / f'masks/{n + 1}.png', np.eye(24))
+        save(tmp_path / f'images/{image.format(n + 1)}.png', scene(n))
+        save(tmp_path / f'masks/{mask.format(n)}.png', np.eye(24))
     assert not any('skip_unpaired' in line for line in ask(tmp_path).problems)
 
 
