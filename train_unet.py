@@ -1799,9 +1799,9 @@ def are_numbered(pairs, root, files):
     folders = {os.path.dirname(path) for path in used}
     left = [Path(path).stem for file in files if (path := os.path.join(root, *file)) not in used
             and os.path.dirname(path) in folders]
-    numbers = [int(found[-1]) for image, _ in pairs if (found := re.findall(r'\d+', Path(image.path).stem))]
-    others = sorted(int(found[-1]) for stem in left if (found := re.findall(r'\d+', stem)))
-    is_shifted = len(left) == 2 and numbers and others == [min(numbers) - 1, max(numbers) + 1]
+    numbers_in = lambda stems: sorted(int(found[-1]) for stem in stems if (found := re.findall(r'\d+', stem)))
+    numbers, others = numbers_in(Path(image.path).stem for image, _ in pairs), numbers_in(left)
+    is_shifted = len(left) == 2 and numbers and others == [numbers[0] - 1, numbers[-1] + 1]
     return is_shifted or pairs[0][0].stem.isdigit() and len(others) == len(left)
 
 
@@ -2624,9 +2624,9 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     is_clear = noisy or middle < 0.05                                  # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
-        are_specks = ends > 0.9999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [222] \
-            or many and bright > between > 0
-        lines.insert(1 if are_specks else len(lines), 'if bright is foreground type mask_values=">127"')
+        is_white = ends > 0.9999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247] \
+            or many and plain[-1] > 222 and bright > between > 0       # 255 alone may lie around objects
+        lines.insert(1 if is_white else len(lines), 'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')

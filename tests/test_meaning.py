@@ -267,6 +267,13 @@ def test_values_that_lean_on_white_are_told_apart_by_brightness_first(tmp_path, 
     assert said.index('mask_values=">127"') == first < said.index('mask_values=nonzero')
 
 
+@pytest.mark.parametrize('stored', [[0] * 900 + [*range(1, 75)] + [255] * 100, [0, 0, 230, 255]],
+                         ids=['ids of objects, 255 around them', 'greys that are bright, not white'])
+def test_a_bright_value_that_may_mean_something_else_is_not_told_first(tmp_path, stored):
+    asked = ask(with_masks(tmp_path, [np.resize(stored, (64, 64))] * 4))
+    assert offered(asked, 'mask_values=') != 'mask_values=">127"' and 'mask_values=">127"' in str(asked)
+
+
 def test_evenly_spaced_values_are_classes_first(tmp_path):
     """Eyes: 128 is the disc, 255 the cup."""
     for n in range(4):
