@@ -2443,9 +2443,10 @@ def share_of(codes, values):
     return sum(values.get(code, 0) for code in codes) / sum(values.values())
 
 
-def as_grey(code):
-    """The grey value of a grey colour such as #0a0a0a; any other code as it is."""
-    return code & 0xff if code >= COLOUR and (code - COLOUR) % 0x010101 == 0 else code
+def as_grey(code, most=0):
+    """The grey value of a colour whose channels differ by `most` at most, such as #0a0a0a; any other code as it is."""
+    channels = [code >> at & 0xff for at in (16, 8, 0)]
+    return max(channels) if code >= COLOUR and max(channels) - min(channels) <= most else code
 
 
 def say_ignored(ignored):
@@ -2524,10 +2525,11 @@ def nearest(codes, named, most):
 
 def peaks(values, codes, reach):
     """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: the
-    commonest within `reach` in each channel, with five times the mean of the others there. values: {code: pixels}."""
-    found, least = [], sum(values[code] for code in codes) / 1000
-    for code in [code for code in codes if values[code] > least]:
-        around = [values[other] for other in nearest(codes, [code], reach)]
+    commonest within `reach` in each channel, half of it for a hundredth of the pixels, with five times the mean of the
+    others there. values: {code: pixels}."""
+    found, whole = [], sum(values[code] for code in codes)
+    for code in [code for code in codes if values[code] > whole / 1000]:
+        around = [values[other] for other in nearest(codes, [code], reach // (1 + (values[code] > whole / 100)))]
         noise = (sum(around) - values[code]) / max(1, len(around) - 1)
         if values[code] == max(around) and values[code] >= 5 * noise:
             found.append(code)
@@ -2912,9 +2914,7 @@ def inspect_data(config, decode=False):
     pairs, records = scan(find_pairs(config), config, decode)
     firsts = copies_of(pairs, records)
     pairs = with_copies_together(pairs, firsts, config)
-    if all(as_grey(code) < COLOUR for record in records for code in record['codes']):
-        for record in records:                                         # grey stored as RGB
-            record['codes'] = [*map(as_grey, record['codes'])]
+    records = in_grey(records, config)
     twins = palette_twins(records)
     for record in records if twins else ():
         record['codes'] = [twins.get(code, code) for code in record['codes']]
@@ -2974,6 +2974,17 @@ def share_at_edge(records, meaning):
         for code, pixels in zip(record['codes'], record['edge']):
             counts[meaning[code]] += pixels
     return counts[1] / max(counts.total() - counts[IGNORE], 1)
+
+
+def in_grey(records, config):
+    """The records with greys for codes where all are grey colours, or all but grey and those of noisy black and
+    white."""
+    for most in (0, 32) if config['mask_values'] is None else (0,):
+        greys = [record | {'codes': [as_grey(code, most) for code in record['codes']]} for record in records]
+        pixels = pixels_of(greys)
+        if max(pixels) < COLOUR and (not most or is_noisy(pixels)):
+            return greys
+    return records
 
 
 def pixels_of(records):

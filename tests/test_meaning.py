@@ -609,6 +609,30 @@ def test_colours_with_noise_are_offered_a_threshold(tmp_path):
         assert (mask_of(data, config, stem) == mask).mean() > 0.95
 
 
+def test_a_dark_colour_beside_black_is_a_class(tmp_path):
+    """A class drawn in #232323, with soft edges: as near to black as noise may be, but far too much of it."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 1])
+    for n, path in enumerate(sorted((folder / 'masks').iterdir())):
+        mask = np.zeros((256, 256, 3), np.uint8)
+        cv2.circle(mask, (80 + n, 80), 50, (0x23, 0x23, 0x23), -1)
+        cv2.circle(mask, (170, 180 + n), 50, (60, 20, 220), -1)
+        cv2.imwrite(str(path), cv2.GaussianBlur(mask, (9, 9), 0))
+        save(folder / f'images/{path.name}', np.zeros((256, 256, 3)))
+    assert [*typed(offered(ask(folder), "mask_values=\"{'#"))['mask_values']] == ['#000000', '#232323', '#dc143c']
+
+
+def test_black_and_white_that_is_all_but_grey_is_ready(tmp_path):
+    """Masks in RGB with soft edges, of which one grey is #626263 here and there: no edge is a class."""
+    folder, exact = draw_set(tmp_path / 'set', count=4, size=96), {}
+    for path in sorted((folder / 'masks').iterdir()):
+        soft = cv2.GaussianBlur(np.uint8(255) * (np.array(PIL.Image.open(path)) > 0), (7, 7), 0)
+        exact[path.stem] = soft > 127
+        PIL.Image.fromarray(np.stack([soft, soft, soft + (soft % 9 == 8)], 2)).save(path)
+    config, data = inspect(folder)
+    assert data.coding.threshold == 127 and 'soft edges' in data.coding.words
+    assert all(np.array_equal(mask_of(data, config, stem), mask) for stem, mask in exact.items())
+
+
 def test_colours_with_soft_edges_get_a_line_that_works(tmp_path):
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
     for n, path in enumerate(sorted((folder / 'masks').iterdir())):
