@@ -1205,20 +1205,27 @@ def collect(config, root, files, which):
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
         folder = re.sub(r'\d+', '*', folder)                           # one line for a thousand of them
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
-    if not masks:                                                      # all in one folder, perhaps named Imgs
+    if not images and not loose and all(both := tell_apart(masks)):    # annotations/ holds a.tif and a_mask.tif
+        images, masks = both
+    elif not masks:                                                    # all in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
     elif not images:                                                   # their folders have no telling names
         images = loose
-    pictures = {os.path.splitext(file.path)[0] for file in images if not file.path.endswith('.mat')}
-    splits, wanted = {mask.split for mask in masks} - {''}, []
-    for file in images:
-        if file.path.endswith('.mat') and file.path[:-4] in pictures:
-            ignored['beside a picture of the same name'].append(os.path.basename(file.path))
-        elif file.split == 'test' and splits and 'test' not in splits:         # a contest keeps its test masks
-            ignored['images of the test split, which has no masks'].append(os.path.basename(file.path))
-        else:
-            wanted.append(file)
-    return wanted, masks, tell_ignored(ignored)
+    images = best_of_twins(images, '.mat', 0, ignored)                 # a photograph's matrix
+    masks = best_of_twins(masks, JPEG_SUFFIXES, 0.5, ignored)          # a mask's picture
+    return images, masks, tell_ignored(ignored)
+
+
+def best_of_twins(files, suffixes, least, ignored):
+    """Files without those of these suffixes that lie beside another of the same name, if at least this share of the
+    others have one: less is a mistake to be told. `ignored` takes them."""
+    is_lesser = lambda file: file.path.lower().endswith(suffixes)
+    others = {os.path.splitext(file.path)[0] for file in itertools.filterfalse(is_lesser, files)}
+    twins = {file.path for file in filter(is_lesser, files) if os.path.splitext(file.path)[0] in others}
+    if len(twins) < least * len(others):
+        return files
+    ignored['beside another of the same name'] += map(os.path.basename, sorted(twins))
+    return [file for file in files if file.path not in twins]
 
 
 def tell_ignored(ignored):
@@ -1419,6 +1426,8 @@ def read_list(path):
             reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel's
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             roles = [name if may_be_read(name) else told_role(name) for name in reader.fieldnames]
+            if roles.count('mask') == 1 and len(roles) == 2:           # xrays, masks
+                roles = [role or 'image' for role in roles]
             if roles.count('image') == roles.count('mask') == 1:       # image_path, label
                 reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
             table = list(reader)
@@ -1514,8 +1523,8 @@ def doubts(pairs, splits, config):
     return notes
 
 
-AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright\w*|blur\w*|noisy|'
-                       r'shear\w*|jitter\w*)(?![a-z])', re.IGNORECASE)
+AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright\w*|blur\w*|'
+                       r'noisy|shear\w*|jitter\w*)(?![a-z])', re.IGNORECASE)
 
 
 def doubts_of_groups(images):
@@ -1523,32 +1532,33 @@ def doubts_of_groups(images):
     and what somebody made of it by augmentation."""
     first_number, last_number = '^[^0-9]*[0-9]+', '(?:.*[^0-9])?([0-9]+)'
     if any(AUGMENTED.search(f'{image.rest}/{image.stem}') for image in images):
-        ways = {pattern: groups_in(images, pattern, even=True) for pattern in (first_number, last_number)}
+        ways = {pattern: groups_in(images, pattern, least=1) for pattern in (first_number, last_number)}
         pattern = max(ways, key=lambda pattern: len(ways[pattern]))    # of crack_1_flip, rot90_1: not all of rot90
         if ways[pattern]:
             return [f'the names tell of augmented images: so that those of one, such as {ways[pattern][0]}, stay on '
                     f'one side of the split type {as_typed("group_pattern", pattern)}']
-    folders = Counter(image.rest for image in images if image.rest)
+    folders, splits = Counter(image.rest for image in images if image.rest), {image.split for image in images}
     of_one = 'if each is of one patient, film or scan type'
-    if 1 < len(folders) <= len(images) / 3 and folders.total() == len(images):
+    if len(splits) < len(folders) <= len(images) / 3 and folders.total() == len(images):       # not train/ and test/
         return [f'the images lie in {len(folders)} folders, such as {os.path.dirname(images[0].path)}: {of_one} '
                 f'{as_typed("group_pattern", "(.*)/")}']
     for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
-        if groups := groups_in(images, pattern, even=pattern == first_number):
+        if groups := groups_in(images, pattern, least=2 * (pattern == first_number)):
             return [f'the names of the images begin in groups, such as {groups[0]}: {of_one} '
                     f'{as_typed("group_pattern", pattern)}']
     return []
 
 
-def groups_in(images, pattern, even):
-    """What this pattern finds in the names of the images, with a digit, if that makes groups of several: even ones of
-    at least two each, or of three and more in the mean; else []."""
+def groups_in(images, pattern, least):
+    """What this pattern finds in the names of the images, with a digit, if that makes groups of several: about even
+    ones of at least so many each, or, if that is 0, of three and more in the mean; else []."""
     found = [re.search(pattern, image.stem) for image in images]
     groups = Counter(match[match.lastindex or 0] for match in found if match and re.search(r'\d', match[0]))
     if groups.total() < len(images) or len(groups) < 2:
         return []
-    mean, least, most = len(images) / len(groups), min(groups.values()), max(groups.values())
-    are_some = least >= 2 and most <= 1.5 * mean if even else mean >= 3 and most < 0.6 * len(images)
+    mean, fewest, most = len(images) / len(groups), min(groups.values()), max(groups.values())
+    are_even = fewest >= least and mean > 1.5 and most <= 1.5 * mean
+    are_some = are_even if least else mean >= 3 and most < 0.6 * len(images)
     return [*groups] if are_some else []
 
 
@@ -1679,6 +1689,10 @@ def pair_roles(config, root, files, which=-1):
     found = unite_folders(images, masks) or match_pairs(images, unite_siblings(images, masks, config))
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config)
+    of_test = [os.path.basename(image.path) for image in images if image.split == 'test']
+    if pairs and 'test' not in {image.split for image, _ in pairs}:    # a contest keeps its test masks
+        images = [image for image in images if image.split != 'test']
+        notes += tell_ignored({'images of the test split, which has no masks': of_test})
     if several := [mask.path.split(UNITED) for _, mask in pairs if UNITED in mask.path]:
         rule += f', masks of an image united: {several[0][0]} and {several[0][1]}'
     problems = [f'several files share one stem: {", ".join(shorten(sorted(file.path for file in files), 4))}'
@@ -1760,6 +1774,7 @@ def settings_that_pair(config, root, files, seconds):
     works, deadline = {}, time.monotonic() + seconds
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
+    held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] else folder_answers(files)        # what was typed is meant
     answers = itertools.zip_longest(pattern_answers(files), folders)
@@ -1777,13 +1792,16 @@ def settings_that_pair(config, root, files, seconds):
             continue                                                   # two kinds of pictures
         skip = ''.join(note for note in notes if note.startswith('skipped '))
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
-        if re.match(r'skipped (\d+) images and \1 masks', skip) and are_numbered(pairs, root, files):
-            continue                                                   # 1 to 10 beside 0 to 9 are numbered otherwise
+        is_even = bool(re.match(r'skipped (\d+) images and \1 masks', skip))
+        if skip and are_numbered(pairs, root, files, is_even):         # 1 to 10 beside 0 to 9 are numbered otherwise
+            continue
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
-        score = likelihood(image, mask, of_images, of_masks) - any(None not in two and len({*two}) > 1 for two in sizes)
+        differ = any(None not in two and len({*two}) > 1 for two in sizes)
+        score = likelihood(image, mask, of_images, of_masks) - differ / 2
         if any(UNITED in path and not flat(path) for _, path in some):
             continue                                                   # masks of one thing by several people
-        is_chance = settings and 20 * len(pairs) < len(files)          # one name's own pattern
+        where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
+        is_chance = settings and 20 * len(pairs) < sum(held[place] for place in where)     # one name's own pattern
         are_masks = has_photos and of_images == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
@@ -1792,17 +1810,21 @@ def settings_that_pair(config, root, files, seconds):
     return works
 
 
-def are_numbered(pairs, root, files):
-    """Whether chance may have paired by numbers: all images have numbers for names, and so have the files that no pair
-    holds, in the folders of the pairs; or two of these are left, one number before and one after all others."""
+def are_numbered(pairs, root, files, is_even):
+    """Whether chance may have paired by numbers, by the files in the folders of the pairs that no pair holds: one mask,
+    with the number before those of all images, is left; or as many images as masks (`is_even`), and all images and
+    these have numbers for names, or these are two, one number before and one after all others."""
     used = {file.path for pair in pairs for file in pair}
-    folders = {os.path.dirname(path) for path in used}
-    left = [Path(path).stem for file in files if (path := os.path.join(root, *file)) not in used
-            and os.path.dirname(path) in folders]
-    numbers_in = lambda stems: sorted(int(found[-1]) for stem in stems if (found := re.findall(r'\d+', stem)))
-    numbers, others = numbers_in(Path(image.path).stem for image, _ in pairs), numbers_in(left)
-    is_shifted = len(left) == 2 and numbers and others == [numbers[0] - 1, numbers[-1] + 1]
-    return is_shifted or pairs[0][0].stem.isdigit() and len(others) == len(left)
+    left = [path for file in files if (path := os.path.join(root, *file)) not in used]
+    folders = [{os.path.dirname(file.path) for file in side} for side in zip(*pairs)]      # of images, of masks
+    numbers_in = lambda paths: sorted(int(n[-1]) for path in paths if (n := re.findall(r'\d+', Path(path).stem)))
+    numbers = numbers_in(image.path for image, _ in pairs)
+    if numbers and numbers_in(path for path in left if os.path.dirname(path) in folders[1]) == [numbers[0] - 1]:
+        return True
+    left = [path for path in left if os.path.dirname(path) in folders[0] | folders[1]]
+    others = numbers_in(left)
+    is_shifted = numbers and others == [numbers[0] - 1, numbers[-1] + 1]
+    return is_even and (is_shifted or pairs[0][0].stem.isdigit() and len(others) == len(left))
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -1973,6 +1995,11 @@ def check_pixels(path, shape, config):
                         f'if it is no bomb, type max_image_pixels={pixels}')
 
 
+DAMAGED = {b'version https://git-lfs': 'is a pointer of Git LFS, not the file: type  git lfs pull',
+           b'\x89PNG\n': 'is a PNG whose line ends were converted, as git does with text: fetch it anew',
+           b'\x89PNG': 'is a damaged PNG', b'\xff\xd8\xff': 'is a damaged JPEG'}    # by how the file begins
+
+
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
     PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has one that can be set
@@ -1982,8 +2009,10 @@ def open_pillow(path, config):
         picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
     except PIL.UnidentifiedImageError:
         with open(path, 'rb') as file:
-            if file.read(23) == b'version https://git-lfs':
-                raise ValueError('is a pointer of Git LFS, not the file: type  git lfs pull') from None
+            start = file.read(23)
+        for begins, words in DAMAGED.items():
+            if start.startswith(begins):
+                raise ValueError(words) from None
         raise PIL.UnidentifiedImageError('is no picture of a known format, whatever its name says') from None
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
@@ -2607,7 +2636,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
-        lines += read_as_classes(values, plain, special, what)
+        lines += read_as_classes(values, images, plain, special, what)
     are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
     if plain[:1] in ([0], [COLOUR]) or many:
         is_void = counts_up and plain[-1] < 254                        # 255 is no id: it lies around the objects
@@ -2615,7 +2644,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
-        are_classes = many and plain == [*range(len(plain))] and not are_ids           # ADE20K; noise reaches 255
+        are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K, no noise
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
@@ -2626,7 +2655,8 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     is_clear = noisy or middle < 0.05                                  # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
-        is_white = ends > 0.9999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247] \
+        is_map = max(values) == 255 and is_scale(values) and 16 < len(values) < 128    # of saliency, in 51 steps
+        is_white = is_map or ends > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247] \
             or many and plain[-1] > 222 and bright > between > 0       # 255 alone may lie around objects
         lines.insert(1 if is_white else len(lines), 'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
@@ -2644,11 +2674,16 @@ def list_values(values, images, plain, special):
     return f'{len(values)} values (share of pixels, images): {found}{more}'
 
 
-def read_as_classes(values, plain, special, what):
+def is_scale(values):
+    """Whether the values are a scale of equal steps: 0, 128, 255."""
+    return len(values) > 1 and np.ptp(np.diff(sorted(values))) <= 2
+
+
+def read_as_classes(values, images, plain, special, what):
     """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
-    is_scale = len(values) > 1 and np.ptp(np.diff(sorted(values))) <= 2        # 0, 128, 255
-    specks = [code for code in plain if share_of([code], values) < 1 / 2000 and not is_scale]
+    least = sum(values.values()) / max(images.values()) / 2000         # pixels of an image that holds it
+    specks = [code for code in plain if values[code] < least * images[code] and not is_scale(values)]
     rare = share_of(special, values) < 1 / 10                          # a void label covers no more
     rest = values.keys() - specks - (special if rare else set())
     if specks and len(rest) > 1:
@@ -2658,7 +2693,7 @@ def read_as_classes(values, plain, special, what):
                                               f'mask_values={suggest(table)}')
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
-        lines.insert(0 if rare and not is_scale else 1,
+        lines.insert(0 if rare and not is_scale(values) else 1,
                      f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
     return [*lines, '(255 after a colon means ignored; reorder as you like)']
 
@@ -2898,7 +2933,7 @@ def scan(pairs, config, decode=False):
             write_file(path, json.dumps(fresh).encode())
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
-        advice = ['skip_broken=True leaves them out'] * is_any_sound
+        advice = ['to leave them out type skip_broken=True'] * is_any_sound
         if scaled := sum(problem.endswith(OTHER_SCALE) for problem in problems):
             advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
         raise DataError([*shorten(problems), *advice],
@@ -3054,8 +3089,12 @@ def find_leaks(pairs, records, firsts):
 
 
 def doubts_of_images(pairs, records, config):
-    """Notes on a band that is taken for alpha, and on depths that are mixed."""
+    """Notes on a band that is taken for alpha, on depths that are mixed, and on a photograph among the masks."""
     notes, wide = [], config['in_channels'] + 1
+    counts = [len(record['codes']) for record in records]
+    if max(counts) > max(1000, 20 * sorted(counts)[(len(counts) - 1) * 9 // 10]):
+        mask = os.fsdecode(pairs.masks[np.argmax(counts)])
+        notes.append(f'{mask} holds {max(counts)} colours, far more than the others: is it a photograph?')
     is_wide = lambda path, mode: mode == f'uint8 x {wide}' or \
         wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
     if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):
@@ -4791,7 +4830,7 @@ def try_to_compile(model):
     """In place, so that state_dict keys stay; whether it works shows in the first step."""
     try:
         model.compile()
-    except compiler_faults() as error:                                       # this Python is too new for this torch
+    except compiler_faults() as error:                                 # this Python is too new for this torch
         log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
 
 

@@ -68,6 +68,18 @@ def test_masks_of_another_shape_are_not_rescaled(small_set):
     assert 'of another shape' in str(ask(small_set, rescale_masks=True))
 
 
+def test_a_photograph_among_the_masks_is_told(tmp_path):
+    """Somebody painted on a picture and saved it as its mask: all of it would be foreground."""
+    for n in range(10):
+        mask = np.zeros((64, 64, 3))
+        mask[8:40, 8:40] = 255, 0, 0
+        photo = np.random.default_rng(n).integers(0, 256, (64, 64, 3))
+        save(tmp_path / f'images/{n}.png', photo)
+        save(tmp_path / f'masks/{n}.png', mask if n != 3 else (photo + 5) % 256)
+    note, = [note for note in inspect(tmp_path, mask_values='nonzero')[1].notes if 'photograph' in note]
+    assert note.startswith(str(tmp_path / 'masks/3.png')) and 'far more than the others' in note
+
+
 # --- its cache ------------------------------------------------------------------------
 
 

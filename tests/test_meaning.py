@@ -246,6 +246,22 @@ def test_class_numbers_that_begin_with_1_are_taken_if_their_count_is_typed(tmp_p
     assert (mask_of(data, config, '1') == place + 1).all()
 
 
+def test_a_class_of_few_images_is_no_speck(tmp_path):
+    """11 covers a hundredth of one image in 40, 90 a pixel of it; no image holds more than these."""
+    masks = [np.kron(block(4, n % 8), np.ones((4, 4))) for n in range(40)]
+    masks[0][:16, :16], masks[0][-1, -1] = 11, 90
+    asked = ask(with_masks(tmp_path, masks))
+    assert 'if 90 are specks, to be ignored, type mask_values="{0: 0, 4: 1, 11: 2, 90: 255}"' in str(asked)
+
+
+def test_noise_in_all_values_is_not_taken_for_class_numbers(tmp_path):
+    """Background, disc and cup with the noise of JPEG between, saved as PNG: 0 to 255 without a gap."""
+    stored = [0] * 2000 + [128] * 1000 + [255] * 800 + [*range(256)]
+    asked = ask(with_masks(tmp_path, [np.resize(stored, (64, 64))] * 4))
+    first = next(line for line in asked.problems if 'type ' in line)
+    assert first.endswith('type mask_values="{0: 0, 128: 1, 255: 2}"')
+
+
 def test_a_hundred_classes_are_offered_as_classes(tmp_path):
     """0 to 99 without a gap, so many that they could be objects: the user is asked."""
     folder, place = coded_set(tmp_path / 'set', [*range(100)])
@@ -258,8 +274,11 @@ def test_a_hundred_classes_are_offered_as_classes(tmp_path):
 
 
 @pytest.mark.parametrize('stored', [[0, 0, 252, 253, 254, 255],
-                                    [0] * 900 + [1] * 90 + [*range(80), *range(160, 251)] + [250] * 200],
-                         ids=['just below white', 'a soft edge, and a background of 1 in places'])
+                                    [0] * 900 + [1] * 90 + [*range(80), *range(160, 251)] + [250] * 200,
+                                    [0] * 900 + [255 * step // 50 for step in range(51)],
+                                    [0] * 3000 + [85] + [170] * 2 + [255] * 1093],
+                         ids=['just below white', 'a soft edge, and a background of 1 in places', 'a map of saliency',
+                              'a rim of two greys'])
 def test_values_that_lean_on_white_are_told_apart_by_brightness_first(tmp_path, stored):
     folder = with_masks(tmp_path, [np.resize(stored, (64, 64))] * 4)
     said = str(ask(folder))

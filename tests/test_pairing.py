@@ -916,6 +916,44 @@ def test_test_images_without_masks_are_left_out_and_told(tmp_path):
     assert 'image without a mask' in str(ask(tmp_path / 'set'))
 
 
+def test_test_images_in_a_folder_of_their_own_are_left_out_too(tmp_path):
+    """data/images with data/masks, and test/images, whose masks nobody has: the split stands on one side only."""
+    fill(tmp_path, [f'{top}/images/{top}{n}.png' for top in ('data', 'test') for n in range(4)],
+         [f'data/masks/data{n}.png' for n in range(4)])
+    data = inspect(tmp_path)[1]
+    assert len(data.pairs.images) == 4 and len(data.pairs.rows('val')) == 1
+    assert 'ignored 4 files, images of the test split, which has no masks: test0.png, ...' in data.notes
+
+
+def test_test_images_that_have_masks_are_kept(tmp_path):
+    """The masks of all splits lie together: a test image without one is named, not left out."""
+    fill(tmp_path, [f'images/{split}/{split}{n}.png' for split in ('train', 'test') for n in range(4)],
+         [f'masks/{split}{n}.png' for split in ('train', 'test') for n in range(4)])
+    assert [*np.bincount(inspect(tmp_path)[1].pairs.splits)] == [3, 1, 4]
+    (tmp_path / 'masks/test2.png').unlink()
+    assert f'image without a mask: {tmp_path}/images/test/test2.png' in str(ask(tmp_path))
+
+
+def test_a_folder_named_after_masks_may_hold_the_images_too(tmp_path):
+    """annotations/a.tif and a_mask.tif, and nothing else."""
+    fill(tmp_path, [f'annotations/cell{n}.png' for n in range(4)], [f'annotations/cell{n}_mask.png' for n in range(4)])
+    data = inspect(tmp_path)[1]
+    assert all(os.fsdecode(mask) == os.fsdecode(image).replace('.png', '_mask.png')
+               for image, mask in zip(data.pairs.images, data.pairs.masks)) and len(data.pairs.images) == 4
+
+
+def test_masks_as_jpeg_beside_others_of_the_same_names_are_ignored(tmp_path):
+    """mask/ holds 1.png and 1.jpg, a picture of the result."""
+    fill(tmp_path, [*(f'images/{n}.png' for n in range(4)), *(f'masks/{n}.jpg' for n in range(4))],
+         [f'masks/{n}.png' for n in range(4)])
+    data = inspect(tmp_path)[1]
+    assert all(mask.endswith(b'.png') for mask in data.pairs.masks)
+    assert 'ignored 4 files, beside another of the same name: 0.jpg, ...' in data.notes
+    for n in range(3):
+        (tmp_path / f'masks/{n}.jpg').unlink()
+    assert 'several files share one stem' in str(ask(tmp_path))
+
+
 def test_check_names_every_file_that_has_no_partner(tmp_path, capsys):
     """Training names ten and counts the others."""
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(30)], [f'masks/{n}.png' for n in range(5)])

@@ -574,6 +574,15 @@ def test_pointers_of_git_lfs_are_called_so(small_set, kind, suffix):
     assert f'{path}: cannot be read: is a pointer of Git LFS' in str(ask(small_set))
 
 
+@pytest.mark.parametrize('old, new, words', [(b'\r\n', b'\n', 'a PNG whose line ends were converted'),
+                                             (b'IHDR', b'IHDX', 'a damaged PNG')])
+def test_a_damaged_png_is_called_so(small_set, old, new, words):
+    """Git converts the line ends of a file that it takes for text."""
+    path = small_set / 'masks/003.png'
+    path.write_bytes(path.read_bytes().replace(old, new))
+    assert f'{path}: cannot be read: is {words}' in str(ask(small_set))
+
+
 @pytest.mark.parametrize('kind, suffix', [('images', '.gif'), ('masks', '.gif'), ('masks', '.png'),
                                           ('images', '.webp')])
 def test_a_film_is_refused_not_read_by_its_first_picture(small_set, kind, suffix):

@@ -15,7 +15,8 @@ import pytest
 
 import train_unet
 from conftest import SHARED
-from helpers import ask, dataset, fill, inspect, names_of, offered, palette_mask, partners, save, typed, with_masks
+from helpers import ask, dataset, fill, inspect, names_of, offered, palette_mask, partners, save, typed, typed_lines
+from helpers import with_masks
 from train_unet import DataError
 
 
@@ -365,6 +366,38 @@ def test_names_that_are_numbered_otherwise_get_no_line(tmp_path, image, mask):
     assert not any('skip_unpaired' in line for line in ask(tmp_path).problems)
 
 
+def test_masks_that_count_from_0_beside_more_images_from_1_get_no_line(tmp_path):
+    """Tile000001 to Tile000030, of which the first ten have masks, mask_0 to mask_9: equal numbers are neighbours."""
+    for n in range(30):
+        save(tmp_path / f'raw/Tile{n + 1:06}.png', scene(n))
+        if n < 10:
+            save(tmp_path / f'masks/mask_{n}.png', np.eye(24))
+    assert not typed_lines(ask(tmp_path))
+    save(tmp_path / 'raw/Tile000000.png', scene(99))
+    assert typed_lines(ask(tmp_path)) == ['images="raw" masks="masks" skip_unpaired=True']
+
+
+def test_one_pair_of_two_sizes_does_not_hide_the_folder_that_holds_the_most(tmp_path):
+    """image/ and mask/ of 26 beside those of 6 for validation and 4 for a test; one of the 26 has another size, which
+    is named once the line is typed."""
+    for tail, count in (('', 26), ('_v', 6), ('_t', 4)):
+        for n in range(count):
+            rgba = np.random.default_rng(n).integers(0, 256, (24, 24, 4))              # of a cut-out: alpha counts
+            size = 28 if (tail, n) == ('', 9) else 24
+            save(tmp_path / f'image{tail}/{tail}{n:02}.png', scene(n + len(tail) * count, size))
+            save(tmp_path / f'mask{tail}/{tail}{n:02}.png', rgba)
+    line, = typed_lines(ask(tmp_path))
+    assert line == 'images="image" masks="mask"'
+    assert 'is 28 x 28 pixels' in str(ask(tmp_path, **typed(line), mask_values='alpha'))
+
+
+def test_a_folder_that_is_small_beside_others_is_offered_if_all_of_it_pairs(tmp_path):
+    """val/ of 4 with its masks, and test/ of 200 without."""
+    fill(tmp_path, [*(f'val/{n}.png' for n in range(4)), *(f'test/t{n}.png' for n in range(200))],
+         [f'{kind}/{n}.png' for kind in ('annotations', 'labels') for n in range(4)])
+    assert {*typed_lines(ask(tmp_path))} == {f'images="val" masks="{kind}"' for kind in ('annotations', 'labels')}
+
+
 def test_predictions_are_not_offered_as_images(tmp_path):
     for n in range(6):
         save(tmp_path / f'predict_test/left/{n}.png', scene(n, 48))
@@ -554,6 +587,8 @@ def test_lists_whose_columns_have_other_words_are_read(tmp_path):
     (tmp_path / 'list.csv').write_text('image_path,Label,split\n' + ''.join(
         f'{n}.jpg,{n}.png,{"val" if n == 3 else "train"}\n' for n in range(4)))
     assert names_of(inspect(tmp_path / 'list.csv')[1], 'val') == {'3'}
+    (tmp_path / 'list.csv').write_text('xrays,masks\n' + ''.join(f'{n}.jpg,{n}.png\n' for n in range(4)))
+    assert len(inspect(tmp_path / 'list.csv')[1].pairs.images) == 4
 
 
 @pytest.mark.parametrize('header', ['image_path,depth_image_path,mask_path', 'image_path,mask_path,instance_mask_path',
@@ -651,6 +686,25 @@ def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name
     numbers = {os.path.basename(stem): number for stem, number in numbers.items()}
     train, val = ({numbers[stem] for stem in names_of(data, split)} for split in ('train', 'val'))
     assert val and train.isdisjoint(val)
+
+
+def test_images_of_which_some_are_augmented_are_kept_together_as_told(tmp_path):
+    """LS_train_00000192 with _enhanced1 and _enhanced2, others alone."""
+    stems = [f'LS_{n:08}{tail}' for n in range(20) for tail in ('', '_enhanced1', '_enhanced2')[:3 if n % 4 else 1]]
+    for n, stem in enumerate(stems):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    line, = [note for note in inspect(tmp_path)[1].notes if 'augmented' in note]
+    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
+    train, val = ({stem[:11] for stem in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+
+
+def test_folders_that_tell_the_split_are_not_asked_about_as_patients(tmp_path):
+    fill(tmp_path, *([f'{top}/{kind}{top[-1]}/{top[:2]}{n}.png' for top in ('Train 1', 'Test 2') for n in range(6)]
+                     for kind in ('images', 'masks')))
+    data = inspect(tmp_path, images='*/images*', masks='*/masks*')[1]
+    assert [*np.bincount(data.pairs.splits)] == [5, 1, 6] and 'patient' not in str(data.notes)
 
 
 def test_arrays_that_hold_no_picture_are_offered_by_no_line(tmp_path):
