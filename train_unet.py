@@ -1730,8 +1730,8 @@ def lines_that_pair(config, root, files, seconds=10.0):
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
     elif not (lines := data_above(root)):
-        lines = ['expected folders such as images/ and masks/; polygons, run lengths, volumes and stacks are to be '
-                 'drawn first, as a picture (or .npy, .mat) for each image']
+        lines = ['no folders or names were found that pair them otherwise, as images/ and masks/ would; polygons, run '
+                 'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
 
