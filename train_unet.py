@@ -1655,7 +1655,7 @@ def problems_of_files(pairs, config):
         none = np.zeros(len(pairs), bool)
         scan(Pairs(*paths_of(pairs), none, none, '', []), {**config, 'skip_broken': False})
     except DataError as error:
-        return error.problems
+        return [problem for problem in error.problems if ' type ' not in problem]      # once the files pair
     return []
 
 
@@ -1879,7 +1879,8 @@ def folder_answers(files):
     shapes, everywhere = folder_shapes(files, shared)
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     kind = {shape: {*folder_words(posixpath.basename(shape))[:-1]} - IMAGE_WORDS - MASK_WORDS for shape in shapes}
-    for image, mask in itertools.permutations([*shapes][:24], 2):
+    likeliest_first = lambda sides: role[sides[1]] != 'mask'           # time may not suffice for all
+    for image, mask in sorted(itertools.permutations([*shapes][:24], 2), key=likeliest_first):
         overlap = shapes[image] & shapes[mask]
         if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' \
                 or overlap and (overlap != shapes[mask] or '*' not in image or mask.startswith(image + '/')):
@@ -2682,8 +2683,9 @@ def is_scale(values):
 def read_as_classes(values, images, plain, special, what):
     """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
-    least = sum(values.values()) / max(images.values()) / 2000         # pixels of an image that holds it
-    specks = [code for code in plain if values[code] < least * images[code] and not is_scale(values)]
+    whole, count = sum(values.values()), max(images.values())          # pixels and images; a rare class has its place
+    specks = [code for code in plain if values[code] < whole * min(1 / 2000, images[code] / count / 250)
+              and not is_scale(values)]
     rare = share_of(special, values) < 1 / 10                          # a void label covers no more
     rest = values.keys() - specks - (special if rare else set())
     if specks and len(rest) > 1:

@@ -17,7 +17,7 @@ import tifffile
 import train_unet
 from conftest import TINY, draw_set
 from helpers import DISC, WORDS, ask, block, coded_set, dataset, disc_set, fill, inspect, mask_of, names_of, noisy_jpeg
-from helpers import noisy_reds, offered, palette_mask, save, typed
+from helpers import noisy_reds, offered, palette_mask, save, typed, typed_lines
 from train_unet import DataError
 
 
@@ -175,6 +175,8 @@ def test_files_without_a_partner_do_not_hide_broken_ones(tmp_path):
     told = str(ask(folder))
     assert re.search(r'image without a mask: .*images/0.png', told) and re.search(r'images/1.png: .*empty', told)
     assert re.search(r'images/2.png: is 16 x 4 pixels, its mask .* 9 x 5', told)
+    assert 'skip_unpaired=True' in str(typed_lines(ask(folder))) and 'skip_broken' not in told     # one after the other
+    assert 'to leave them out type skip_broken=True' in str(ask(folder, skip_unpaired=True))
 
 
 def test_a_damaged_tiff_is_told_of_by_its_name_alone(small_set, capfd, caplog):

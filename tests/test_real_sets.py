@@ -398,6 +398,15 @@ def test_a_folder_that_is_small_beside_others_is_offered_if_all_of_it_pairs(tmp_
     assert {*typed_lines(ask(tmp_path))} == {f'images="val" masks="{kind}"' for kind in ('annotations', 'labels')}
 
 
+def test_folders_named_after_masks_are_tried_first(tmp_path):
+    """Time may not suffice for all."""
+    fill(tmp_path, [f'{kind}/{n}.png' for kind in ('a_result', 'b_result', 'scene') for n in range(9)],
+         [f'z_labels/{n}.png' for n in range(4)])
+    answers = [*train_unet.folder_answers(train_unet.list_files(tmp_path))]
+    are_labels = [answer['masks'] == 'z_labels' for answer in answers]
+    assert len({*are_labels}) == 2 and are_labels == sorted(are_labels, reverse=True)
+
+
 def test_predictions_are_not_offered_as_images(tmp_path):
     for n in range(6):
         save(tmp_path / f'predict_test/left/{n}.png', scene(n, 48))
