@@ -2055,6 +2055,9 @@ def mask_pixels(picture, config):
     if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
         if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
             raise ValueError('its shape is in the alpha channel; type mask_values=alpha')
+        opaque = picture.getchannel('A').point(lambda alpha: 255 * (alpha > 127))
+        if opaque.getbbox():                                           # what cannot be seen is black, not hidden white
+            picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), opaque)
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
         for index, colour in palette_colours(picture).items():
@@ -2657,7 +2660,9 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
         is_map = max(values) == 255 and is_scale(values) and 16 < len(values) < 128    # of saliency, in 51 steps
-        is_white = is_map or ends > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247] \
+        is_shape = share_of([255], values) < 1 / 10 and share_of(range(1, 255), values) < share_of([255], values) \
+            and not many and special == {255} and images[255] == max(images.values())      # no rim around rarer things
+        is_white = is_map or is_shape or ends > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247] \
             or many and plain[-1] > 222 and bright > between > 0       # 255 alone may lie around objects
         lines.insert(1 if is_white else len(lines), 'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
@@ -2898,7 +2903,7 @@ def cache_file(config):
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     keys = 'in_channels', 'max_image_pixels', 'rescale_masks', 'mask_pattern', 'ignore_index'
     wish = config['mask_values'] if names_colours(config) or config['mask_values'] == 'alpha' else None
-    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), *map(config.get, keys), wish, 18])
+    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), *map(config.get, keys), wish, 19])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 

@@ -276,9 +276,10 @@ def test_a_hundred_classes_are_offered_as_classes(tmp_path):
 @pytest.mark.parametrize('stored', [[0, 0, 252, 253, 254, 255],
                                     [0] * 900 + [1] * 90 + [*range(80), *range(160, 251)] + [250] * 200,
                                     [0] * 900 + [255 * step // 50 for step in range(51)],
-                                    [0] * 3000 + [85] + [170] * 2 + [255] * 1093],
+                                    [0] * 3000 + [85] + [170] * 2 + [255] * 1093,
+                                    [0] * 4000 + [3] * 20 + [4] * 2 + [255] * 74],
                          ids=['just below white', 'a soft edge, and a background of 1 in places', 'a map of saliency',
-                              'a rim of two greys'])
+                              'a rim of two greys', 'cracks, and rarer things between them'])
 def test_values_that_lean_on_white_are_told_apart_by_brightness_first(tmp_path, stored):
     folder = with_masks(tmp_path, [np.resize(stored, (64, 64))] * 4)
     said = str(ask(folder))
@@ -650,6 +651,19 @@ def test_black_and_white_that_is_all_but_grey_is_ready(tmp_path):
     config, data = inspect(folder)
     assert data.coding.threshold == 127 and 'soft edges' in data.coding.words
     assert all(np.array_equal(mask_of(data, config, stem), mask) for stem, mask in exact.items())
+
+
+def test_what_is_transparent_is_background(tmp_path):
+    """A plot saved as RGBA: around it white that cannot be seen, in it a white object on black."""
+    for n in range(4):
+        mask = np.zeros((40, 40, 4))
+        mask[..., 3], mask[10:20, 10:20 + n] = 255, 255
+        mask[:4] = 255, 255, 255, 0
+        save(tmp_path / f'images/{n}.png', np.zeros((40, 40, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', mask)
+    config, data = inspect(tmp_path)
+    assert np.argwhere(mask_of(data, config, '2')).max(0).tolist() == [19, 21]
+    assert np.argwhere(mask_of(data, config, '2')).min(0).tolist() == [10, 10]
 
 
 def test_colours_with_soft_edges_get_a_line_that_works(tmp_path):
