@@ -2954,9 +2954,9 @@ def scan(pairs, config, decode=False):
 def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = scan(find_pairs(config), config, decode)
-    firsts = copies_of(pairs, records)
-    pairs = with_copies_together(pairs, firsts, config)
     records = in_grey(records, config)
+    firsts = turned_copies(pairs, records, copies_of(pairs, records), config)
+    pairs = with_copies_together(pairs, firsts, config)
     twins = palette_twins(records)
     for record in records if twins else ():
         record['codes'] = [twins.get(code, code) for code in record['codes']]
@@ -3057,6 +3057,32 @@ def copies_of(pairs, records):
             firsts[row] = next((other for other in others[:8] if same_file(*pairs.images[[other, row]])), row)
             others += [row] * (firsts[row] == row)
     return firsts
+
+
+def turned_copies(pairs, records, firsts, config):
+    """firsts, as copies_of has them, with images that were turned, mirrored or saved anew: their masks have the same
+    counts of the same values, and their pixels, sorted, are alike. Of many such groups 32 are looked at."""
+    alike = defaultdict(list)
+    for row, record in enumerate(records):
+        if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
+            alike[(*sorted(record['size']), *record['codes'], *record['pixels'])].append(row)
+    groups = [rows for rows in alike.values() if 1 < len(rows) <= 8]   # there are eight ways to turn and mirror
+    some = groups[::len(groups) // 32 + 1]
+    same = [rows for rows in some if hold_one_image(pairs.images[rows], config)]
+    for rows in groups if len(same) > 0.8 * len(some) else same:
+        for row in rows:
+            firsts[row] = rows[0]
+    return [firsts[first] for first in firsts]                         # a copy of a copy
+
+
+def hold_one_image(paths, config):
+    """Whether these images have the same pixels in any order, give or take what JPEG changes, and more than a shade."""
+    try:
+        first, *others = (np.sort(read_image(os.fsdecode(path), config), axis=None) for path in paths)
+    except (DataError, *UNREADABLE):                                   # told by others
+        return False
+    change = max(np.abs(np.subtract(first, other, dtype=float)).mean() for other in others)
+    return change < np.ptp(first) / 500
 
 
 def with_copies_together(pairs, firsts, config):

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import PIL.Image
 import pytest
@@ -29,7 +30,7 @@ def test_pixels_of_images_are_left_alone_by_the_first_look(tmp_path, monkeypatch
     """Only headers: a folder of large scans starts quickly."""
     folder = tmp_path / 'set'
     for n in range(4):
-        save(folder / f'masks/{n}.png', np.eye(8))
+        save(folder / f'masks/{n}.png', np.eye(8, k=n))      # else they might be copies
         (folder / 'images').mkdir(exist_ok=True)
         image = np.full((8, 8, 5), n, np.uint16)
         np.save(folder / f'images/{n}.npy', image) if suffix == '.npy' else \
@@ -66,6 +67,37 @@ def test_masks_of_another_scale(tmp_path):
 def test_masks_of_another_shape_are_not_rescaled(small_set):
     save(small_set / 'masks/003.png', np.zeros((40, 50)))
     assert 'of another shape' in str(ask(small_set, rescale_masks=True))
+
+
+@pytest.mark.parametrize('change', [lambda x: x[::-1, ::-1], lambda x: x.swapaxes(0, 1), lambda x: x[:, ::-1], None],
+                         ids=['turned by 180 degrees', 'by 90, mirrored', 'mirrored', 'saved anew as JPEG'])
+def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_path, change):
+    """No name tells of them: 0 to 9, and the same from 10 to 19."""
+    for n in range(10):
+        photo = cv2.resize(np.random.default_rng(n).integers(0, 256, (6, 8, 3), np.uint8), (48, 36))
+        mask = np.zeros((36, 48))
+        mask[4:20 + n, 6:30] = 255
+        for number in (n, n + 10):
+            is_copy = number != n and change
+            turned = change(mask) if is_copy else mask
+            save(tmp_path / f'masks/{number}.png', np.stack([turned] * 3, 2) if is_copy else turned)   # as RGB
+            path = tmp_path / f'images/{number}.png'
+            save(path, change(photo) if is_copy else photo)
+            if number != n and not change:
+                PIL.Image.open(path).save(path.with_suffix('.jpg'), quality=95, subsampling=0)
+                path.unlink()
+    data = inspect(tmp_path, seed=1)[1]
+    train, val = ({int(name) % 10 for name in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+    assert '10 images with copies' in str(data.notes)
+
+
+def test_images_whose_masks_are_alike_are_no_copies(tmp_path):
+    """Eight pictures of one scene of which each has the same mask."""
+    for n in range(8):
+        save(tmp_path / f'images/{n}.png', np.random.default_rng(n).integers(0, 256 - 9 * n, (32, 48, 3)))
+        save(tmp_path / f'masks/{n}.png', block(255))
+    assert 'copies' not in str(inspect(tmp_path)[1].notes)
 
 
 def test_a_photograph_among_the_masks_is_told(tmp_path):
