@@ -1205,7 +1205,7 @@ def collect(config, root, files, which):
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
         folder = re.sub(r'\d+', '*', folder)                           # one line for a thousand of them
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
-    if not images and not loose and all(both := tell_apart(masks)):    # annotations/ holds a.tif and a_mask.tif
+    if '' in sources and not images and not loose and all(both := tell_apart(masks)):      # annotations/ holds all
         images, masks = both
     elif not masks:                                                    # all in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
@@ -1653,9 +1653,9 @@ def problems_of_files(pairs, config):
     """What is wrong with the files of these pairs."""
     try:
         none = np.zeros(len(pairs), bool)
-        scan(Pairs(*paths_of(pairs), none, none, '', []), {**config, 'skip_broken': False})
+        scan(Pairs(*paths_of(pairs), none, none, '', []), {**config, 'skip_broken': False}, advise=False)
     except DataError as error:
-        return [problem for problem in error.problems if ' type ' not in problem]      # once the files pair
+        return error.problems
     return []
 
 
@@ -1689,8 +1689,9 @@ def pair_roles(config, root, files, which=-1):
     found = unite_folders(images, masks) or match_pairs(images, unite_siblings(images, masks, config))
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config)
-    of_test = [os.path.basename(image.path) for image in images if image.split == 'test']
-    if pairs and 'test' not in {image.split for image, _ in pairs}:    # a contest keeps its test masks
+    is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
+    if pairs and not is_tested:                                        # a contest keeps its test masks
+        of_test = [os.path.basename(image.path) for image in images if image.split == 'test']
         images = [image for image in images if image.split != 'test']
         notes += tell_ignored({'images of the test split, which has no masks': of_test})
     if several := [mask.path.split(UNITED) for _, mask in pairs if UNITED in mask.path]:
@@ -1998,7 +1999,7 @@ def check_pixels(path, shape, config):
 
 DAMAGED = {b'version https://git-lfs': 'is a pointer of Git LFS, not the file: type  git lfs pull',
            b'\x89PNG\n': 'is a PNG whose line ends were converted, as git does with text: fetch it anew',
-           b'\x89PNG': 'is a damaged PNG', b'\xff\xd8\xff': 'is a damaged JPEG'}    # by how the file begins
+           b'\x89PNG': 'is a damaged PNG'}                            # by how the file begins
 
 
 def open_pillow(path, config):
@@ -2055,9 +2056,9 @@ def mask_pixels(picture, config):
     if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
         if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
             raise ValueError('its shape is in the alpha channel; type mask_values=alpha')
-        opaque = picture.getchannel('A').point(lambda alpha: 255 * (alpha > 127))
-        if opaque.getbbox():                                           # what cannot be seen is black, not hidden white
-            picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), opaque)
+        shown = picture.getchannel('A').point(lambda alpha: 255 * (alpha > 0))
+        if shown.getbbox():                                            # what cannot be seen is black, not hidden white
+            picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), shown)
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
         for index, colour in palette_colours(picture).items():
@@ -2560,13 +2561,15 @@ def peaks(values, codes, reach):
     """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: the
     commonest within `reach` in each channel, half of it for a hundredth of the pixels, with five times the mean of the
     others there. values: {code: pixels}."""
-    found, whole = [], sum(values[code] for code in codes)
-    for code in [code for code in codes if values[code] > whole / 1000]:
-        around = [values[other] for other in nearest(codes, [code], reach // (1 + (values[code] > whole / 100)))]
+    whole = sum(values[code] for code in codes)
+
+    def stands_out(code, reach):
+        around = [values[other] for other in nearest(codes, [code], reach)]
         noise = (sum(around) - values[code]) / max(1, len(around) - 1)
-        if values[code] == max(around) and values[code] >= 5 * noise:
-            found.append(code)
-    return found
+        return values[code] == max(around) and values[code] >= 5 * noise
+
+    return [code for code in codes if values[code] > whole / 1000 and
+            (stands_out(code, reach) or values[code] > whole / 100 and stands_out(code, reach // 2))]
 
 
 def suggest(table):
@@ -2655,20 +2658,26 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     if not many and len(plain) > 2 and usual not in (0, COLOUR) and share_of([usual], values) > 1 / 2:
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
-    middle, ends = share_of(range(112, 144), values), share_of([0, 255], values)
-    is_clear = noisy or middle < 0.05                                  # else a class may be 127 here, 128 there
+    is_clear = noisy or share_of(range(112, 144), values) < 0.05       # else a class may be 127 here, 128 there
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
-        between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
-        is_map = max(values) == 255 and is_scale(values) and 16 < len(values) < 128    # of saliency, in 51 steps
-        is_shape = share_of([255], values) < 1 / 10 and share_of(range(1, 255), values) < share_of([255], values) \
-            and not many and special == {255} and images[255] == max(images.values())      # no rim around rarer things
-        is_white = is_map or is_shape or ends > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247] \
-            or many and plain[-1] > 222 and bright > between > 0       # 255 alone may lie around objects
-        lines.insert(1 if is_white else len(lines), 'if bright is foreground type mask_values=">127"')
+        lines.insert(1 if leans_on_white(values, images, plain) else len(lines),
+                     'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # else nothing would be background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
+
+
+def leans_on_white(values, images, plain):
+    """Whether bright is likely to be foreground; arguments as of explain_values. 255 may lie around objects: then it is
+    in no mask without another value."""
+    white, others = share_of([255], values), [code for code in plain if 0 < code < 255]
+    between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
+    has_noise = len(plain) > MOST_CLASSES and plain[-1] > 222 and bright > between > 0
+    is_map = max(values) == 255 and is_scale(values) and 16 < len(plain) <= MOST_CLASSES       # of saliency
+    is_alone = share_of(others, values) < white < 1 / 10 and sum(map(images.get, others)) < images[255]    # cracks
+    has_specks = share_of([0, 255], values) > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247]
+    return has_noise or is_map or is_alone or has_specks
 
 
 def list_values(values, images, plain, special):
@@ -2907,8 +2916,9 @@ def cache_file(config):
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
-def scan(pairs, config, decode=False):
-    """(the sound pairs, their records), read in parallel, cached. DataError names bad files. `decode`: images too."""
+def scan(pairs, config, decode=False, advise=True):
+    """(the sound pairs, their records), read in parallel, cached. DataError names bad files. `decode`: images too.
+    `advise`: with lines to type, which help once the files pair."""
     path, cache = cache_file(config), {}
     with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: what is no table
         cache = dict(json.loads(path.read_text(encoding='utf-8')))
@@ -2943,7 +2953,7 @@ def scan(pairs, config, decode=False):
         advice = ['to leave them out type skip_broken=True'] * is_any_sound
         if scaled := sum(problem.endswith(OTHER_SCALE) for problem in problems):
             advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
-        raise DataError([*shorten(problems), *advice],
+        raise DataError([*shorten(problems), *(advice if advise else ())],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, _, problem in found])
     kept = {name: getattr(pairs, name)[sound] for name in ('images', 'masks', 'splits', 'drawn')}
@@ -3021,11 +3031,13 @@ def share_at_edge(records, meaning):
 def in_grey(records, config):
     """The records with greys for codes where all are grey colours, or all but grey and those of noisy black and
     white."""
+    codes = {*itertools.chain.from_iterable(record['codes'] for record in records)}
     for most in (0, 32) if config['mask_values'] is None else (0,):
-        greys = [record | {'codes': [as_grey(code, most) for code in record['codes']]} for record in records]
-        pixels = pixels_of(greys)
-        if max(pixels) < COLOUR and (not most or is_noisy(pixels)):
-            return greys
+        greys = {code: as_grey(code, most) for code in codes}
+        if max(greys.values()) < COLOUR:
+            told = [record | {'codes': [*map(greys.get, record['codes'])]} for record in records]
+            if not most or is_noisy(pixels_of(told)):
+                return told
     return records
 
 
@@ -3061,15 +3073,18 @@ def copies_of(pairs, records):
 
 def turned_copies(pairs, records, firsts, config):
     """firsts, as copies_of has them, with images that were turned, mirrored or saved anew: their masks have the same
-    counts of the same values, and their pixels, sorted, are alike. Of many such groups 32 are looked at."""
+    counts of the same values, and their pixels, sorted, are alike. Of more than a hundred such groups the others are
+    believed where four of five are so."""
     alike = defaultdict(list)
     for row, record in enumerate(records):
         if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
-            alike[(*sorted(record['size']), *record['codes'], *record['pixels'])].append(row)
+            alike[hash((*sorted(record['size']), *record['codes'], *record['pixels']))].append(row)
     groups = [rows for rows in alike.values() if 1 < len(rows) <= 8]   # there are eight ways to turn and mirror
-    some = groups[::len(groups) // 32 + 1]
-    same = [rows for rows in some if hold_one_image(pairs.images[rows], config)]
-    for rows in groups if len(same) > 0.8 * len(some) else same:
+    step = len(groups) // 101 + 1
+    same = [rows for rows in groups[::step] if hold_one_image(pairs.images[rows], config)]
+    if len(same) > 0.8 * len(groups[::step]):
+        same += [rows for place, rows in enumerate(groups) if place % step]
+    for rows in same:
         for row in rows:
             firsts[row] = rows[0]
     return [firsts[first] for first in firsts]                         # a copy of a copy
@@ -3079,9 +3094,9 @@ def hold_one_image(paths, config):
     """Whether these images have the same pixels in any order, give or take what JPEG changes, and more than a shade."""
     try:
         first, *others = (np.sort(read_image(os.fsdecode(path), config), axis=None) for path in paths)
+        change = max(np.abs(np.subtract(first, other, dtype=float)).mean() for other in others)
     except (DataError, *UNREADABLE):                                   # told by others
         return False
-    change = max(np.abs(np.subtract(first, other, dtype=float)).mean() for other in others)
     return change < np.ptp(first) / 500
 
 
@@ -3127,7 +3142,7 @@ def doubts_of_images(pairs, records, config):
     counts = [len(record['codes']) for record in records]
     if max(counts) > max(1000, 20 * sorted(counts)[(len(counts) - 1) * 9 // 10]):
         mask = os.fsdecode(pairs.masks[np.argmax(counts)])
-        notes.append(f'{mask} holds {max(counts)} colours, far more than the others: is it a photograph?')
+        notes.append(f'{mask} holds {max(counts)} values, far more than the others: is it a photograph?')
     is_wide = lambda path, mode: mode == f'uint8 x {wide}' or \
         wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
     if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):

@@ -92,6 +92,25 @@ def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_pat
     assert '10 images with copies' in str(data.notes)
 
 
+@pytest.mark.parametrize('others, count', [(0, 150), (150, 0)])
+def test_of_many_turned_copies_not_all_are_looked_at(tmp_path, monkeypatch, others, count):
+    """150 pairs that are turned copies, or only have masks with the same counts."""
+    turned = lambda array, number: array if number < 150 else array[::-1]
+    for number in range(300):
+        n = number % 150
+        draw = np.random.default_rng(number if others else n)
+        mask = np.zeros((8, 12, 3), np.uint8)
+        mask[:4, :6].reshape(-1)[:] = 255
+        mask[5, 0] = n + 1, 0, 1                                       # no two pairs are of one kind
+        save(tmp_path / f'images/{number}.png', turned(draw.integers(0, 256, (8, 12, 3)), number))
+        save(tmp_path / f'masks/{number}.png', turned(mask, number))
+    read, real = [], train_unet.read_image
+    monkeypatch.setattr(train_unet, 'read_image', lambda path, config: read.append(path) or real(path, config))
+    notes = str(inspect(tmp_path, mask_values='nonzero')[1].notes)
+    assert (f'{count} images with copies' in notes) == bool(count) and ('copies' in notes) == bool(count)
+    assert 100 < len(read) <= 202
+
+
 def test_images_whose_masks_are_alike_are_no_copies(tmp_path):
     """Eight pictures of one scene of which each has the same mask."""
     for n in range(8):
@@ -209,6 +228,9 @@ def test_files_without_a_partner_do_not_hide_broken_ones(tmp_path):
     assert re.search(r'images/2.png: is 16 x 4 pixels, its mask .* 9 x 5', told)
     assert 'skip_unpaired=True' in str(typed_lines(ask(folder))) and 'skip_broken' not in told     # one after the other
     assert 'to leave them out type skip_broken=True' in str(ask(folder, skip_unpaired=True))
+    pointer = 'version https://git-lfs.github.com/spec/v1'
+    (folder / 'masks/3.png').write_text(pointer)                       # what is wrong with it names a line too
+    assert 'masks/3.png: cannot be read: is a pointer of Git LFS, not the file: type git lfs pull' in str(ask(folder))
 
 
 def test_a_damaged_tiff_is_told_of_by_its_name_alone(small_set, capfd, caplog):

@@ -276,15 +276,21 @@ def test_a_hundred_classes_are_offered_as_classes(tmp_path):
 @pytest.mark.parametrize('stored', [[0, 0, 252, 253, 254, 255],
                                     [0] * 900 + [1] * 90 + [*range(80), *range(160, 251)] + [250] * 200,
                                     [0] * 900 + [255 * step // 50 for step in range(51)],
-                                    [0] * 3000 + [85] + [170] * 2 + [255] * 1093,
-                                    [0] * 4000 + [3] * 20 + [4] * 2 + [255] * 74],
+                                    [0] * 3000 + [85] + [170] * 2 + [255] * 1093],
                          ids=['just below white', 'a soft edge, and a background of 1 in places', 'a map of saliency',
-                              'a rim of two greys', 'cracks, and rarer things between them'])
+                              'a rim of two greys'])
 def test_values_that_lean_on_white_are_told_apart_by_brightness_first(tmp_path, stored):
     folder = with_masks(tmp_path, [np.resize(stored, (64, 64))] * 4)
     said = str(ask(folder))
     first = said.index(offered(ask(folder), 'mask_values='))
     assert said.index('mask_values=">127"') == first < said.index('mask_values=nonzero')
+
+
+@pytest.mark.parametrize('images_of_3, is_told_first', [(1, True), (4, False)])
+def test_255_that_is_there_alone_is_no_rim(tmp_path, images_of_3, is_told_first):
+    """Cracks are 255 in every mask, 3 what they enclose in one. Where 3 is in all 255 may be the rim around it."""
+    cracks = [np.resize([0] * 4000 + [3 * (n < images_of_3)] * 20 + [255] * 76, (64, 64)) for n in range(4)]
+    assert (offered(ask(with_masks(tmp_path, cracks)), 'mask_values=') == 'mask_values=">127"') == is_told_first
 
 
 @pytest.mark.parametrize('stored', [[0] * 900 + [*range(1, 75)] + [255] * 100, [0, 0, 230, 255]],
@@ -658,12 +664,12 @@ def test_what_is_transparent_is_background(tmp_path):
     for n in range(4):
         mask = np.zeros((40, 40, 4))
         mask[..., 3], mask[10:20, 10:20 + n] = 255, 255
-        mask[:4] = 255, 255, 255, 0
+        mask[:4], mask[14, 14, 3] = (255, 255, 255, 0), 100            # what can be seen through is seen
         save(tmp_path / f'images/{n}.png', np.zeros((40, 40, 3)) + n)
         save(tmp_path / f'masks/{n}.png', mask)
     config, data = inspect(tmp_path)
-    assert np.argwhere(mask_of(data, config, '2')).max(0).tolist() == [19, 21]
-    assert np.argwhere(mask_of(data, config, '2')).min(0).tolist() == [10, 10]
+    mask = mask_of(data, config, '2')
+    assert mask[10:20, 10:22].all() and mask.sum() == 120
 
 
 def test_colours_with_soft_edges_get_a_line_that_works(tmp_path):

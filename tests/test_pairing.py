@@ -925,6 +925,21 @@ def test_test_images_in_a_folder_of_their_own_are_left_out_too(tmp_path):
     assert 'ignored 4 files, images of the test split, which has no masks: test0.png, ...' in data.notes
 
 
+def test_test_images_whose_masks_have_other_names_are_named(tmp_path):
+    """A mask is left over that may be theirs."""
+    fill(tmp_path, [f'{split}/images/{split}{n}.png' for split in ('train', 'test') for n in range(4)],
+         [*(f'train/masks/train{n}.png' for n in range(4)), 'test/masks/other.png'])
+    assert f'image without a mask: {tmp_path}/test/images/test0.png' in str(ask(tmp_path))
+
+
+def test_masks_are_not_parted_where_images_was_typed(tmp_path):
+    """images= holds nothing that can be read: the folder of the masks does not stand in for it."""
+    fill(tmp_path, [f'labels/cell{n}.png' for n in range(4)], [f'labels/cell{n}_mask.png' for n in range(4)])
+    (tmp_path / 'scans').mkdir()
+    (tmp_path / 'scans/0.raw').write_bytes(b'0')
+    assert 'found 0 images and 8 masks' in str(ask(tmp_path, images='scans', masks='labels'))
+
+
 def test_test_images_that_have_masks_are_kept(tmp_path):
     """The masks of all splits lie together: a test image without one is named, not left out."""
     fill(tmp_path, [f'images/{split}/{split}{n}.png' for split in ('train', 'test') for n in range(4)],
