@@ -210,7 +210,7 @@ def test_what_half_export_says_is_the_difference_to_the_trained_network(three, t
 
 
 def test_an_export_is_not_asked_for_sizes_that_the_network_does_not_take(small_set, tmp_path):
-    words = TINY | {'architecture': 'PAN', 'encoder': 'resnet18', 'image_size': 128, 'num_epochs': 1}
+    words = TINY | {'architecture': 'PAN', 'image_size': 128, 'num_epochs': 1}
     run = tu.train(**words, data=str(small_set)).run_dir
     assert tu.export(run, 'smp', tmp_path / 'smp') == 0
 
