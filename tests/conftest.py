@@ -96,10 +96,10 @@ def pytest_configure(config):
         config.addinivalue_line('markers', f'{marker}: {what}; only when asked for')
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """-n auto: one process more than there are cores, because some tests wait (a sixth of the time on two cores)."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, 'sched_getaffinity') else (os.cpu_count() or 1) + 1
+    return (yield) + ('PYTEST_XDIST_AUTO_NUM_WORKERS' not in os.environ)
 
 
 # Files whose tests are long: they begin first, so that short ones are left to share at the end.
