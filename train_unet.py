@@ -759,11 +759,12 @@ def set_up_device(device):
     try:
         if device.type == 'cuda':
             with torch.cuda.device(device):
-                torch.zeros(1, device=device).add_(1)
+                image = torch.zeros(1, 1, 8, 8, device=device).add_(1)
+                F.conv2d(image, image[..., :3, :3])                    # cuDNN may know fewer GPUs than torch does
     except RuntimeError as error:
         raise ConfigError(f'device={device}: cannot be used ({in_words(error)}): if others hold its memory (nvidia-smi '
-                          'shows them) end them, if it has no kernels install a build of torch that has some '
-                          '(pytorch.org/get-started), or type device=cpu') from None
+                          'shows them) end them, if torch or cuDNN has no kernels for it install a build of torch '
+                          'that has some (pytorch.org/get-started), or type device=cpu') from None
 
 
 World = namedtuple('World', 'rank size')   # which process this is, and of how many
@@ -4046,7 +4047,8 @@ class ConvolvesDoubled:
             return super().forward(maps)
         small, beside = maps
         weight, rest = self.weight.tensor_split([small.shape[1]], 1)
-        ones = torch.eye(9).to(weight).view(9, 1, 3, 3).flip(2, 3)     # kernels of one weight each
+        ones = torch.eye(9, dtype=weight.dtype, device=weight.device)  # kernels of one weight each
+        ones = ones.view(9, 1, 3, 3).flip(2, 3)
         sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)
         with torch.autocast(weight.device.type, enabled=False):        # a product is faster than pooling all weights
             kernel = (weight.transpose(0, 1).reshape(-1, 9) @ sums).view(small.shape[1], -1, 4, 4)
@@ -4820,7 +4822,8 @@ def is_out_of_memory(error):
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'could not create a primitive',      # oneDNN
                                           'Invalid buffer size',       # an Apple GPU's for a single tensor
-                                          'less than INT_MAX elements', 'canUse32BitIndexMath'))   # 32 bits to count
+                                          'less than INT_MAX elements', 'canUse32BitIndexMath',    # 32 bits to count
+                                          'too large for the channels_last CUDA kernel launch'))
 
 
 def guarded_step(state, window, loss_fn, config, is_trial=False):
@@ -5876,8 +5879,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
     warn_of_size(model, precision)
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())
-    if device.type == 'cuda':
-        torch.cuda.reset_peak_memory_stats(device)                     # of a training before this one
     if own_data:
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
@@ -5887,6 +5888,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if state.epoch < config['num_epochs']:                             # else nothing is trained with these settings
         run.write('config.py', config_text(config))
     smoke_test(state, loader, val_loader, loss_fn, config, run)
+    if device.type == 'cuda':                                          # of a training before, of cuDNN's search
+        torch.cuda.reset_peak_memory_stats(device)
     run.begun = True
     try:
         fit(state, loader, val_loader, loss_fn, config, run)

@@ -340,6 +340,21 @@ def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, tmp_path, use, fault, to
     assert chosen == [torch.device('cuda:1')]
 
 
+def test_a_gpu_that_cudnn_does_not_know_is_told_before_the_training(monkeypatch):
+    """A GTX 1080: some builds of torch have kernels for it, but their cuDNN has none."""
+    def refuse(*_):
+        raise RuntimeError('cuDNN: no kernels for compute capability 6.1')
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, 'zeros', lambda *size, device: zeros(*size))
+    monkeypatch.setattr(torch.cuda, 'device', lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(train_unet, 'cpu_quota', torch.get_num_threads)
+    train_unet.set_up_device(torch.device('cuda'))
+    monkeypatch.setattr(torch.nn.functional, 'conv2d', refuse)
+    with pytest.raises(ConfigError, match='capability 6.1.*install a build of torch .* or type device=cpu'):
+        train_unet.set_up_device(torch.device('cuda'))
+
+
 @pytest.mark.parametrize('wish, has_cuda, warned', [('auto', None, True), ('cpu', None, False),
                                                     ('auto', '12.8', False)])
 def test_a_gpu_that_this_pytorch_cannot_use_is_told(monkeypatch, tmp_path, caplog, wish, has_cuda, warned):
