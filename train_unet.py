@@ -4899,11 +4899,14 @@ def gives_up_compiling(model, error):
 
 
 def agree_on_compiling(state, batch, loss_fn):
-    """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can."""
+    """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can.
+    Within DDP, though without its exchange: torch compiles one part per bucket of gradients there, so that those of one
+    are exchanged while the next are computed, and what is compiled elsewhere stays in one part."""
     try:
         state.model.train()
-        losses, _ = run_loss(loss_fn, state.model, state.dtype, batch)
-        losses.sum().backward()
+        with state.engine.no_sync():
+            losses, _ = run_loss(loss_fn, state.engine, state.dtype, batch)
+            losses.sum().backward()
     except compiler_faults() as error:
         if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
             raise

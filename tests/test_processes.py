@@ -780,3 +780,36 @@ def test_a_fault_of_one_process_in_mid_run_is_shown_and_not_replayed(forks):
     first, second = compiled_in_two(at=8, error='ValueError')
     assert 'Compiled in' in first and 'out of order (a test)' in second
     assert 'does not work here' not in first + second and 'best epoch' not in first + second
+
+
+PARTS = """
+import sys, torch
+from torch import nn
+compile, parts = nn.Module.compile, []
+
+def count(graph, inputs):
+    parts.extend([graph] * torch.is_grad_enabled())                    # validation is compiled in one
+    return graph
+
+nn.Module.compile = lambda model: compile(model, backend=count)
+sys.path.insert(0, {root!r})
+import train_unet
+torch.set_num_threads(1)
+net = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(3)])
+data = [{{"x": torch.ones(2048)}} for _ in range(8)]
+result = train_unet.train(model=net, loss_fn=lambda model, batch: model(batch['x']).mean(1), train_data=data,
+                          val_data=data, num_epochs=1, batch_size=2, accumulation_steps=2, use_amp=False,
+                          compile_model=True, device='cpu', ema_decay=None, optimizer='SGD', num_workers=0,
+                          run_dir='run2')
+print('best epoch', result.best['epoch'], 'parts', len(parts))
+"""
+
+
+def test_compiled_networks_of_several_processes_exchange_gradients_while_they_compute_others(forks):
+    """torch compiles one part for each bucket of gradients, of 25 MiB, if it first sees the network within DDP."""
+    with open('script2.py', 'w') as file:
+        file.write(PARTS.format(root=str(ROOT)))
+    run_forked(2, 'script2.py')
+    with open('printed0.txt') as file:
+        printed = file.read()
+    assert 'Compiled in' in printed and 'best epoch 1 parts 2' in printed, printed
