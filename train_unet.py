@@ -171,7 +171,8 @@ CONFIG = {
     # --- speed and memory ---
     'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that is there
     'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
-    'channels_last': True,        # memory layout; faster for convolutions, but on Apple GPUs, where it is left
+    'channels_last': 'auto',      # memory layout, faster for most convolutions: True, False, 'auto': True but for exact
+                                  # float32 on a GPU, and on Apple's, where it is left
     'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result
     'deterministic': False,       # repeatable GPU kernels, where there are some; slower (a CPU is repeatable without)
 
@@ -189,9 +190,8 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'str auto': 'image_dtype encoder loss amp_dtype device run_dir',
     'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights tf32_matmul_precision '
                 'keep_float32 resume',
-    'bool': 'skip_unpaired rescale_masks skip_broken compile_model channels_last activation_checkpointing '
-            'deterministic tensorboard',
-    'bool auto': 'cache_images use_amp',
+    'bool': 'skip_unpaired rescale_masks skip_broken compile_model activation_checkpointing deterministic tensorboard',
+    'bool auto': 'cache_images use_amp channels_last',
     'int': 'in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps',
     'int auto': 'num_classes num_workers num_epochs',
     'int none': 'ignore_index early_stopping_patience',
@@ -937,6 +937,13 @@ def resolve_precision(config, hardware, typed=None):
 def works_on_cpu(tf32, hardware):
     """Whether a tf32_matmul_precision changes anything on a CPU: 'medium' does where there are bfloat16 units."""
     return hardware.kind == 'cpu' and tf32 == 'medium' and 'bfloat16' in hardware.units
+
+
+def suits_channels_last(precision, hardware):
+    """Whether convolutions are faster in channels_last: on a CPU they are, on a GPU those of Tensor Cores. In float32 a
+    V100 took 1.6 times as long as in NCHW (pytorch issue 44943, torch 1.6), and Apple's are wrong (see laid_out)."""
+    uses_tf32 = 'tf32' in hardware.units and precision.tf32 != 'highest'       # cuDNN's own setting allows it
+    return hardware.kind == 'cpu' or hardware.kind == 'cuda' and (precision.dtype != 'float32' or uses_tf32)
 
 
 def warn_of_settings(config, hardware, dtype, typed):
@@ -5656,6 +5663,10 @@ def prepare(config, sources, device, decode=False, own_data=False):
     chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
               if origin == 'you' or origin != 'default' and config[key] != CONFIG[key]}
     precision = resolve_precision(config, hardware, chosen)
+    if config['channels_last'] == 'auto':
+        config = {**config, 'channels_last': suits_channels_last(precision, hardware)}
+        if not config['channels_last']:
+            log.info('channels_last = False  (no gain on a GPU but from Tensor Cores)')
     if own_data:
         return settle_own(config), hardware, precision, None, {}
     if config['data'] == 'demo' and os.path.isdir('demo'):

@@ -8,6 +8,5 @@ config = {
     'use_amp': 'auto',                 # bfloat16 where native, else float16 with a scaler, else float32
     'tf32_matmul_precision': 'high',   # for what stays in float32
     'compile_model': True,             # worth it when the run is longer than the compiling
-    'channels_last': True,
     'batch_size': 16,                  # fills a GPU better than 8; the learning rate follows
 }

@@ -587,3 +587,21 @@ def test_a_training_on_a_cpu_keeps_the_memory_that_tensors_free(tmp_path, forks,
     process.join(60)
     without, kept = ast.literal_eval((tmp_path / 'out').read_text())
     assert kept < without / 5
+
+
+@pytest.mark.parametrize('machine, dtype, tf32, answer', [
+    ('RTX 2080 Ti', 'float16', 'high', True), ('RTX 2080 Ti', 'float32', 'high', False),
+    ('A100', 'float32', 'high', True), ('A100', 'float32', None, True), ('A100', 'float32', 'highest', False),
+    ('A100', 'bfloat16', 'highest', True), ('GTX 1080', 'float32', 'high', False), ('MPS', 'float16', 'high', False),
+    ('CPU plain', 'float32', 'highest', True)])
+def test_images_lie_in_channels_last_where_convolutions_are_faster_so(monkeypatch, caplog, machine, dtype, tf32,
+                                                                      answer):
+    """PyTorch's maintainers expect a gain on GPUs from Tensor Cores alone (issue 44943)."""
+    monkeypatch.setattr(train_unet, 'detect_hardware', lambda device: MACHINES[machine])
+    monkeypatch.setattr(train_unet, 'resolve_precision', lambda *_: train_unet.Precision(dtype, tf32, ''))
+    caplog.set_level('INFO')
+    for typed in (None, True, False):
+        config, sources, _ = train_unet.resolve_config(None, {} if typed is None else {'channels_last': typed})
+        settled = train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)[0]['channels_last']
+        assert settled is (answer if typed is None else typed)
+    assert caplog.text.count('channels_last = False') == (not answer)
