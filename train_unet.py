@@ -171,8 +171,8 @@ CONFIG = {
     # --- speed and memory ---
     'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that is there
     'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
-    'channels_last': 'auto',      # memory layout, faster for most convolutions: True, False, 'auto': True but for exact
-                                  # float32 on a GPU, and on Apple's, where it is left
+    'channels_last': 'auto',      # memory layout, faster for most convolutions: True (but on Apple GPUs, where it is
+                                  # left), False, 'auto': not for exact float32 on a GPU
     'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result
     'deterministic': False,       # repeatable GPU kernels, where there are some; slower (a CPU is repeatable without)
 
