@@ -5,8 +5,9 @@
 
 Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
     limit       the measured bfloat16 and float32 rates, the share training reaches, the profile
-    speed       images/s: train_unet, the same with folded decoder blocks, the plain smp loop,
-                Lightning if installed; both precisions
+    speed       images/s: train_unet, the same with folded decoder blocks and as preset fast
+                (compiled), the plain smp loop as written and tuned (channels_last, fused Adam,
+                cuDNN's search), Lightning if installed; both precisions
     memory      peak of each preset against the plain loop
     largest     the largest batch in one pass: plain float32, ours, ours with low_memory
     oom         memory really runs out in a training: the healing, and what it changes
@@ -145,14 +146,15 @@ def precision_of(dtype):
     return {'use_amp': dtype != 'float32', 'amp_dtype': 'auto' if dtype == 'float32' else dtype}
 
 
-def build_plain(args, dtype):
-    """The plain loop on the same files, loaded by as many processes as ours."""
+def build_plain(args, dtype, is_tuned=False):
+    """The plain loop on the same files, loaded by as many processes as ours; perhaps with what a
+    skilled user adds."""
     found = OurData(**settings_of(args, cache_images=False))
     classes = found.config['num_classes']
     dataset = PathDataset(*found.files(), (args.size, args.size), classes)
     batches = read_batches(dataset, args.batch, found.config['num_workers'],
                            found.device.type == 'cuda')
-    return Plain(batches, found.device, classes, dtype, encoder_name=args.encoder)
+    return Plain(batches, found.device, classes, dtype, is_tuned, encoder_name=args.encoder)
 
 
 def folded(args, dtype):
@@ -175,7 +177,11 @@ def measure_speed(args, left):
         contenders[f'train_unet, {dtype}'] = Timed(ours, ahead)
         if args.device == 'cuda':                                      # unasked on a CPU only
             contenders[f'train_unet, {dtype}, folded'] = Timed(folded(args, dtype), ahead)
+            if dtype != 'float32':
+                fast = Ours('fast', **settings_of(args, batch_size=args.batch))
+                contenders[f'train_unet, {dtype}, preset fast'] = Timed(fast, ahead)
         contenders[f'plain smp loop, {dtype}'] = Timed(build_plain(args, dtype), ahead)
+        contenders[f'plain smp loop, {dtype}, tuned'] = Timed(build_plain(args, dtype, True), ahead)
         if importlib.util.find_spec('lightning'):
             plain = build_plain(args, dtype)
             contenders[f'Lightning, {dtype}'] = Lightning(plain, args.batch, ahead)
