@@ -3693,6 +3693,10 @@ def batches_that_fit(batch):
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
 
 
+if hasattr(os, 'register_at_fork'):                                    # not on Windows
+    os.register_at_fork(after_in_child=gc.freeze)                      # a worker that frees a tensor of the GPU aborts
+
+
 def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
     workers = config['num_workers']
@@ -4692,9 +4696,9 @@ def batch_length(batch):
 
 def split_batch(batch, most):
     """A batch as consecutive pieces of at most `most` images (a leftover of one joins its neighbour)."""
-    count = batch_length(batch)
+    count, whole = batch_length(batch), id(batch)                      # pytree never frees what is_leaf holds
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
-    is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and value is not batch \
+    is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and id(value) != whole \
         and not all(map(is_whole, value))                              # one item for each sample, not (x, y)
 
     def cut(value, piece):
@@ -7148,8 +7152,9 @@ def print_settings(config, sources, why):
     """Every setting, with where its value came from."""
     print('settings:')
     for key, value in config.items():
-        found = sources[key] == 'default' and value != CONFIG[key]
-        print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or ("found in the data" if found else sources[key])}')
+        found = 'the usual choice here' if key == 'channels_last' else 'found in the data'
+        origin = found if sources[key] == 'default' and value != CONFIG[key] else sources[key]
+        print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or origin}')
 
 
 def show_first_batch(dataset, config, device):

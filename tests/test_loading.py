@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_loading.py
 """
+import gc
 import json
 import logging
 import multiprocessing
@@ -533,6 +534,42 @@ def test_workers_end_with_a_training_that_is_killed_as_they_start(forks):
     for pid in left:
         os.kill(int(pid), signal.SIGKILL)
     assert len(pids) == 2 and not left
+
+
+class Collected:
+    """Garbage that only the collector finds, as a tensor in a circle of references; it says which process freed it."""
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        with open('freed.txt', 'a') as file:
+            print(os.getpid(), file=file)
+
+
+class Collecting(torch.utils.data.Dataset):
+    """Samples during which the collector comes."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        gc.collect()
+        return index
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='no process inherits anything here')
+def test_a_worker_frees_nothing_that_it_inherited():
+    """A tensor of a GPU that is freed there aborts the worker: CUDA does not work in a forked process."""
+    gc.disable()
+    try:
+        Collected()
+        loader = train_unet.build_loader(Collecting(), {**train_unet.CONFIG, 'num_workers': 1}, CPU, batch_size=1)
+        assert len([*loader]) == 2
+    finally:
+        gc.enable()
+    gc.collect()
+    assert open('freed.txt').read().split() == [str(os.getpid())]
 
 
 # --- mean and deviation of the images -------------------------------------------------

@@ -748,3 +748,11 @@ def test_names_must_be_as_many_as_the_classes_found(small_set, capsys, names, st
     if status:
         told = capsys.readouterr().err
         assert 'the config cannot be used' in told and 'there are 2 classes' in told
+
+
+def test_check_says_where_each_setting_came_from(small_set, capsys):
+    assert train_unet.main(['check', f'data={small_set}', *WORDS, 'lr=0.01']) == 0
+    origins = dict(re.findall(r'^  (\w+) .*  (\S.*)$', capsys.readouterr().out, re.MULTILINE))
+    assert (origins['learning_rate'], origins['momentum'], origins['mean'], origins['num_classes'],
+            origins['channels_last']) == ('you', 'default', 'found in the data', 'found in the masks',
+                                          'the usual choice here')

@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_step.py
 """
 import copy
 import dataclasses
+import gc
 import itertools
 import math
 import os
@@ -51,6 +52,23 @@ def test_the_gradient_does_not_depend_on_how_a_window_is_split(sizes, micro):
     assert results[0].loss.item() == pytest.approx(results[1].loss.item(), rel=1e-5)
     for a, b in zip(*gradients):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_leaves_no_tensor_to_the_garbage_collector():
+    """It comes now and then; until it does, each batch would stay on the GPU."""
+    state = fresh(settings(batch_size=4), network(norm=False))
+    gc.collect()
+    gc.disable()
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        tu.guarded_step(state, [batch_of(0, 1, 2, 3)], squares, settings())
+        gc.collect()
+        left = [value for value in gc.garbage if torch.is_tensor(value)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
 
 
 @pytest.mark.parametrize('batch_size, accumulation_steps', [(4, 2), (2, 4), (3, 3)])
