@@ -7263,7 +7263,8 @@ class Candidate:
 def tune(preset, overrides, seconds=60.0):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
-    First the compiler, then interleaved rounds for about `seconds`. Only the preset file is kept.
+    Interleaved rounds without the compiler, then with it, together for about 1.5 x `seconds`. Only the preset file is
+    kept.
     """
     log.setLevel(logging.WARNING)
     config, sources, notes = resolve_config(preset, overrides)
@@ -7291,13 +7292,17 @@ def tune(preset, overrides, seconds=60.0):
     examine = functools.partial(examine_numbers, model, config, loss_fn, sorted(dtypes))
     numbers, *_ = in_halves(examine, window[0])                        # of the first part that fits into memory
     safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
+    images = sum(batch_length(batch) for batch in window)
+    measure_rounds(candidates, window, loss_fn, config, seconds / 2)
+    print_speeds(candidates, images)                                   # the compiler can take minutes
     with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
         compiled = compile_all(safe, config, device, window, loss_fn)
         measure_rounds(candidates + compiled, window, loss_fn, config, seconds)
     best = min(safe, key=lambda c: c.cost)
     compiled.sort(key=lambda c: c.cost)
-    images = sum(batch_length(batch) for batch in window)
-    print_tuning(candidates + compiled, images, numbers)
+    if compiled:
+        print_speeds(candidates + compiled, images)
+    print_numbers(numbers)
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, next(iter(compiled), None), config, len(dataset), images)
@@ -7383,12 +7388,12 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             break
 
 
-COMPILE_SECONDS = {'cpu': 180, 'cuda': 480}    # that tune gives to torch.compile
+COMPILE_SECONDS = {'cpu': 180, 'cuda': 300}    # that tune gives to torch.compile; no more is begun then
 
 
 def compile_all(candidates, config, device, window, loss_fn):
     """Every candidate once more, compiled, while time lasts -> those of them with which torch.compile works."""
-    compiled, waiting = [], sorted(reversed(candidates), key=lambda c: not c.channels_last)    # likely winners first
+    compiled, waiting = [], sorted(candidates, key=lambda c: c.cost)   # likely winners first
     ends = time.monotonic() + COMPILE_SECONDS.get(device.type, 120)
     while waiting and time.monotonic() < ends:
         plain = waiting.pop(0)
@@ -7448,16 +7453,21 @@ def judge(dtype, numbers):
     return '' if cosine > 0.9 else f'{dtype} is unsafe here: its gradient has a cosine of {cosine:.3f} with float32\'s'
 
 
-def print_tuning(candidates, images, numbers):
-    """The table, then the numeric side."""
+def print_speeds(candidates, images):
+    """The table of what was measured so far; the first candidate is the measure of the others."""
     print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}\n{"":<34}{"median":>9}{"float32":>9}{"memory":>10}')
-    base = candidates[0].median
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
-        print(f'{c.name:<34}{images / c.median:>9.1f}{base / c.median:>8.2f}x{memory:>10}')
-    print(f'\n{len(candidates[0].seconds)} interleaved rounds, first window of the training images, '
-          f'new weights\nlargest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at '
-          f'65,504); {numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
+        speed, ratio = images / c.median, candidates[0].median / c.median
+        print(f'{c.name:<34}{speed:>9.1f}{ratio:>8.2f}x{memory:>10}')
+    rounds = counted(len(candidates[-1].seconds), 'round')
+    print(f'{rounds}, interleaved; first window of the training images, new weights\n', flush=True)
+
+
+def print_numbers(numbers):
+    """The numeric side, see examine_numbers."""
+    print(f'largest activation {numbers["peak"]:.3g} in {numbers["layer"]} (float16 ends at 65,504); '
+          f'{numbers["lost"]:.2%} of the gradient values would be 0 in unscaled float16')
     for reason in filter(None, (judge(dtype, numbers) for dtype in ('float16', 'bfloat16'))):
         print(reason)
     for dtype, (cosine, ratio) in numbers['gradients'].items():

@@ -4,11 +4,12 @@
     python tests/benchmarks/gpu.py --device cpu --quick        the same in small, without a GPU
 
 Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
-    limit       the measured bfloat16 and float32 rates, the share training reaches, the profile
-    speed       images/s: train_unet, the same with folded decoder blocks and as preset fast
-                (compiled), the plain smp loop as written and tuned (channels_last, fused Adam,
-                cuDNN's search), Lightning if installed; both precisions
+    speed       images/s of a few batches that are loaded already: train_unet, the same with folded
+                decoder blocks and as preset fast (compiled), the plain smp loop as written and
+                tuned (channels_last, fused Adam, cuDNN's search), Lightning if installed; both
+                precisions
     memory      peak of each preset against the plain loop
+    limit       the measured bfloat16 and float32 rates, the share training reaches, the profile
     largest     the largest batch in one pass: plain float32, ours, ours with low_memory
     oom         memory really runs out in a training: the healing, and what it changes
     overflow    a layer scaled by 1e5 really overflows float16: the healing, and what it changes
@@ -16,12 +17,15 @@ Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
     iou         float32 against bfloat16 on each of --iou-data
 float32 is what torch does unasked: TF32 in convolutions. Whatever does not fit into --minutes is
 stopped or skipped, and says so; the JSON file is written after each part. All parts take longer
-than nine minutes: `--parts tune iou` in a second call.
+than nine minutes: `--parts tune iou` in a second call. (Seen on an H100 in a virtual machine: each
+process takes 15 to 20 s before its first step, a compiled one 70 to 95 s more.)
 """
 import argparse
 import contextlib
+import functools
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -73,34 +77,43 @@ def measure_limit(args, left):
             for dtype in ('float32', *['bfloat16'] * (not args.quick))}
 
 
+FEW = 4                                                                # batches that part speed goes round in
+
+
+def loaded(batches):
+    """The first few of them, again and again: what is measured then is training alone."""
+    return itertools.cycle([*itertools.islice(batches, FEW)])
+
+
 class Timed:
     """A contender of measure_speed that takes steps one by one."""
 
-    def __init__(self, contender, ahead):
-        self.contender, self.ahead = contender, ahead
+    def __init__(self, contender):
+        self.contender = contender
 
     def speed(self, steps):
-        """Images per second of some steps, the device waited for, after as many as the workers
-        had time to load while others had their turn."""
-        for _ in range(self.ahead):
-            self.contender.step()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        """Images per second of some steps, the device waited for, after one more."""
+        self.contender.step()
+        wait_for_device()
         images, begun = 0, time.perf_counter()
         for _ in range(steps):
             images += self.contender.step()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait_for_device()
         return images / (time.perf_counter() - begun)
 
 
-class Lightning:
-    """The plain network, loss and optimizer in Lightning's Trainer; `ahead` steps warm it up."""
+def wait_for_device():
+    """What was sent to a GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
-    def __init__(self, plain, batch, ahead):
+
+class Lightning:
+    """The plain network, loss and optimizer in Lightning's Trainer; three steps warm it up."""
+
+    def __init__(self, plain, batch):
         import lightning
         self.plain, self.batch, self.lightning = plain, batch, lightning
-        self.ahead = ahead = max(3, ahead)
         self.precision = {'float32': '32-true'}.get(str(plain.dtype)[6:], 'bf16-mixed')
 
         class Module(lightning.LightningModule):
@@ -115,12 +128,12 @@ class Lightning:
                 return torch.optim.Adam(self.parameters(), lr=2e-4)
 
         class Clock(lightning.Callback):
-            """The time after each step but the first few."""
+            """The time after the third step and after the last."""
 
             def on_train_batch_end(self, trainer, *_):
-                if torch.cuda.is_available() and trainer.global_step in (ahead, trainer.max_steps):
-                    torch.cuda.synchronize()
-                self.times.append(time.perf_counter())
+                if trainer.global_step in (3, trainer.max_steps):
+                    wait_for_device()
+                    self.times.append(time.perf_counter())
 
         self.module, self.clock = Module(), Clock()
 
@@ -128,11 +141,12 @@ class Lightning:
         """Images per second of some steps after those that warm up."""
         self.clock.times = []
         trainer = self.lightning.Trainer(
-            max_steps=steps + self.ahead, precision=self.precision, devices=1, logger=False,
+            max_steps=steps + 3, precision=self.precision, devices=1, logger=False,
             accelerator={'cuda': 'gpu'}.get(self.plain.device.type, 'cpu'), callbacks=[self.clock],
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
         trainer.fit(self.module, self.plain.batches)
-        return steps * self.batch / (self.clock.times[-1] - self.clock.times[self.ahead - 1])
+        begun, done = self.clock.times
+        return steps * self.batch / (done - begun)
 
 
 def settings_of(args, **more):
@@ -154,48 +168,55 @@ def build_plain(args, dtype, is_tuned=False):
     dataset = PathDataset(*found.files(), (args.size, args.size), classes)
     batches = read_batches(dataset, args.batch, found.config['num_workers'],
                            found.device.type == 'cuda')
-    return Plain(batches, found.device, classes, dtype, is_tuned, encoder_name=args.encoder)
+    return Plain(loaded(batches), found.device, classes, dtype, is_tuned, encoder_name=args.encoder)
 
 
-def folded(args, dtype):
-    """Ours with decoder blocks that convolve before they enlarge."""
-    ours = Ours(**settings_of(args, batch_size=args.batch, **precision_of(dtype)))
+def build_ours(args, preset=None, folds=False, **settings):
+    """Ours; `folds`: with decoder blocks that convolve before they enlarge, as on a CPU."""
+    ours = Ours(preset, **settings_of(args, batch_size=args.batch, **settings))
     for part in ours.state.model.modules():
-        if isinstance(part, train_unet.Folded):
+        if folds and isinstance(part, train_unet.Folded):
             part.folds = ('cpu', 'cuda')
-    return ours
+    ours.windows = loaded(ours.windows)
+    train_unet.stop_workers(ours.loader)
+    return Timed(ours)
+
+
+def build_contenders(args):
+    """{name: what builds it}: each is built when its first round comes, for the time may not last."""
+    dtypes = ['float32'] if args.quick and args.device == 'cpu' else ['float32', 'bfloat16']
+    build, partial = {}, functools.partial
+    for dtype in dtypes:
+        build[f'train_unet, {dtype}'] = partial(build_ours, args, **precision_of(dtype))
+        build[f'plain smp loop, {dtype}'] = lambda dtype=dtype: Timed(build_plain(args, dtype))
+        build[f'plain smp loop, {dtype}, tuned'] = lambda dtype=dtype: Timed(
+            build_plain(args, dtype, True))
+        if importlib.util.find_spec('lightning'):
+            build[f'Lightning, {dtype}'] = lambda dtype=dtype: Lightning(
+                build_plain(args, dtype), args.batch)
+    if args.device == 'cuda':                                          # unasked on a CPU only
+        build['train_unet, bfloat16, folded'] = partial(
+            build_ours, args, folds=True, **precision_of('bfloat16'))
+        build['train_unet, bfloat16, preset fast'] = partial(build_ours, args, 'fast')
+    return build
 
 
 def measure_speed(args, left):
-    """Interleaved rounds; images/s with data loading (ours keeps resized images in memory, by
-    default)."""
-    dtypes = ['float32'] if args.quick and args.device == 'cpu' else ['float32', 'bfloat16']
-    contenders, begun = {}, time.monotonic()
-    for dtype in dtypes:
-        ours = Ours(**settings_of(args, batch_size=args.batch, **precision_of(dtype)))
-        ahead = 4 * ours.config['num_workers']                         # what their queues hold
-        contenders[f'train_unet, {dtype}'] = Timed(ours, ahead)
-        if args.device == 'cuda':                                      # unasked on a CPU only
-            contenders[f'train_unet, {dtype}, folded'] = Timed(folded(args, dtype), ahead)
-            if dtype != 'float32':
-                fast = Ours('fast', **settings_of(args, batch_size=args.batch))
-                contenders[f'train_unet, {dtype}, preset fast'] = Timed(fast, ahead)
-        contenders[f'plain smp loop, {dtype}'] = Timed(build_plain(args, dtype), ahead)
-        contenders[f'plain smp loop, {dtype}, tuned'] = Timed(build_plain(args, dtype, True), ahead)
-        if importlib.util.find_spec('lightning'):
-            plain = build_plain(args, dtype)
-            contenders[f'Lightning, {dtype}'] = Lightning(plain, args.batch, ahead)
-    speeds = {name: [] for name in contenders}
-    for number in tqdm(range(args.rounds + 1), desc='rounds'):
-        for name, contender in contenders.items():
-            speed = contender.speed(args.steps)
+    """Interleaved rounds without data loading, as many as there is time for."""
+    build, contenders, begun = build_contenders(args), {}, time.monotonic()
+    speeds = {name: [] for name in build}
+    for number in range(args.rounds + 1):
+        for name in tqdm(build, desc=f'round {number}'):
+            if time.monotonic() - begun > left - 5:
+                break
+            if name not in contenders:
+                contenders[name] = build[name]()
+            speed = contenders[name].speed(args.steps)
             speeds[name] += [speed] * (number > 0)                     # the first round warms up
-        if time.monotonic() - begun > left:
-            break
-    medians = {name: median_and_spread(found) for name, found in speeds.items()}
-    base = medians['plain smp loop, float32'][0]
-    return [{'contender': name, 'images/s': median, '+-': spread, 'of plain float32': median / base}
-            for name, (median, spread) in medians.items()]
+    medians = {name: median_and_spread(found) for name, found in speeds.items() if found}
+    base = medians.get('plain smp loop, float32', [float('nan')])[0]
+    return [{'contender': name, 'images/s': median, '+-': spread, 'rounds': len(speeds[name]),
+             'of plain float32': median / base} for name, (median, spread) in medians.items()]
 
 
 def measure_memory(args, left):
@@ -336,7 +357,7 @@ def measure_iou(args, left):
     return found
 
 
-PARTS = {'limit': measure_limit, 'speed': measure_speed, 'memory': measure_memory,
+PARTS = {'speed': measure_speed, 'memory': measure_memory, 'limit': measure_limit,
          'largest': measure_largest, 'oom': lambda args, left: heal('oom', args, left),
          'overflow': lambda args, left: heal('overflow', args, left),
          'tune': run_tune, 'iou': measure_iou}
