@@ -484,6 +484,8 @@ def validate_config(config):
     for key, value in config.items():
         kinds = TYPES.get(key, [])
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if key in ('device', 'amp_dtype') and type(value).__module__ == 'torch':       # torch.bfloat16
+            value = str(value).removeprefix('torch.')
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
         value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
@@ -3880,7 +3882,11 @@ class SegmentationModel(nn.Module):
             return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
         if (high, wide) != (height, width):
             images = F.pad(images, (0, wide - width, 0, high - height))
-        return self.network(images)[..., :height, :width]
+        logits = self.network(images)
+        if not torch.is_tensor(logits):
+            raise ConfigError(f'model: gives a {type(logits).__name__}; wanted are the logits alone, a tensor: give a '
+                              "module that returns its part, such as network(images)['out']")
+        return logits[..., :height, :width]
 
     def predict(self, image, flips=False):
         """A mask (H, W) uint8 of class ids for a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
@@ -4447,6 +4453,7 @@ class TrainState:
     engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
     bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
+    resting: list = dataclasses.field(default_factory=list)   # modules that came in eval mode, frozen, and stay so
     images: str = ''               # what tells whether a resumed run still has the images and the split it began with
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
@@ -4658,7 +4665,8 @@ class UnderAutocast:
     whatever else is asked of it (parameters(), training) the model answers."""
 
     def __init__(self, model, dtype):
-        self.model, self.dtype = model, dtype
+        is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+        vars(self).update(model=model, dtype=dtype, plain=model.module if is_wrapped else model)
 
     def __call__(self, *inputs, **named):
         device = next(self.model.parameters()).device
@@ -4668,7 +4676,13 @@ class UnderAutocast:
             return to_float32(self.model(*inputs, **named))
 
     def __getattr__(self, name):
-        return getattr(self.model, name)
+        return getattr(self.plain, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.plain, name, value)
+
+    def __getitem__(self, key):
+        return self.plain[key]
 
 
 def to_float32(values):
@@ -4690,8 +4704,12 @@ def to_device(batch, device):
 
 
 def batch_length(batch):
-    """Images in a batch: the length of its first tensor."""
-    return next(len(x) for x in pytree.tree_leaves(batch) if torch.is_tensor(x))
+    """Images in a batch: the length of its first tensor that has one."""
+    lengths = [len(x) for x in pytree.tree_leaves(batch) if torch.is_tensor(x) and x.ndim]
+    if not lengths:
+        raise UserError(f'a batch: there is no tensor in this {type(batch).__name__}; collate_fn must give a tensor, '
+                        'or a dict, list or tuple of them')
+    return lengths[0]
 
 
 def split_batch(batch, most):
@@ -4726,13 +4744,27 @@ def run_loss(loss_fn, model, dtype, batch):
     return losses.float(), counts
 
 
-def train_step(state, window, loss_fn, config):
+def warn_of_foreign_weights(losses, model):
+    """Say that a loss depends on weights that are no part of the model: no optimizer has them."""
+    known, seen, waiting = set(model.parameters()), {None}, [losses.grad_fn]
+    while waiting:
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    if any(hasattr(node, 'variable') and node.variable not in known for node in seen):
+        warn(['loss_fn: uses weights that are no part of the model, and so are not trained'])
+
+
+def train_step(state, window, loss_fn, config, is_trial=False):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
     if not state.model.training:                                       # it walks through all modules
         state.model.train()
+        for module in state.resting:
+            module.training = False
     state.optimizer.zero_grad(set_to_none=True)
     several = world().size > 1                                         # which need equally many pieces each
-    pieces = window if several else [piece for batch in window for piece in split_batch(batch, state.batch_size)]
+    is_whole = several or state.batch_size == config['batch_size']     # as collate_fn made it, however long that is
+    pieces = window if is_whole else [piece for batch in window for piece in split_batch(batch, state.batch_size)]
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
     everywhere = add_up(torch.full((), float(images), device=state.device)).clamp_min(1)       # a copy would wait
     share = world().size / everywhere                                  # DDP averages over the processes
@@ -4741,6 +4773,8 @@ def train_step(state, window, loss_fn, config):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
+            if is_trial and number == 1:
+                warn_of_foreign_weights(losses, state.model)
             state.scaler.scale(losses.sum() * share).backward()
         loss = loss + losses.detach().sum()
         counts = extra if counts is None else counts + extra
@@ -4847,7 +4881,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     before = Snapshot(state.parts)
     while True:
         try:
-            result = train_step(state, window, loss_fn, config)
+            result = train_step(state, window, loss_fn, config, is_trial)
             break
         except UserError:                                              # BatchNorm refuses what memory would allow
             is_starved = True
@@ -5702,6 +5736,7 @@ def settle_statistics(config, dataset):
 
 def build_state(model, config, precision, device, sizes=()):
     """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
+    resting = [name for name, module in model.named_modules() if not module.training] if model.training else []
     model = model.to(device)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         if 0 in tensor.stride():                                       # made by expand(): a step writes into it
@@ -5724,8 +5759,10 @@ def build_state(model, config, precision, device, sizes=()):
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # its name in the call changes with the version
+    model.eval()                                                       # train_step begins with train(), and resting
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
-                      average, precision.dtype, config['batch_size'], engine=engine)
+                      average, precision.dtype, config['batch_size'], engine=engine,
+                      resting=[model.get_submodule(name) for name in resting])
 
 
 def has_idle_parameters(model):
@@ -5802,6 +5839,11 @@ def check_own(model, loss_fn, train_data, val_data):
         if data is not None and not (is_map and hasattr(data, '__len__') and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
+    is_other = isinstance(loss_fn, (type, nn.modules.loss._Loss)) or not callable(loss_fn)
+    if loss_fn is not None and is_other:
+        raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
+                        "a part of one: lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), "
+                        "with reduction='none'")
     known = set(model.parameters()) if model is not None else set()
     if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
@@ -5850,12 +5892,14 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except (UserError, KeyboardInterrupt) as error:
-        if is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # best.pt, if it only seemed new
-            shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         error.__context__ = None                                       # a notebook keeps the last error, and so all
         traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
         raise
     finally:
+        mistakes = (Exception,) if world().size == 1 else (UserError,)             # another process may have died
+        is_done = isinstance(sys.exc_info()[1], (KeyboardInterrupt, *mistakes))    # a job that was told to end goes on
+        if is_done and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # if it only seemed new
+            shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         ONE_TRAINING.release()
         set_random_states(before)                                      # the caller's go on as if nothing had drawn
         if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
@@ -5981,7 +6025,14 @@ class Plain(torch.utils.data.Dataset):
 
     def __init__(self, dataset, seed):
         self.dataset, self.seed = dataset, seed
-        self.join = getattr(dataset, 'collate_fn', None) or torch.utils.data.default_collate
+        parts = [dataset]                                              # with those that a Subset or ConcatDataset hides
+        for part in parts:
+            parts += getattr(part, 'datasets', []) if isinstance(part, torch.utils.data.ConcatDataset) else \
+                [part.dataset] if isinstance(part, torch.utils.data.Subset) else []
+        self.join = next((part.collate_fn for part in parts if getattr(part, 'collate_fn', None)),
+                         torch.utils.data.default_collate)
+        self.transforms = [value for part in parts for value in getattr(part, '__dict__', {}).values()
+                           if hasattr(value, 'set_random_state')]      # of albumentations: they draw by themselves
 
     def __len__(self):
         return len(self.dataset)
@@ -6000,6 +6051,8 @@ class Plain(torch.utils.data.Dataset):
             random.seed(seed)
             np.random.seed(seed)                                       # torch.manual_seed would write a traceback
             (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
+            for transform in self.transforms:
+                transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
             sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # as those of transformers
         return self.join(samples)                                      # with the numbers that the last sample left
@@ -6051,7 +6104,8 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:
-            has_died = not isinstance(error, RuntimeError) or re.search(r'DataLoader (worker \(|timed out)', str(error))
+            has_died = re.search(r'DataLoader (worker \(|timed out)', str(error)) or config['num_workers'] and \
+                not isinstance(error, RuntimeError)
             deaths += 1
             if has_died and deaths > 3 or is_out_of_memory(error):
                 end_with_advice(error, state, config, run)

@@ -808,3 +808,9 @@ def test_script_header_and_requirements_name_the_same_packages():
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
     required = [line.split('#')[0].strip() for line in lines]
     assert sorted(in_script) == sorted(filter(None, required))
+
+
+def test_what_torch_calls_a_device_or_dtype_is_understood():
+    import torch
+    config, *_ = train_unet.resolve_config(None, {'device': torch.device('cpu'), 'amp_dtype': torch.bfloat16})
+    assert (config['device'], config['amp_dtype']) == ('cpu', 'bfloat16')

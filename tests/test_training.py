@@ -20,6 +20,7 @@ import weakref
 from collections import UserDict
 from pathlib import Path
 
+import albumentations as A
 import numpy as np
 import pytest
 import timm
@@ -138,7 +139,19 @@ def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set)
     assert [row['epoch'] for row in more.history if not row['event']] == [1, 2, 3]
 
 
+class Several(nn.Module):
+    """As torchvision's networks answer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 1)
+
+    def forward(self, images):
+        return {'out': self.conv(images)}
+
+
 @pytest.mark.parametrize('network, words', [
+    (Several(), 'gives a dict; wanted are the logits alone'),
     (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
     (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\)'),
 ])
@@ -294,6 +307,52 @@ def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplo
     assert result.best['epoch'] == 1 and f'{told:18} IoU 1.000' in caplog.text
 
 
+@pytest.mark.parametrize('wrong', [nn.MSELoss(), nn.CrossEntropyLoss(reduction='none'), nn.MSELoss, 'dice'])
+def test_a_loss_that_takes_no_model_is_refused_with_what_to_write_instead(wrong):
+    with pytest.raises(tu.UserError, match=r'lambda model, batch: loss\(model\('):
+        train(loss_fn=wrong)
+    assert not Path('run').exists()
+
+
+@pytest.mark.parametrize('wrap', [lambda loss: loss, nn.Sequential, lambda loss: lambda x: loss(x).clone()])
+def test_weights_that_are_no_part_of_the_model_are_told(wrap, caplog):
+    """They would stay as they are, without a word."""
+    head = nn.Conv2d(1, 1, 1)
+    rest = wrap(head)
+    train(loss_fn=lambda model, batch: rest(model(batch['image'])).sub(batch['target']).square().mean((1, 2, 3)))
+    assert caplog.text.count('uses weights that are no part of the model') == 1
+    caplog.clear()
+    train(run_dir='other')
+    assert 'no part' not in caplog.text
+
+
+def test_a_loss_may_count_in_the_model_and_ask_for_its_layers():
+    def counting(model, batch):
+        model.asked += 1
+        assert isinstance(model[0], nn.Conv2d)
+        return squares(model, batch)
+
+    model = network()
+    model.asked = 0
+    train(model, loss_fn=counting)
+    assert model.asked > 4 and 'asked' not in vars(model[0])
+
+
+def test_what_comes_frozen_in_eval_mode_stays_so():
+    """The usual way to keep the statistics of a norm."""
+    model, modes = network(), []
+    norm = next(module for module in model if isinstance(module, nn.BatchNorm2d))
+    norm.eval().requires_grad_(False)
+    norm.register_forward_pre_hook(lambda module, _: modes.append((module.training, model.training)))
+    before = norm.running_mean.clone()
+    train(model, num_epochs=2)
+    assert (False, True) in modes and (True, True) not in modes and torch.equal(norm.running_mean, before)
+    trained = network().eval()                                         # as a whole: it was used, it is not frozen
+    norm = next(module for module in trained if isinstance(module, nn.BatchNorm2d))
+    train(trained, run_dir='other')
+    assert not torch.equal(norm.running_mean, before)
+
+
 # --- data of one's own ----------------------------------------------------------------
 
 
@@ -315,6 +374,79 @@ def test_a_data_set_may_bring_its_collate_fn_and_any_mapping():
     result = train(nn.Linear(1, 1), Words(), Words(),
                    lambda model, batch: model(batch['x'].sum(1, keepdim=True)).square().mean(1), num_epochs=1)
     assert len(result.history) == 1
+
+
+@pytest.mark.parametrize('hide', [lambda data: torch.utils.data.Subset(data, range(8)),
+                                  lambda data: torch.utils.data.ConcatDataset([data, data]),
+                                  lambda data: torch.utils.data.random_split(data, [8, 0])[0]])
+def test_a_collate_fn_is_found_inside_a_part_of_a_data_set(hide):
+    result = train(nn.Linear(1, 1), hide(Words()), hide(Words()),
+                   lambda model, batch: model(batch['x'].sum(1, keepdim=True)).square().mean(1), num_epochs=1)
+    assert len(result.history) == 1
+
+
+class Twice(Samples):
+    """Two views of each image in one batch, as contrastive losses compare them."""
+
+    @staticmethod
+    def collate_fn(samples):
+        return torch.utils.data.default_collate([*samples, *samples])
+
+
+def test_a_batch_is_what_collate_fn_makes_of_it():
+    """Cut at batch_size, no image would meet its other view."""
+    lengths = []
+
+    def counting(model, batch):
+        lengths.append((model.training, len(batch['image'])))
+        return squares(model, batch)
+
+    train(train_data=Twice(), val_data=Twice(4), loss_fn=counting, batch_size=4, num_epochs=1)
+    assert set(lengths) == {(True, 8), (False, 8)}
+
+
+def test_a_batch_without_a_tensor_is_told():
+    class Numbers(Samples):
+        collate_fn = staticmethod(lambda samples: {'names': [sample['index'] for sample in samples]})
+
+    with pytest.raises(tu.UserError, match='there is no tensor in this dict; collate_fn must give'):
+        train(train_data=Numbers())
+    assert not Path('run').exists()
+
+
+class Augmented(Samples):
+    """Images that albumentations changes at random, by generators of its own."""
+
+    def __init__(self, count=8):
+        super().__init__(count)
+        self.change = A.Compose([A.GaussNoise(p=1)])
+
+    def __getitem__(self, index):
+        return self.change(image=np.full((8, 8, 3), 0.5, np.float32))['image']
+
+
+@pytest.mark.parametrize('hide', [lambda data: data, lambda data: torch.utils.data.Subset(data, range(8))])
+def test_albumentations_in_a_data_set_draw_by_the_seed_and_not_by_the_worker(hide):
+    """Each worker has a copy of their generators: eight of them would draw eight times the same."""
+    drawn = []
+    for workers, seed in ((0, 0), (2, 0), (0, 1)):
+        data = tu.Plain(hide(Augmented()), seed)
+        loader = tu.build_loader(data, {**tu.CONFIG, 'num_workers': workers}, torch.device('cpu'), batch_size=2)
+        drawn.append(torch.cat([*loader]))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert len({image.numpy().tobytes() for image in drawn[0]}) == 8
+
+
+def test_an_error_of_a_data_set_is_not_taken_for_a_workers(caplog):
+    class Torn(Samples):
+        def __getitem__(self, index):
+            if caplog.text.count('Epoch 1'):
+                raise EOFError('Ran out of input')
+            return super().__getitem__(index)
+
+    with pytest.raises(EOFError, match='Ran out'):
+        train(train_data=Torn(), num_epochs=3)
+    assert 'starting the workers again' not in caplog.text
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
@@ -570,6 +702,14 @@ def test_ctrl_c_before_the_first_step_leaves_no_trace():
     with pytest.raises(KeyboardInterrupt):
         train(train_data=Slow())
     assert not os.path.exists('run')
+
+
+def test_a_mistake_in_a_loss_leaves_no_trace_and_no_folder_in_use():
+    """Mended, the same line works."""
+    with pytest.raises(KeyError):
+        train(loss_fn=lambda model, batch: batch['mistyped'])
+    assert not os.path.exists('run')
+    train(num_epochs=1)
 
 
 def test_a_home_folder_is_written_as_a_tilde(small_set, tmp_path, monkeypatch):
