@@ -868,7 +868,7 @@ def num_cores():
 
 def processes_here():
     """How many processes torchrun started on this machine, among whom its cores and memory are shared."""
-    return int(os.environ.get('LOCAL_WORLD_SIZE', 1))
+    return int(os.environ.get('LOCAL_WORLD_SIZE', world().size))       # of a group that the user's script made: all
 
 
 def free_memory():
@@ -3658,6 +3658,8 @@ class WindowSampler(torch.utils.data.Sampler):
             return split_evenly(window, self.batch_size)
         shares = np.array_split(window, self.world_size)               # the first is the largest
         count = min(math.ceil(len(shares[0]) / self.batch_size), max(1, len(shares[-1])))
+        usual = max(1, self.effective_batch // self.world_size)        # images of a rank in all other windows
+        count = max(count, min(math.ceil(len(shares[0]) / usual), len(shares[-1]) // 2))       # that many fit
         return np.array_split(shares[self.rank], count)
 
     def row(self, number, position):
@@ -4943,7 +4945,7 @@ def gives_up_compiling(model, error):
     return True
 
 
-def agree_on_compiling(state, batch, loss_fn):
+def agree_on_compiling(state, batch, loss_fn, config):
     """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can.
     Within DDP, though without its exchange: torch compiles one part per bucket of gradients there, so that those of one
     are exchanged while the next are computed, and what is compiled elsewhere stays in one part."""
@@ -4953,8 +4955,13 @@ def agree_on_compiling(state, batch, loss_fn):
             losses, _ = run_loss(loss_fn, state.engine, state.dtype, batch)
             losses.sum().backward()
     except compiler_faults() as error:
-        if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
+        if is_out_of_memory(error):
+            halve(state, config)                                       # raises: in SyncBatchNorm the others wait
+        if not gives_up_compiling(state.model, error):
             raise
+        if any(isinstance(module, nn.SyncBatchNorm) for module in state.model.modules()):
+            raise UserError(f'torch.compile does not work on process {world().rank} ({in_words(error)}): type '
+                            'compile_model=False') from None           # the others wait in a norm for this one
     state.optimizer.zero_grad(set_to_none=True)
     if not all(from_all(state.model._compiled_call_impl is not None)):
         log.warning('torch.compile does not work in all processes; going on without it')
@@ -4977,11 +4984,12 @@ ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pix
 def halve(state, config):
     """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
     effective = config['batch_size'] * config['accumulation_steps']
-    at_once = min(state.batch_size, effective // world().size)         # processes share the accumulation steps first
+    several = world().size > 1                                         # which share the accumulation steps first
+    at_once = min(config['batch_size'] if several else state.batch_size, effective // world().size)
     if at_once == 1:
         raise OneTooLarge(TOO_LARGE)
-    if world().size > 1:
-        fewer = at_once // 2
+    if several:
+        fewer = next(n for n in range(at_once // 2, 0, -1) if effective % n == 0)
         raise UserError(f'{at_once} images at once do not fit on process {world().rank}: type batch_size={fewer} '
                         f'accumulation_steps={effective // fewer}, which changes nothing about the result',
                         'out of memory')
@@ -5212,9 +5220,11 @@ class Run:
     def __exit__(self, kind, error, _):
         if kind is not KeyboardInterrupt:
             self.save_best()
-        if self.begun and isinstance(error, UserError) and not world().rank:
+        if self.begun and isinstance(error, UserError):
             if (self.folder / 'last.pt').exists():
                 error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
+            if world().rank and self.folder.exists():                  # of what ends it the first may not know
+                self.open_log()
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
                 self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, line, (), None))
         self.after.close()
@@ -5236,6 +5246,10 @@ class Run:
         self.holder.write_text(self.name)
         for left_over in self.folder.glob('.*.tmp'):                   # of a run that was killed in mid-save
             left_over.unlink()
+        self.open_log()
+
+    def open_log(self):
+        """From here on the lines of the log go into log.txt too."""
         self.file = file = logging.FileHandler(self.folder / 'log.txt', encoding='utf-8')
         file.handleError = lambda record: None                         # a full disk: the lines are on the screen
         plain = logging.Formatter('%(asctime)s %(message)s', '%Y-%m-%d %H:%M:%S')
@@ -5392,7 +5406,7 @@ class ScreenHandler(logging.Handler):
     """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
-        if os.environ.get('RANK', '0') == '0':
+        if not (world().rank if world().size > 1 else int(os.environ.get('RANK', 0))):
             say(clean(self.format(record)), sys.stdout)
 
 
@@ -5811,7 +5825,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             torch._dynamo.reset()                                      # after eight networks it would give up, unsaid
         try_to_compile(state.model)
         if world().size > 1:
-            agree_on_compiling(state, windows[0][0], loss_fn)
+            agree_on_compiling(state, windows[0][0], loss_fn, config)
     while True:
         try:
             for window in windows:
@@ -5882,6 +5896,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
                             'it began with', 'cannot resume')
         device = join_processes(config)
+        if len({*map(str, from_all(folder))}) > 1:                     # they would wait for each other, unsaid
+            raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
+                            'machines share', 'cannot resume')
         config['resume'] = str(folder) if folder else None
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
@@ -6082,15 +6099,18 @@ def settle_own(config):
 def fit(state, loader, val_loader, loss_fn, config, run):
     """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
     patience, several, deaths = config['early_stopping_patience'] or math.inf, world().size > 1, 0
+    took = math.inf                                                    # seconds of the last validation
     while state.epoch < config['num_epochs']:
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
             break
         try:
             train_epoch(state, loader, loss_fn, config, run)
-            if several or time.monotonic() - run.last_save > 60:       # torchrun kills whom it does not see stop
-                run.save(state, config)
+            if from_first(lambda: several and took > 10 or time.monotonic() - run.last_save > 60):
+                run.save(state, config)                                # torchrun kills whom it does not see stop
+            begun = time.monotonic()
             metrics = validate(state, val_loader, loss_fn, config, run)
+            took = time.monotonic() - begun
             close_epoch(state, metrics, config, run)
             show_epoch(run, state, val_loader.dataset)
             run.agree(state, config)
@@ -6253,11 +6273,19 @@ def amp_settings(dtype):
     return {'use_amp': mixed, 'amp_dtype': dtype if mixed else 'auto'}
 
 
+def load_best(path):
+    """What best.pt holds; None if it is not there, or damaged, which is said."""
+    try:
+        return load_checkpoint(path) if path.exists() else None
+    except OSError as error:                                           # caught here, or other processes would wait
+        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
+
+
 def take_best(model, config, run):
     """Give the model the weights of best.pt and tell their scores -> scores and epoch; {} if none fits."""
     path = run.folder / 'best.pt'
     try:
-        saved = from_first(lambda: run.unsaved or path.exists() and load_checkpoint(path))
+        saved = from_first(lambda: run.unsaved or load_best(path))
         if not saved:
             return {}
         tell_best(saved['metrics'], saved['epoch'], config)
@@ -7624,6 +7652,9 @@ def main(argv=None):
     except BrokenPipeError:                                            # piped into head
         return 1
     except (Rewind, RuntimeError) as error:
+        if world().size > 1 and 'closed by peer' in str(error):        # of gloo
+            print(f'process {world().rank}: another one has ended, and says why', file=sys.stderr)
+            return 1
         if not is_out_of_memory(error):
             raise
         print(UserError(TOO_LARGE, 'out of memory'), file=sys.stderr)

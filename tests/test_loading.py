@@ -459,6 +459,13 @@ def test_every_process_gets_as_many_pieces_of_a_window_and_no_image_is_lost(rank
             assert sorted(np.concatenate([piece for own in pieces for piece in own])) == list(range(length))
 
 
+def test_no_process_gets_more_images_at_once_than_the_memory_was_tried_with():
+    """A leftover joins the last window: 11 images of two processes, who take four each in the window before."""
+    for rank, last in ((0, [3, 3]), (1, [3, 2])):
+        sampler = sampler_of(19, 8, 1, rank=rank, world_size=2)
+        assert [[len(piece) for piece in sampler.micro_batches(window)] for window in sampler.windows()] == [[4], last]
+
+
 # --- data workers and shared memory ---------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 Run: python -m pytest tests/test_processes.py
 """
+import contextlib
 import functools
+import logging
 import multiprocessing
 import os
 import re
@@ -400,12 +402,131 @@ def test_a_last_window_of_one_image_each_is_refused_before_the_first_step(forks)
 
 
 @pytest.mark.parametrize('processes, batch, steps, line', [(2, 8, 1, 'batch_size=2 accumulation_steps=4'),
-                                                           (4, 2, 4, 'batch_size=1 accumulation_steps=8')])
+                                                           (4, 2, 4, 'batch_size=1 accumulation_steps=8'),
+                                                           (4, 28, 1, 'batch_size=2 accumulation_steps=14')])
 def test_advice_for_several_processes_out_of_memory_makes_each_hold_less(monkeypatch, processes, batch, steps, line):
     monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, processes))
     state = SimpleNamespace(batch_size=batch)
     with pytest.raises(train_unet.UserError, match=line):
         train_unet.halve(state, {'batch_size': batch, 'accumulation_steps': steps})
+
+
+def look_elsewhere(rank):
+    """Process 1 is on a machine that does not have the folder of the run."""
+    if rank:
+        os.mkdir('elsewhere')
+        os.chdir('elsewhere')
+
+
+@needs_linux
+def test_processes_of_which_not_all_find_the_run_say_so(undisturbed, tmp_path):
+    """One would begin anew and wait for those that go on."""
+    codes, printed = run_job(tmp_path, undisturbed[1], num_epochs=1)
+    assert codes == [0, 0], printed
+    codes, printed = run_job(tmp_path, undisturbed[1], look_elsewhere, resume='auto', num_epochs=2)
+    assert codes == [2, 2] and all('not all processes find the run' in text for text in printed), printed
+
+
+def break_an_image(rank):
+    """Process 1 meets a file that broke."""
+    real = train_unet.SegmentationDataset.read
+
+    def read(self, index):
+        if rank and os.path.exists('run/history.csv'):
+            raise train_unet.DataError('broken.png: cannot be read')
+        return real(self, index)
+
+    train_unet.SegmentationDataset.read = read
+
+
+@needs_linux
+def test_what_ends_a_process_is_in_the_log_and_the_others_say_one_line(undisturbed, tmp_path):
+    codes, printed = run_job(tmp_path, undisturbed[1], break_an_image, cache_images=False, num_epochs=3)
+    assert codes == [1, 2], printed
+    log_text = (tmp_path / 'run' / 'log.txt').read_text()
+    for text in (printed[1], log_text):
+        assert 'broken.png: cannot be read' in text and 'It goes on with:  python train_unet.py resume=run' in text
+    assert 'process 0: another one has ended, and says why' in printed[0] and 'Traceback' not in ''.join(printed)
+
+
+def print_saves(rank):
+    """Which checkpoints are written."""
+    real = train_unet.save_checkpoint
+
+    def save(path, content):
+        print('saved', path.name, content.get('epoch'), content.get('window'), flush=True)
+        real(path, content)
+
+    train_unet.save_checkpoint = save
+
+
+@needs_linux
+def test_a_short_validation_costs_no_checkpoint_of_its_own(undisturbed, tmp_path):
+    """Of the first nobody knows how long it takes; while a long one runs, torchrun may end all of them."""
+    codes, printed = run_job(tmp_path, undisturbed[1], print_saves, num_epochs=3)
+    assert codes == [0, 0], printed
+    assert re.findall(r'saved last.pt (\d) (\d)', printed[0])[1:] == [('0', str(WINDOWS)), *zip('1233', '0000')]
+
+
+def damage_best(rank):
+    """best.pt is damaged when it is read at the end, and process 0 has more to do than to train."""
+    real, train = train_unet.take_best, train_unet.train
+
+    def take(model, config, run):
+        if not rank:
+            (run.folder / 'best.pt').write_bytes(b'PK damaged')
+        return real(model, config, run)
+
+    def train_and_go_on(*given, **named):
+        result, deadline = train(*given, **named), time.monotonic() + 20
+        open(f'done{rank}', 'w').close()
+        while not os.path.exists('done1') and time.monotonic() < deadline:
+            time.sleep(0.1)
+        print('both have trained' if os.path.exists('done1') else 'the other still waits', flush=True)
+        return result
+
+    train_unet.take_best, train_unet.train = take, train_and_go_on
+
+
+@needs_linux
+def test_a_damaged_best_file_leaves_no_process_waiting(undisturbed, tmp_path):
+    codes, printed = run_job(tmp_path, undisturbed[1], damage_best, num_epochs=1)
+    assert codes == [0, 0], printed
+    assert 'the last weights are returned instead' in printed[0] and 'both have trained' in printed[0]
+
+
+@pytest.mark.parametrize('has_norms', [True, False])
+def test_a_compiler_that_fails_where_norms_wait_for_each_other_ends_the_run(monkeypatch, has_norms):
+    """Alone it would go on to ask the others, who wait in a norm for this process."""
+    def compiled(*_):
+        raise AssertionError('no kernel')
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.SyncBatchNorm(4) if has_norms else nn.Identity())
+    model._compiled_call_impl = compiled
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(1, 2))
+    monkeypatch.setattr(train_unet, 'from_all', lambda value: [value, True])
+    state = SimpleNamespace(model=model, engine=model, dtype='float32', optimizer=torch.optim.SGD(model.parameters()))
+    model.no_sync = contextlib.nullcontext
+    ask = lambda: train_unet.agree_on_compiling(state, {'x': torch.ones(2, 3, 8, 8)},
+                                                lambda model, batch: model(batch['x']).mean((1, 2, 3)), {})
+    if has_norms:
+        with pytest.raises(train_unet.UserError, match='process 1 .*no kernel.*type compile_model=False'):
+            ask()
+    else:
+        ask()
+        assert model._compiled_call_impl is None
+
+
+def test_of_a_group_that_a_script_made_one_process_speaks(monkeypatch, caplog, capsys):
+    """Nothing is in the environment there."""
+    for name in ('RANK', 'LOCAL_WORLD_SIZE'):
+        monkeypatch.delenv(name, raising=False)
+    record = logging.LogRecord('train_unet', logging.INFO, '', 0, 'a line', (), None)
+    for rank in (0, 1):
+        monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(rank, 2))
+        train_unet.ScreenHandler().emit(record)
+        assert train_unet.processes_here() == 2
+    assert capsys.readouterr().out.count('a line') == 1
 
 
 # --- stopped and continued ------------------------------------------------------------
