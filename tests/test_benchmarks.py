@@ -515,8 +515,9 @@ def test_gpu_measures_speed_and_overflow_without_one(small_set, results, asked_h
     monkeypatch.setattr(gpu, 'build_plain', lambda args, *how, of=gpu.build_plain: of(
         args, *how) if setattr(args, 'encoder', 'tu-test_resnet') is None else None)
     found, printed = results(gpu, '--device=cpu', '--quick', f'--data={small_set}', '--parts', 'speed', 'overflow',
-                             'largest', '--minutes=2')
-    assert [part['state'] for part in found['parts']] == ['done', 'done', 'skipped: has no meaning on a CPU']
+                             'host', 'largest', '--minutes=2')
+    assert [part['state'] for part in found['parts']] == ['done'] * 3 + ['skipped: has no meaning on a CPU']
+    assert all(0 < row['ms of the host'] <= row['ms per step'] and not row['waits per step'] for row in found['host'])
     assert all(row['images/s'] > 0 for row in found['speed']) and found['speed'][1]['of plain float32'] == 1
     assert {'plain smp loop, float32', 'plain smp loop, float32, tuned'} < {row['contender'] for row in found['speed']}
     assert [row['precision at the end'] for row in found['overflow']][0] == 'float32'

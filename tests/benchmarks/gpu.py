@@ -8,6 +8,8 @@ Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
                 decoder blocks and as preset fast (compiled), the plain smp loop as written and
                 tuned (channels_last, fused Adam, cuDNN's search), Lightning if installed; both
                 precisions
+    host        a small step (8 images of --iou-size): its time, that of the host to start it, and
+                how often it waits for the GPU
     memory      peak of each preset against the plain loop
     limit       the measured bfloat16 and float32 rates, the share training reaches, the profile
     largest     the largest batch in one pass: plain float32, ours, ours with low_memory
@@ -32,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -219,6 +222,46 @@ def measure_speed(args, left):
              'of plain float32': median / base} for name, (median, spread) in medians.items()]
 
 
+def measure_host(args, left):
+    """Where the host takes as long as the step, the GPU waits for Python and for the driver."""
+    rows = []
+    for dtype in ('float32', 'bfloat16'):
+        small = argparse.Namespace(**vars(args) | {'size': args.iou_size, 'batch': 8})
+        ours = build_ours(small, **precision_of(dtype)).contender
+        ours.step()
+        times = []
+        with count_waits() as waits:
+            for _ in tqdm(range(args.rounds), desc=dtype):
+                wait_for_device()
+                begun = time.perf_counter()
+                for _ in range(args.steps):
+                    ours.step()
+                started = time.perf_counter()
+                wait_for_device()
+                times.append((time.perf_counter() - begun, started - begun))
+        step, host = (median_and_spread(1000 * seconds / args.steps for seconds in column)
+                      for column in zip(*times))
+        rows.append({'precision': dtype, 'ms per step': step[0], '+-': step[1], 'ms of the host': host[0],
+                     'waits per step': len(waits) / args.steps / args.rounds})
+    return rows
+
+
+@contextlib.contextmanager
+def count_waits():
+    """Whatever waits for the GPU in here, torch.cuda.synchronize() apart -> the list of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        found = []
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode('warn')
+        try:
+            yield found
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.set_sync_debug_mode('default')
+            found += [one for one in caught if 'called a synchronizing CUDA operation' in str(one.message)]
+
+
 def measure_memory(args, left):
     """memory.py with every preset."""
     names = ['plain', 'default', 'low_memory'] if args.quick else [
@@ -357,7 +400,7 @@ def measure_iou(args, left):
     return found
 
 
-PARTS = {'speed': measure_speed, 'memory': measure_memory, 'limit': measure_limit,
+PARTS = {'speed': measure_speed, 'host': measure_host, 'memory': measure_memory, 'limit': measure_limit,
          'largest': measure_largest, 'oom': lambda args, left: heal('oom', args, left),
          'overflow': lambda args, left: heal('overflow', args, left),
          'tune': run_tune, 'iou': measure_iou}
