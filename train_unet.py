@@ -1021,8 +1021,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
                     'invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
-PILLOW_SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff'}
-SUFFIXES = PILLOW_SUFFIXES | {'.npy', '.mat'}
+SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff', '.npy', '.mat'}
 CLASS_LIST = re.compile(r'.*(class|label|colou?r|codes).*\.(txt|csv)', re.IGNORECASE)
 
 
@@ -1327,9 +1326,8 @@ def grouped(items, key):
 def match_pairs(images, masks):
     """As match_split, each split by a rule of its own where folders on both sides tell splits: in DRIVE 21_training
     goes with 21_manual1 and 01_test with 01_manual1."""
-    if not (any(file.split for file in images) and any(file.split for file in masks)):     # train/ on one side
-        return match_split(images, masks)
-    of_image, of_mask = (grouped(files, lambda file: file.split) for files in (images, masks))
+    are_told = all(any(file.split for file in files) for files in (images, masks))         # not train/ on one side
+    of_image, of_mask = (grouped(files, lambda file: are_told and file.split) for files in (images, masks))
     parts = [match_split(of_image[split], of_mask[split]) for split in sorted(of_image.keys() | of_mask.keys())]
     pairs, rules, *others = zip(*parts)
     return sum(pairs, []), ' and '.join(filter(None, dict.fromkeys(rules))), *(sum(files, []) for files in others)
@@ -1661,27 +1659,22 @@ def problems_of_pairs(config, root, files):
 
 def problems_of_files(pairs, config):
     """What is wrong with the files of these pairs."""
-    try:
-        none = np.zeros(len(pairs), bool)
-        scan(Pairs(*paths_of(pairs), none, none, '', []), {**config, 'skip_broken': False}, advise=False)
-    except DataError as error:
-        return error.problems
-    return []
+    return shorten(problem for _, problem in look_at(*paths_of(pairs), config) if problem)
 
 
 def pair_files(config, root, files):
     """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. Folders
     in those for images and masks may have such names too, a film seg_01, a room lab: then the first name counts."""
     try:
-        return pair_roles(config, root, files)
+        return pair_roles(config, root, files)[:3]
     except DataError as error:
         with contextlib.suppress(DataError):
-            return pair_roles(config, root, files, which=0)
+            return pair_roles(config, root, files, which=0)[:3]
         raise error
 
 
 def pair_roles(config, root, files, which=-1):
-    """The same, by what read_place tells."""
+    """The same, by what read_place tells, with the images and masks that have no partner, if these may be skipped."""
     images, masks, notes = collect(config, root, files, which)
     if not images or not masks:
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
@@ -1715,12 +1708,12 @@ def pair_roles(config, root, files, which=-1):
                         'images and masks do not pair')
     if lonely:
         notes += [f'skipped {len(images)} images and {len(masks)} masks without a partner', *shorten(lonely, 3)]
-    return pairs, rule, notes
+    return pairs, rule, notes, images, masks
 
 
-def lines_that_pair(config, root, files, seconds=10.0):
+def lines_that_pair(config, root, files):
     """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
-    works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])], seconds)
+    works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])])
     most = max((len(found) for _, found in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line][1] if UNITED in mask]
@@ -1780,9 +1773,9 @@ def size_in_header(path, config):
             return read_header(path, config)[:2]
 
 
-def settings_that_pair(config, root, files, seconds):
+def settings_that_pair(config, root, files):
     """{line to type: ((how likely it is, whether no file is left over), {(image, mask), ...})}, of those that work."""
-    works, deadline = {}, time.monotonic() + seconds
+    works, deadline = {}, time.monotonic() + 10                        # seconds
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
@@ -1793,7 +1786,7 @@ def settings_that_pair(config, root, files, seconds):
         if time.monotonic() > deadline:
             break
         try:
-            pairs, _, notes = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
+            pairs, *_, images, masks = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
             some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
             sizes = [(size(image), size(mask)) for image, mask in some]
         except (DataError, *UNREADABLE):                               # a stack of images, names of tissues
@@ -1801,10 +1794,9 @@ def settings_that_pair(config, root, files, seconds):
         if any(image.path == mask.path for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) for two in sizes):
             continue                                                   # two kinds of pictures
-        skip = ''.join(note for note in notes if note.startswith('skipped '))
+        skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
-        is_even = bool(re.match(r'skipped (\d+) images and \1 masks', skip))
-        if skip and are_numbered(pairs, root, files, is_even):         # 1 to 10 beside 0 to 9 are numbered otherwise
+        if skip and are_numbered(pairs, images, masks):                # 1 to 10 beside 0 to 9 are numbered otherwise
             continue
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         differ = any(None not in two and len({*two}) > 1 for two in sizes)
@@ -1821,21 +1813,17 @@ def settings_that_pair(config, root, files, seconds):
     return works
 
 
-def are_numbered(pairs, root, files, is_even):
-    """Whether chance may have paired by numbers, by the files in the folders of the pairs that no pair holds: one mask,
-    with the number before those of all images, is left; or as many images as masks (`is_even`), and all images and
-    these have numbers for names, or these are two, one number before and one after all others."""
-    used = {file.path for pair in pairs for file in pair}
-    left = [path for file in files if (path := os.path.join(root, *file)) not in used]
-    folders = [{os.path.dirname(file.path) for file in side} for side in zip(*pairs)]      # of images, of masks
-    numbers_in = lambda paths: sorted(int(n[-1]) for path in paths if (n := re.findall(r'\d+', Path(path).stem)))
-    numbers = numbers_in(image.path for image, _ in pairs)
-    if numbers and numbers_in(path for path in left if os.path.dirname(path) in folders[1]) == [numbers[0] - 1]:
+def are_numbered(pairs, images, masks):
+    """Whether chance may have paired by numbers, by the images and masks left over: one mask, with the number before
+    those of all images; or as many images as masks, and all images and these have numbers for names, or these are two,
+    one number before and one after all others."""
+    numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
+    numbers, others = numbers_in(image for image, _ in pairs), numbers_in(images + masks)
+    if numbers and numbers_in(masks) == [numbers[0] - 1]:
         return True
-    left = [path for path in left if os.path.dirname(path) in folders[0] | folders[1]]
-    others = numbers_in(left)
     is_shifted = numbers and others == [numbers[0] - 1, numbers[-1] + 1]
-    return is_even and (is_shifted or pairs[0][0].stem.isdigit() and len(others) == len(left))
+    are_numbers = pairs[0][0].stem.isdigit() and len(others) == len(images + masks)
+    return len(images) == len(masks) and (is_shifted or are_numbers)
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -2071,8 +2059,7 @@ def mask_pixels(picture, config):
             picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), shown)
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
-        for index, colour in palette_colours(picture).items():
-            code = COLOUR + int(colour[1:], 16)
+        for index, code in palette_colours(picture).items():
             if index != config['ignore_index'] or code in parse_mask_values(config['mask_values']):
                 codes[index] = code
         return codes[np.array(picture)]
@@ -2091,19 +2078,20 @@ def palette_meaning(picture):
     used, palette = palette_colours(picture), picture.getpalette('RGB')
     shown, last = set(used.values()), max(used, default=0)
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
-    if picture.format == 'GIF' and all(colour[1:3] == colour[3:5] == colour[5:] for colour in shown):
+    greys = {*map(as_grey, shown)}
+    if picture.format == 'GIF' and all(grey < COLOUR for grey in greys):
         return 'L'
-    if shown <= {'#000000', '#ffffff'} and (last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
+    if greys <= {0, 255} and (last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
         return 'L'
     is_own = last < len(used) and len({tuple(palette[at:at + 3]) for at in range(3 * last + 3, len(palette), 3)}) < 2
-    return 'RGB' if is_own and '#000000' in shown and palette[:3] != [0, 0, 0] else 'P'
+    return 'RGB' if is_own and COLOUR in shown and palette[:3] != [0, 0, 0] else 'P'
 
 
 def palette_colours(picture):
-    """{index: '#rrggbb'} of the indices that a palette image holds."""
+    """{index: its colour as a code} of the indices that a palette image holds."""
     palette = picture.getpalette('RGB')
-    return {index: '#%02x%02x%02x' % (*palette[3 * index:3 * index + 3],) for _, index in picture.getcolors(256)
-            if 3 * index + 3 <= len(palette)}
+    return {index: COLOUR + int.from_bytes(palette[3 * index:3 * index + 3], 'big')
+            for _, index in picture.getcolors(256) if 3 * index + 3 <= len(palette)}
 
 
 def orientation(picture):
@@ -2498,7 +2486,7 @@ def say_ignored(ignored):
     return f'; {", ".join(map(name_code, sorted(ignored)[:12]))} is ignored' if ignored else ''
 
 
-def find_coding(values, palette, config, counts_up=False, lossy=False):
+def find_coding(values, palette, config, counts_up, lossy):
     """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
     `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
@@ -2616,7 +2604,7 @@ def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
         fits = plain[:1] == [0] and highest < MOST_CLASSES and (palette or dense) and not counts_up and not lossy
     else:                                                              # who gives a number means indices
         fits = plain and 0 <= plain[0] and highest < wanted
-    if fits and highest < 255:
+    if fits:
         table = {code: code for code in range(highest + 1 if wanted == 'auto' else wanted)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{say_ignored(special)}')
     if plain[:1] == [0] and is_noisy(values, lossy):
@@ -2901,8 +2889,7 @@ def same_shape(first, second):
 def mask_header(path):
     """(mode of a Pillow mask or else its suffix, {code: colour} of a palette whose numbers count, its orientation)."""
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        numbered = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
-        colours = {index: COLOUR + int(colour[1:], 16) for index, colour in numbered.items()}
+        colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
         kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
         return kind, colours, orientation(picture)
     return os.path.splitext(path)[1].lower() or 'folder', {}, 1
@@ -2926,16 +2913,16 @@ def cache_file(config):
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
-def scan(pairs, config, decode=False, advise=True):
-    """(the sound pairs, their records), read in parallel, cached. DataError names bad files. `decode`: images too.
-    `advise`: with lines to type, which help once the files pair."""
+def look_at(images, masks, config, decode=False):
+    """Paths of images and of their masks (N,) -> [(record or None, what is wrong or None), ...], read in parallel,
+    cached. `decode`: images too."""
     path, cache = cache_file(config), {}
     with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: what is no table
         cache = dict(json.loads(path.read_text(encoding='utf-8')))
 
     def look(row):
         """-> (key in the cache, [mark, record] or None, problem or None)"""
-        image, mask = os.fsdecode(pairs.images[row]), os.fsdecode(pairs.masks[row])
+        image, mask = os.fsdecode(images[row]), os.fsdecode(masks[row])
         key = f'{image}\n{mask}'
         try:
             mark, old = fingerprint(image) + fingerprint(mask), cache.get(key)
@@ -2948,27 +2935,33 @@ def scan(pairs, config, decode=False, advise=True):
             return key, None, f'{error.filename}: cannot be read: {error.strerror}'
         return key, entry, None
 
-    count = len(pairs.images)
+    count = len(images)
     chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
     with ThreadPoolExecutor(min(8, num_cores())) as pool:              # on Ctrl-C map cancels what has not begun
         parts = pool.map(lambda rows: [look(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
     fresh = {key: entry for key, entry, _ in found if entry}
-    problems = [problem for _, _, problem in found if problem]
     with contextlib.suppress(OSError):
         if any(cache.get(key) != entry for key, entry in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
+    return [(entry and entry[1], problem) for _, entry, problem in found]
+
+
+def scan(pairs, config, decode=False):
+    """(the sound pairs, their records). DataError names bad files, with lines to type. `decode`: images too."""
+    found = look_at(pairs.images, pairs.masks, config, decode)
+    problems = [problem for _, problem in found if problem]
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
         advice = ['to leave them out type skip_broken=True'] * is_any_sound
         if scaled := sum(problem.endswith(OTHER_SCALE) for problem in problems):
             advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
-        raise DataError([*shorten(problems), *(advice if advise else ())],
+        raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
-    sound = np.array([problem is None for _, _, problem in found])
+    sound = np.array([problem is None for _, problem in found])
     kept = {name: getattr(pairs, name)[sound] for name in ('images', 'masks', 'splits', 'drawn')}
     notes = pairs.notes + shorten(f'left out: {problem}' for problem in problems)
-    return dataclasses.replace(pairs, notes=notes, **kept), [entry[1] for _, entry, _ in found if entry]
+    return dataclasses.replace(pairs, notes=notes, **kept), [record for record, _ in found if record]
 
 
 def inspect_data(config, decode=False):
@@ -2986,7 +2979,7 @@ def inspect_data(config, decode=False):
         config = {**config, 'ignore_index': None}                      # it is white
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
-    in_train = pixels_of(itertools.compress(records, pairs.splits == SPLITS.index('train')))
+    of_training = itertools.compress(records, pairs.splits == SPLITS.index('train'))
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     if config['mask_values'] is None:
         refuse_mixtures(records)
@@ -3004,11 +2997,10 @@ def inspect_data(config, decode=False):
         coding.table |= {colour: coding.table[index] for colour, index in twins.items() if index in coding.table}
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
-    areas, times = Counter(), Counter(itertools.chain.from_iterable(found))
-    for code, class_id in meaning.items():
-        areas[class_id] += pixels[code]
+    areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
     classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(areas)}
-    shares = np.bincount([*meaning.values()], [in_train[code] for code in meaning], minlength=256)[:coding.num_classes]
+    in_train = by_class(pixels_of(of_training), meaning)
+    shares = np.array([in_train[class_id] for class_id in range(coding.num_classes)], float)
     shares /= max(shares.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
@@ -3020,7 +3012,8 @@ def inspect_data(config, decode=False):
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, numbers, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
-    at_edge = share_at_edge(records, meaning)                          # of the ground there, where objects lie within
+    edges = by_class(pixels_of(records, 'edge'), meaning)              # the ground lies there, objects within
+    at_edge = edges[1] / max(edges.total() - edges[IGNORE], 1)
     if coding.num_classes == 2 and len(classes) > 1 \
             and (shares[1] > 0.85 or shares[1] > 0.4 and at_edge > 0.8 and 1 - at_edge < 0.6 * (1 - shares[1])):
         line = line_that_inverts(data, kinds, parse_mask_values(config['mask_values']))
@@ -3029,13 +3022,12 @@ def inspect_data(config, decode=False):
     return data
 
 
-def share_at_edge(records, meaning):
-    """The share of class 1 in the first and last rows and columns of all masks; ignored pixels do not count."""
-    counts = Counter()
-    for record in records:
-        for code, pixels in zip(record['codes'], record['edge']):
-            counts[meaning[code]] += pixels
-    return counts[1] / max(counts.total() - counts[IGNORE], 1)
+def by_class(counts, meaning):
+    """{code: pixels} -> {class id: pixels}"""
+    classes = Counter()
+    for code, pixels in counts.items():
+        classes[meaning[code]] += pixels
+    return classes
 
 
 def in_grey(records, config):
@@ -3051,11 +3043,11 @@ def in_grey(records, config):
     return records
 
 
-def pixels_of(records):
-    """{code: its pixels in these masks}"""
+def pixels_of(records, where='pixels'):
+    """{code: its pixels in these masks}; where='edge': in their first and last rows and columns"""
     counts = Counter()
     for record in records:
-        for code, pixels in zip(record['codes'], record['pixels']):    # grey stored as RGB may be there twice
+        for code, pixels in zip(record['codes'], record[where]):       # grey stored as RGB may be there twice
             counts[code] += pixels
     return counts
 
@@ -3383,6 +3375,7 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 # ===== data: augmenting and loading ===================================================
 
 IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
+BORDER = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}      # what lies around an image
 WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
 
 
@@ -3396,17 +3389,16 @@ def build_augmentation(config):
         return None
     if wish not in ('default', 'strong'):
         return load_augmentation(wish, (*config['image_size'], config['in_channels']), dtype)
-    border = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}
     if wish == 'strong':
         height, width = config['image_size']
         shapes = [A.D4(p=1) if height == width else A.VerticalFlip(p=0.5),
-                  A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **border),
-                  A.ElasticTransform(alpha=60, sigma=8, p=0.3, **border)]
+                  A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **BORDER),
+                  A.ElasticTransform(alpha=60, sigma=8, p=0.3, **BORDER)]
         colours = [A.RandomBrightnessContrast(0.3, 0.3, p=0.5), A.RandomGamma((70, 140), p=0.3),
                    A.GaussianBlur(p=0.15), A.GaussNoise(p=0.2)]
     else:
         chance = min(0.5, max(0, config['num_epochs'] - 25) / 70)
-        shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **border)]
+        shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **BORDER)]
         colours = [A.RandomBrightnessContrast(0.2, 0.2, p=chance)]
     colours = colours if dtype == 'uint8' else []                      # other depths have no known range to jitter in
     return A.Compose([A.HorizontalFlip(p=0.5), *shapes, *colours])
@@ -3511,9 +3503,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
         if not self.is_resized and is_training:
-            cut = [A.PadIfNeeded(self.height, self.width, border_mode=cv2.BORDER_CONSTANT, fill=0, fill_mask=IGNORE),
-                   A.RandomCrop(self.height, self.width)]
-            self.augmentation = A.Compose([*cut, self.augmentation] if self.augmentation else cut)
+            cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **BORDER)
+            self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
         self.kept = {}                                                 # validation samples, as they are read
         self.cache = None                                              # resized images, masks, which of them were read
         if is_training and self.is_resized and config['cache_images'] is True:
@@ -3661,10 +3652,6 @@ class WindowSampler(torch.utils.data.Sampler):
         usual = max(1, self.effective_batch // self.world_size)        # images of a rank in all other windows
         count = max(count, min(math.ceil(len(shares[0]) / usual), len(shares[-1]) // 2))       # that many fit
         return np.array_split(shares[self.rank], count)
-
-    def row(self, number, position):
-        """The image at a position of a micro-batch of the window at work."""
-        return int(self.micro_batches(self.windows()[self.first_window])[number][position])
 
     def __iter__(self):
         for window in self.windows()[self.first_window:]:
@@ -5118,11 +5105,10 @@ def progress(iterable, total, description):
 
 
 def windows(loader, sampler):
-    """The micro-batches of each optimizer step, as lists; the last window may be short."""
+    """(its rows, a list of arrays; its batches, a list) of the micro-batches of each optimizer step."""
     batches = iter(loader)
-    for window in sampler.windows()[sampler.first_window:]:
-        yield [next(batches) for _ in sampler.micro_batches(window)]
-        sampler.first_window += 1
+    for rows in map(sampler.micro_batches, sampler.windows()[sampler.first_window:]):
+        yield rows, [next(batches) for _ in rows]
 
 
 @torch.no_grad()
@@ -5421,10 +5407,10 @@ def train_epoch(state, loader, loss_fn, config, run):
     small_steps = config['progressive_resizing'] * total_steps
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
-    names = lambda number, position: name_of(sampler.row(number, position))        # of an image of the window at work
+    names = lambda number, position: name_of(int(rows[number][position]))          # of an image of the window at work
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
-    for window in bar:
+    for rows, window in bar:
         for group in state.optimizer.param_groups:
             group['lr'] = lr_at_step(state.step, total_steps, config)
         window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
@@ -5564,10 +5550,9 @@ def describe_model(model, config):
     for name in ('segmentation_models_pytorch', 'albumentations'):     # which are not loaded for it
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # it came in another way
             versions[name] = importlib.metadata.version(name)
-    is_ours = isinstance(model, SegmentationModel)
-    return {'format': 1, 'weights': model.state_dict(), 'config': config, 'threshold': getattr(model, 'threshold', 0.5),
-            'pixels': model.pixels if is_ours else None, 'coding': model.coding if is_ours else None,
-            'versions': versions}
+    facts = ('threshold', 'pixels', 'coding') if isinstance(model, SegmentationModel) else ()
+    return {'format': 1, 'weights': model.state_dict(), 'config': config, 'versions': versions,
+            **{name: getattr(model, name) for name in facts}}
 
 
 # ===== training =======================================================================
@@ -5706,6 +5691,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons): the one
     way that train, check and tune come to them. `decode`: look at every pixel; `own_data`: the user brings it."""
     set_up_device(device)
+    if device.type == 'cpu':
+        keep_freed_memory()
     if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
         torch.cuda.set_device(device)
     hardware = common_hardware(detect_hardware(device))
@@ -5795,15 +5782,11 @@ def build_scaler(dtype, config, device):
 
 
 def load_batches(dataset, batches, config, device):
-    """These batches of indices, as in training: by a worker, if there are any. A file that a user's data set opens when
-    it is first asked would be shared by all workers if that happened before they are forked."""
+    """Batches of these rows (arrays of indices), as in training: by a worker, if there are any. A file that a user's
+    data set opens when it is first asked would be shared by all workers if that happened before they are forked."""
     workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
-    return [*build_loader(dataset, config | {'num_workers': workers}, device, batch_sampler=batches)]
-
-
-def load_window(dataset, sampler, window, config, device):
-    """The micro-batches of a window (an array of indices) on this process."""
-    return load_batches(dataset, [rows.tolist() for rows in sampler.micro_batches(window)], config, device)
+    config, rows = config | {'num_workers': workers}, [batch.tolist() for batch in batches]
+    return [*build_loader(dataset, config, device, batch_sampler=rows)]
 
 
 def smoke_test(state, loader, val_loader, loss_fn, config, run):
@@ -5812,11 +5795,11 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     sampler = loader.batch_sampler
-    first, *_, last = [*sampler.windows(), sampler.windows()[-1]]
+    first, last = sampler.windows()[0], sampler.windows()[-1]
     is_lonely = min(from_all(min(map(len, sampler.micro_batches(last))))) == 1         # BatchNorm may refuse that
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
-    windows = [load_window(loader.dataset, sampler, window, config, state.device) for window in probed]
-    rows = range(min(len(val_loader.dataset), val_loader.batch_size))
+    windows = [load_batches(loader.dataset, sampler.micro_batches(window), config, state.device) for window in probed]
+    rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     begun = time.monotonic()
     if config['compile_model']:
@@ -5933,8 +5916,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data'])}
     if config['tensorboard']:
         run.open_board()
-    if device.type == 'cpu':
-        keep_freed_memory()
     if config['deterministic']:
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
         run.after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
@@ -5952,7 +5933,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
                 why.pop(key, None)
         tell_data(data, config, why)
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
-    tell_precision(precision, hardware, config)
+    tell_precision(precision, hardware)
+    config |= amp_settings(precision.dtype)
     warn(notes)
     seed_everything(config['seed'])
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
@@ -6166,8 +6148,8 @@ def stop_workers(*loaders):
 def go_back(state, config, run, **changes):
     """Back to the last checkpoint, with what healing changed; what happened since then stays in the history."""
     history = state.history
-    state.scaler = build_scaler(changes.get('dtype', state.dtype), config, state.device)
     saved, _ = from_first(lambda: load_last(run.folder))
+    state.scaler = build_scaler(changes.get('dtype', saved['dtype']), config, state.device)
     restore(state, saved)
     run.unsaved = None if world().rank else saved.get('unsaved')       # what was best since then comes again
     state.history += [row for row in history[len(state.history):] if row['event']]
@@ -6246,16 +6228,14 @@ def tell_data(data, config, why):
     log.info('batch: %d images at once x %d = effective batch %d', *sizes, math.prod(sizes))
 
 
-def tell_precision(precision, hardware, config):
+def tell_precision(precision, hardware):
     """The precision line, as the guides show it."""
-    what = 'off (float32)' if precision.dtype == 'float32' else precision.dtype
-    scaled = ', with gradient scaler' if precision.dtype == 'float16' else ''
+    what = {'float32': 'off (float32)', 'float16': 'float16, with gradient scaler'}.get(precision.dtype, 'bfloat16')
     log.info('Hardware: %s', hardware.describe())
-    log.info('Mixed precision: %s%s, because %s', what, scaled, precision.reason)
+    log.info('Mixed precision: %s, because %s', what, precision.reason)
     has_effect = 'tf32' in hardware.units or works_on_cpu(precision.tf32, hardware)
     effect = '' if has_effect else ' (no effect: no TF32 here)'
     log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, effect)
-    config |= amp_settings(precision.dtype)
     warn(precision.warnings)
 
 
@@ -7356,10 +7336,8 @@ def tune(preset, overrides, seconds=60.0):
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
     settle_statistics(config, dataset)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
-    if device.type == 'cpu':
-        keep_freed_memory()
     sampler = WindowSampler(len(dataset), config)
-    window = load_window(dataset, sampler, sampler.windows()[0], config, device)
+    window = load_batches(dataset, sampler.micro_batches(sampler.windows()[0]), config, device)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '
           f'batch {config["batch_size"]} x {config["accumulation_steps"]}')
@@ -7411,7 +7389,7 @@ def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
         pass
     steps, begun, busy = windows(loader, sampler), 0.0, 0.0
     for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
-        window = next(steps)
+        _, window = next(steps)
         begun = begun or time.monotonic()                              # not the start of the workers
         busy += timed_step(candidate, window, loss_fn, config)
         if time.monotonic() - begun > seconds:
@@ -7423,22 +7401,18 @@ def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
 
 
 def plain_candidates(config, hardware, device):
-    """Every precision that the hardware has, in both memory layouts; those of one layout share their weights."""
+    """Every precision that the hardware has, in both memory layouts; those of one layout share their weights, and all
+    start from the same."""
     kinds = [('float32', 'highest'), ('float32', 'high')] if 'tf32' in hardware.units else [('float32', 'highest')]
     kinds += [(dtype, 'high') for dtype in ('float16', 'bfloat16') if dtype in hardware.units]
-    layouts = (False, True) if device.type != 'mps' else (False,)      # see laid_out
-    states = {last: fresh_state(config, device, last) for last in layouts}
+    config, states = config | {'encoder_weights': None, 'learning_rate': 1e-6}, {}         # they learn nothing wild
+    for last in (False, True) if device.type != 'mps' else (False,):   # see laid_out
+        seed_everything(config['seed'])
+        states[last] = build_state(build_model(config), config | {'channels_last': last},
+                                   Precision('float32', None, ''), device)
     return [Candidate(dtype, tf32, last, dataclasses.replace(
         state, dtype=dtype, scaler=build_scaler(dtype, config, device)))
         for dtype, tf32 in kinds for last, state in states.items()]
-
-
-def fresh_state(config, device, channels_last):
-    """A TrainState to be measured; all start from the same weights."""
-    seed_everything(config['seed'])
-    config = {**config, 'channels_last': channels_last, 'encoder_weights': None,
-              'learning_rate': 1e-6}                                   # measured steps learn nothing wild
-    return build_state(build_model(config), config, Precision('float32', None, ''), device)
 
 
 def timed_step(candidate, window, loss_fn, config):

@@ -91,8 +91,8 @@ class OurData:
     def read_windows(self):
         """The windows of one epoch after another."""
         for self.sampler.epoch in itertools.count():
-            self.sampler.first_window = 0
-            yield from train_unet.windows(self.loader, self.sampler)
+            for _, window in train_unet.windows(self.loader, self.sampler):
+                yield window
 
     def files(self):
         """(images, masks) of the training set: the lists for a PathDataset on the same files."""
