@@ -26,13 +26,17 @@ The file, top to bottom:
     config          presets, overrides, validation: every problem at once, before anything heavy loads
     runtime         what the machine has, and the precision that follows from it, with the reason
     data            pairing, reading, checking, augmenting and loading images and masks
+    settling        every 'auto' gets its value, with the reason
     model and loss  the network (uint8 in, float32 logits out) and one loss per image
     metrics         IoU and Dice from one confusion matrix
     optimisation    optimizer, learning rate, moving average of the weights
     checkpoints     what a run is (TrainState), and how it is saved so that no crash can lose it
     the loop        windows, steps that heal themselves, epochs
-    using a model   load, predict, evaluate, export
-    measuring       memory by part, tune
+    training        train(): what is tried first, the run folder, resuming
+    pictures        samples, curves
+    using a model   load, predict, evaluate
+    export          for other programs
+    measuring       memory by part, check, tune
     command line
 
 To see how it trains read fit, then down from there: train_epoch, guarded_step, commit. Most of the data sections tell
@@ -418,7 +422,8 @@ FOREIGN = {   # words of other trainers: key -> what each value means in ours
 
 
 def translate(settings, notes):
-    """Settings under any of their names -> (settings under those of CONFIG, problems such as contradictions)."""
+    """Settings under any of their names -> (settings under those of CONFIG, problems such as contradictions); `notes`
+    gets a line for each name of another trainer."""
     own, typed, problems = {}, {}, []
     plain = lambda value: shown(value).strip("'\"").lower()
     others = {'fp16': 'bfloat16', 'bf16': 'float16'}
@@ -445,7 +450,8 @@ def translate(settings, notes):
 def resolve_config(preset=None, overrides=None, base=None, found=()):
     """CONFIG, then the preset, then the overrides, in this order -> (config, sources, notes).
 
-    `sources` tells for each key where its value came from; `notes` are translations to be told to the user.
+    `sources` tells for each key where its value came from; `notes` are translations to be told to the user. `base`
+    takes the place of CONFIG.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
     config, sources, notes, problems, layers = {}, {}, [], [*found], [('default', base or CONFIG)]
@@ -807,7 +813,7 @@ def leave_processes():
 
 
 def from_first(make):
-    """make() on the first process, its answer on all; what it raises is raised on all."""
+    """make() on the first process, its answer on all; a UserError is raised on all (for any other they would wait)."""
     try:
         answer = [None if world().rank else make()]
     except UserError as error:
@@ -1939,7 +1945,7 @@ def group_of(image, pattern):
 
 def choose_splits(images, config):
     """Index into SPLITS of each image (N,), and whether chance chose it (N,). Those whose folder names none, or the
-    training images of a set without validation, are split by a seeded draw of groups."""
+    training images of a set without validation, are split by a seeded draw of groups. DataError if that is one."""
     train, val = SPLITS.index('train'), SPLITS.index('val')
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
@@ -2118,7 +2124,8 @@ def pillow_pixels(picture, channels, kind=''):
 
 
 def pillow_sees_all(path, config):
-    """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth."""
+    """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth that it
+    knows, which uint32 and int8 are not."""
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
         page, *others = file.pages
         check_pixels(path, page.chunks[:2], config)                    # of a tile
@@ -2794,7 +2801,7 @@ class Data:
     """A data set that has been looked at: the pairs, what the masks mean, and what was seen on the way."""
     pairs: Pairs
     coding: Coding
-    values: dict                   # code -> (pixels, images), over the splits in use
+    values: dict                   # code -> (pixels, images), over all splits
     meaning: dict                  # code -> class id, 255 for ignored
     classes: dict                  # class id -> (pixels, images)
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
@@ -2904,12 +2911,15 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
+RECORDS = 19                       # the form of the records: one more whenever what is in them changes
+
+
 def cache_file(config):
-    """Where the records of a data set are kept between runs."""
+    """Where the records of a data set are kept between runs: a file for each way to read it."""
     base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     keys = 'in_channels', 'max_image_pixels', 'rescale_masks', 'mask_pattern', 'ignore_index'
     wish = config['mask_values'] if names_colours(config) or config['mask_values'] == 'alpha' else None
-    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), *map(config.get, keys), wish, 19])
+    key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), *map(config.get, keys), wish, RECORDS])
     return base / 'train_unet' / f'{hashlib.sha256(key.encode()).hexdigest()[:16]}.json'
 
 
@@ -3613,7 +3623,8 @@ def collate(samples):
 
 
 def split_evenly(items, most):
-    """Nearly equal pieces of at most `most` items. None of one item, which BatchNorm may refuse, unless `most` is 1."""
+    """Nearly equal pieces of at most `most` items, or 3 where two would leave one: BatchNorm may refuse a piece of one
+    item, and there is none unless `most` is 1."""
     count = max(1, math.ceil(len(items) / most))
     if count > 1 and most > 1 and len(items) // count == 1:
         count = len(items) // 2
@@ -3802,7 +3813,7 @@ def usual_workers(config, hardware, fits):
     if hardware.kind == 'mps' and fits and config['cache_images'] in ('auto', True):
         return 0, 'all images fit into memory, which workers would not share'
     if cores <= room:
-        return cores, 'one per core of this process, at most 8'
+        return cores, 'one per core of this process but one, at most 8'
     return room, 'no more batches fit into /dev/shm; docker run --shm-size=8g gives more'
 
 
@@ -4276,7 +4287,8 @@ def tile_weights(begins, side, overlap, reach):
 
 
 def enlarged_bands(logits, size):
-    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, each under about 256 MB."""
+    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, each under about 256 MB; in one,
+    as they are, where they have that size."""
     height, width = size
     rows = max(1, 2**26 // (len(logits) * width))
     if tuple(logits.shape[-2:]) == (height, width):
@@ -4551,7 +4563,7 @@ def sync_folder(path):
 
 
 def save_checkpoint(path, content):
-    """Save a dict; the file before it stays as previous.pt until this one is whole and verified."""
+    """Save a dict, whole or not at all; the last.pt before it becomes previous.pt, once this one is verified."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     fresh = path.with_suffix('.new')
@@ -5105,7 +5117,7 @@ def progress(iterable, total, description):
 
 
 def windows(loader, sampler):
-    """(its rows, a list of arrays; its batches, a list) of the micro-batches of each optimizer step."""
+    """For each optimizer step left in the epoch (rows, batches): of its micro-batches, a list of arrays and a list."""
     batches = iter(loader)
     for rows in map(sampler.micro_batches, sampler.windows()[sampler.first_window:]):
         yield rows, [next(batches) for _ in rows]
@@ -5474,7 +5486,7 @@ def epoch_row(state, metrics):
 
 
 def keep_if_best(state, metrics, config, run):
-    """Whether no epoch was better than this one; then its weights wait in the run to be written as best.pt."""
+    """Whether this epoch is better than all before; then its weights wait in the run to be written as best.pt."""
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
         return False
@@ -5791,7 +5803,8 @@ def load_batches(dataset, batches, config, device):
 
 def smoke_test(state, loader, val_loader, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
-    torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards."""
+    torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards.
+    Raises UserError where the disk, a batch or memory fails."""
     if not run.save(state, config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     sampler = loader.batch_sampler
@@ -6427,7 +6440,8 @@ LEAVE_OUT = 'skip_broken=True leaves out files that cannot be read'
 
 
 def read_all(dataset, indices, skip_broken=True):
-    """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out."""
+    """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out, or
+    without skip_broken raise DataError."""
     for index, future in read_ahead(dataset.read, indices, depth=2):
         try:
             image, truth = future.result()
@@ -6696,7 +6710,8 @@ def read_ahead(read, items, depth=4):
 
 
 def write_prediction(target, image, bands, model, save):
-    """One picture of predict, whole or crashed away: PNG, or for TiffRows a TIFF written strip by strip."""
+    """One picture of predict, written whole or not at all: a PNG; for TiffRows, and the probabilities of more than two
+    classes, a TIFF written tile by tile."""
     rows, count = rendered_rows(bands, image, model, save), model.config['num_classes']
     palette, many = colour_mask(np.arange(256), count), save == 'probability' and count > 2
     if isinstance(image, TiffRows) or many:
@@ -7053,7 +7068,8 @@ def trace_example(model, is_free):
 
 
 def pool_by_product(x, size):
-    """F.adaptive_avg_pool2d as two matrix products: torch's export of it to ONNX runs at the example's size only."""
+    """F.adaptive_avg_pool2d, (B, C, H, W) -> (B, C, *size), as two matrix products: torch's export of it to ONNX runs
+    at the example's size only."""
     def shares(length, bins):                                          # (bins, length): the mean over each bin
         number, at = torch.arange(bins, device=x.device)[:, None], torch.arange(length, device=x.device)
         inside = ((at >= number * length // bins) & (at < -(-(number + 1) * length // bins))).to(x.dtype)

@@ -249,6 +249,24 @@ def test_the_model_of_a_result_can_be_trained_on():
     assert any(not torch.equal(start[key], value) for key, value in second.model.state_dict().items())
 
 
+class Thresholding(nn.Module):
+    """Its layers have the names that a network of ours uses for other things."""
+
+    def __init__(self):
+        super().__init__()
+        self.pixels, self.coding, self.threshold = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 1, 1), nn.Threshold(0, 0)
+
+    def forward(self, images):
+        return self.coding(self.threshold(self.pixels(images)))
+
+
+def test_layers_of_ones_own_network_may_have_any_name(small_set):
+    assert len(train(Thresholding(), num_epochs=1).history) == 1
+    tu.train(model=Thresholding(), data=str(small_set), **OWN_RUN)
+    again = tu.load('own', model=Thresholding())
+    assert again.threshold == 0.5 and isinstance(again.network.threshold, nn.Threshold)
+
+
 def test_a_second_stage_has_the_settings_it_was_given(small_set):
     words = {**TINY, 'data': str(small_set), 'num_epochs': 1}
     first = tu.train(**words, run_dir='first', mean=0.0)
