@@ -6087,6 +6087,9 @@ def settle_own(config):
     settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
+    if config['activation_checkpointing']:
+        warn(['activation_checkpointing=True: does nothing for a network on data of your own, which can call '
+              'torch.utils.checkpoint itself'])
     config = {**config, 'progressive_resizing': 0.0}
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 

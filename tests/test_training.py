@@ -538,6 +538,13 @@ def test_data_that_cannot_be_asked_or_is_empty_is_refused_in_words(wrong):
         train(**wrong)
 
 
+def test_a_preset_that_cannot_save_memory_on_data_of_ones_own_says_so(caplog):
+    train(num_epochs=1)
+    assert 'activation_checkpointing' not in caplog.text
+    train(preset='low_memory', num_epochs=1, run_dir='other')
+    assert 'activation_checkpointing=True: does nothing for a network on data of your own' in caplog.text
+
+
 def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
     weighted = nn.Module()
     weighted.scale = nn.Parameter(torch.ones(1))
