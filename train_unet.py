@@ -5223,8 +5223,9 @@ class Run:
                 error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
             if world().rank and self.folder.exists():                  # of what ends it the first may not know
                 self.open_log()
+            who = f'process {world().rank}: ' if world().rank else ''
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
-                self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, line, (), None))
+                self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, who + line, (), None))
         self.after.close()
 
     def hold(self):

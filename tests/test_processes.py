@@ -444,6 +444,7 @@ def test_what_ends_a_process_is_in_the_log_and_the_others_say_one_line(undisturb
     codes, printed = run_job(tmp_path, undisturbed[1], break_an_image, cache_images=False, num_epochs=3)
     assert codes == [1, 2], printed
     log_text = (tmp_path / 'run' / 'log.txt').read_text()
+    assert 'process 1:   broken.png: cannot be read' in log_text
     for text in (printed[1], log_text):
         assert 'broken.png: cannot be read' in text and 'It goes on with:  python train_unet.py resume=run' in text
     assert 'process 0: another one has ended, and says why' in printed[0] and 'Traceback' not in ''.join(printed)
