@@ -789,6 +789,9 @@ def join_processes(config):
     batch belongs to the config, and they share its accumulation steps first and then the batch."""
     count, device = max(world().size, int(os.environ.get('WORLD_SIZE', 1))), choose_device(config['device'])
     if count == 1:
+        if (tasks := os.environ.get('SLURM_STEP_NUM_TASKS', '1')) != '1' and os.environ.get('SLURM_PROCID') == '0':
+            warn([f'srun started {tasks} tasks, and each of them trains a run of its own; README has the line with '
+                  'torchrun for one run on several GPUs'])
         return device
     effective = config['batch_size'] * config['accumulation_steps']
     if effective % count or effective < 2 * count:

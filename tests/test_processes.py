@@ -361,6 +361,17 @@ def test_the_number_of_processes_must_suit_the_batch_of_the_run(tmp_path, monkey
     assert {path.name for path in (tmp_path / 'run').iterdir()} == {'config.py', 'last.pt'}
 
 
+@pytest.mark.parametrize('tasks, rank, told', [('8', '0', True), ('8', '3', False), ('1', '0', False),
+                                               (None, None, False)])
+def test_srun_without_torchrun_is_told_that_it_trains_many_runs(monkeypatch, caplog, tasks, rank, told):
+    for name, value in (('SLURM_STEP_NUM_TASKS', tasks), ('SLURM_PROCID', rank), ('WORLD_SIZE', None)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    train_unet.join_processes({'device': 'cpu', 'batch_size': 8, 'accumulation_steps': 1})
+    assert ('srun started 8 tasks, and each of them trains' in caplog.text) == told
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(train_unet.torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(train_unet.torch.cuda, 'device_count', lambda: 1)
