@@ -6035,6 +6035,12 @@ def choose_model(model, config, data):
     return model
 
 
+def made_by(value):
+    """The package of transforms that a value's class, or one that it inherits from, comes from, or ''."""
+    packages = [kind.__module__.partition('.')[0] for kind in type(value).__mro__]
+    return next((name for name in packages if name in ('albumentations', 'monai')), '')
+
+
 class Plain(torch.utils.data.Dataset):
     """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
     random follows from that and the seed, also while a batch is joined."""
@@ -6048,7 +6054,7 @@ class Plain(torch.utils.data.Dataset):
         self.join = next((part.collate_fn for part in parts if getattr(part, 'collate_fn', None)),
                          torch.utils.data.default_collate)
         self.transforms = [value for part in parts for value in getattr(part, '__dict__', {}).values()
-                           if hasattr(value, 'set_random_state')]      # of albumentations: they draw by themselves
+                           if made_by(value) and hasattr(value, 'set_random_state')]
 
     def __len__(self):
         return len(self.dataset)
@@ -6067,8 +6073,9 @@ class Plain(torch.utils.data.Dataset):
             random.seed(seed)
             np.random.seed(seed)                                       # torch.manual_seed would write a traceback
             (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
-            for transform in self.transforms:
-                transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
+            for transform in self.transforms:                          # which draw from generators of their own
+                two = [np.random.default_rng(seed), random.Random(seed)] if made_by(transform) != 'monai' else [seed]
+                transform.set_random_state(*two)
             sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # as those of transformers
         return self.join(samples)                                      # with the numbers that the last sample left

@@ -455,6 +455,40 @@ def test_albumentations_in_a_data_set_draw_by_the_seed_and_not_by_the_worker(hid
     assert len({image.numpy().tobytes() for image in drawn[0]}) == 8
 
 
+def noise_of(package):
+    """A transform that draws as MONAI's do, whose class says that it comes from a package; 8 samples, each changed."""
+    class Noise:
+        def __init__(self):
+            self.draw = np.random.RandomState(0)
+
+        def set_random_state(self, seed=None, state=None):
+            assert isinstance(seed, int) and state is None
+            self.draw = np.random.RandomState(seed)
+
+    class Noisy(Samples):
+        def __init__(self):
+            super().__init__()
+            self.transform = Noise()
+
+        def __getitem__(self, index):
+            return self.images[0] + float(self.transform.draw.normal())
+
+    Noise.__module__ = package
+    return Noisy()
+
+
+def test_transforms_of_monai_draw_by_the_seed_too_and_those_of_ones_own_are_left_alone():
+    drawn = {}
+    for workers in (0, 2):
+        loader = tu.build_loader(tu.Plain(noise_of('monai.transforms'), 0), {**tu.CONFIG, 'num_workers': workers},
+                                 torch.device('cpu'), batch_size=2)
+        drawn[workers] = torch.cat([*loader])
+    assert torch.equal(drawn[0], drawn[2]) and len(drawn[0][:, 0, 0, 0].unique()) == 8
+    data = noise_of('mine')
+    data.transform.set_random_state = None                             # would fail if it were asked
+    assert len(tu.Plain(data, 0).__getitems__([0, 1])) == 2
+
+
 def test_an_error_of_a_data_set_is_not_taken_for_a_workers(caplog):
     class Torn(Samples):
         def __getitem__(self, index):
