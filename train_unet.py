@@ -4755,7 +4755,8 @@ def warn_of_foreign_weights(losses, model):
         if (node := waiting.pop()) not in seen:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
-    if any(hasattr(node, 'variable') and node.variable not in known for node in seen):
+    leaves = [getattr(node, 'variable', None) for node in seen]        # with samples whose gradient the loss asks for
+    if any(isinstance(leaf, nn.Parameter) and leaf not in known for leaf in leaves):
         warn(['loss_fn: uses weights that are no part of the model, and so are not trained'])
 
 
@@ -5754,6 +5755,9 @@ def settle_statistics(config, dataset):
 def build_state(model, config, precision, device, sizes=()):
     """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
     resting = [name for name, module in model.named_modules() if not module.training] if model.training else []
+    if resting:
+        warn([f'{counted(len(resting), "module")} of the network came in eval mode and stay so ({resting[0]}): '
+              'model.train() before the training lets all of it learn'])
     model = model.to(device)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         if 0 in tensor.stride():                                       # made by expand(): a step writes into it
@@ -7656,7 +7660,7 @@ def main(argv=None):
     except BrokenPipeError:                                            # piped into head
         return 1
     except (Rewind, RuntimeError) as error:
-        if world().size > 1 and 'closed by peer' in str(error):        # of gloo
+        if world().size > 1 and re.search('(closed|reset) by peer|Broken pipe', str(error)):       # of gloo
             print(f'process {world().rank}: another one has ended, and says why', file=sys.stderr)
             return 1
         if not is_out_of_memory(error):

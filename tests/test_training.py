@@ -340,7 +340,13 @@ def test_weights_that_are_no_part_of_the_model_are_told(wrap, caplog):
     train(loss_fn=lambda model, batch: rest(model(batch['image'])).sub(batch['target']).square().mean((1, 2, 3)))
     assert caplog.text.count('uses weights that are no part of the model') == 1
     caplog.clear()
-    train(run_dir='other')
+
+    def penalised(model, batch):
+        images = batch['image'].requires_grad_()                       # a leaf, too, but nothing to train
+        slope, = torch.autograd.grad(model(images).sum(), images, create_graph=True)
+        return slope.square().mean((1, 2, 3))
+
+    train(run_dir='other', loss_fn=lambda *given: torch.enable_grad()(penalised)(*given))
     assert 'no part' not in caplog.text
 
 
@@ -356,7 +362,7 @@ def test_a_loss_may_count_in_the_model_and_ask_for_its_layers():
     assert model.asked > 4 and 'asked' not in vars(model[0])
 
 
-def test_what_comes_frozen_in_eval_mode_stays_so():
+def test_what_comes_frozen_in_eval_mode_stays_so(caplog):
     """The usual way to keep the statistics of a norm."""
     model, modes = network(), []
     norm = next(module for module in model if isinstance(module, nn.BatchNorm2d))
@@ -365,10 +371,12 @@ def test_what_comes_frozen_in_eval_mode_stays_so():
     before = norm.running_mean.clone()
     train(model, num_epochs=2)
     assert (False, True) in modes and (True, True) not in modes and torch.equal(norm.running_mean, before)
+    assert '1 module of the network came in eval mode and stay so (1): model.train()' in caplog.text
+    caplog.clear()
     trained = network().eval()                                         # as a whole: it was used, it is not frozen
     norm = next(module for module in trained if isinstance(module, nn.BatchNorm2d))
     train(trained, run_dir='other')
-    assert not torch.equal(norm.running_mean, before)
+    assert not torch.equal(norm.running_mean, before) and 'eval mode' not in caplog.text
 
 
 # --- data of one's own ----------------------------------------------------------------
