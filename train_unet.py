@@ -4457,7 +4457,6 @@ class TrainState:
     engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
     bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
-    resting: list = dataclasses.field(default_factory=list)   # modules that came in eval mode, frozen, and stay so
     images: str = ''               # what tells whether a resumed run still has the images and the split it began with
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
@@ -4764,8 +4763,6 @@ def train_step(state, window, loss_fn, config, is_trial=False):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
     if not state.model.training:                                       # it walks through all modules
         state.model.train()
-        for module in state.resting:
-            module.training = False
     state.optimizer.zero_grad(set_to_none=True)
     several = world().size > 1                                         # which need equally many pieces each
     is_whole = several or state.batch_size == config['batch_size']     # as collate_fn made it, however long that is
@@ -4958,11 +4955,12 @@ def agree_on_compiling(state, batch, loss_fn, config):
             losses, _ = run_loss(loss_fn, state.engine, state.dtype, batch)
             losses.sum().backward()
     except compiler_faults() as error:
-        if is_out_of_memory(error):
-            halve(state, config)                                       # raises: in SyncBatchNorm the others wait
-        if not gives_up_compiling(state.model, error):
+        waits = any(isinstance(module, nn.SyncBatchNorm) for module in state.model.modules())
+        if is_out_of_memory(error) and waits:
+            halve(state, config)                                       # raises
+        if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
             raise
-        if any(isinstance(module, nn.SyncBatchNorm) for module in state.model.modules()):
+        if waits:
             raise UserError(f'torch.compile does not work on process {world().rank} ({in_words(error)}): type '
                             'compile_model=False') from None           # the others wait in a norm for this one
     state.optimizer.zero_grad(set_to_none=True)
@@ -5409,7 +5407,7 @@ class ScreenHandler(logging.Handler):
     """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
-        if not (world().rank if world().size > 1 else int(os.environ.get('RANK', 0))):
+        if not (world().rank if world().size > 1 else os.environ.get('RANK', '0') != '0'):
             say(clean(self.format(record)), sys.stdout)
 
 
@@ -5754,10 +5752,6 @@ def settle_statistics(config, dataset):
 
 def build_state(model, config, precision, device, sizes=()):
     """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
-    resting = [name for name, module in model.named_modules() if not module.training] if model.training else []
-    if resting:
-        warn([f'{counted(len(resting), "module")} of the network came in eval mode and stay so ({resting[0]}): '
-              'model.train() before the training lets all of it learn'])
     model = model.to(device)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         if 0 in tensor.stride():                                       # made by expand(): a step writes into it
@@ -5780,10 +5774,9 @@ def build_state(model, config, precision, device, sizes=()):
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # its name in the call changes with the version
-    model.eval()                                                       # train_step begins with train(), and resting
+    model.train()                                                      # all of it: a part may have come in eval mode
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
-                      average, precision.dtype, config['batch_size'], engine=engine,
-                      resting=[model.get_submodule(name) for name in resting])
+                      average, precision.dtype, config['batch_size'], engine=engine)
 
 
 def has_idle_parameters(model):
@@ -5857,7 +5850,7 @@ def check_own(model, loss_fn, train_data, val_data):
         if data is not None and not (is_map and hasattr(data, '__len__') and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
-    is_other = isinstance(loss_fn, (type, nn.modules.loss._Loss)) or not callable(loss_fn)
+    is_other = isinstance(loss_fn, type) or not callable(loss_fn) or type(loss_fn).__module__ == 'torch.nn.modules.loss'
     if loss_fn is not None and is_other:
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
                         "a part of one: lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), "

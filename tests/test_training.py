@@ -350,6 +350,17 @@ def test_weights_that_are_no_part_of_the_model_are_told(wrap, caplog):
     assert 'no part' not in caplog.text
 
 
+class Own(nn.MSELoss):
+    """A loss that builds on one of torch's."""
+
+    def forward(self, model, batch):
+        return F.mse_loss(model(batch['image']), batch['target'], reduction='none').mean((1, 2, 3))
+
+
+def test_a_loss_of_ones_own_may_inherit_from_one_of_torchs():
+    assert len(train(loss_fn=Own(), num_epochs=1).history) == 1
+
+
 def test_a_loss_may_count_in_the_model_and_ask_for_its_layers():
     def counting(model, batch):
         model.asked += 1
@@ -362,21 +373,15 @@ def test_a_loss_may_count_in_the_model_and_ask_for_its_layers():
     assert model.asked > 4 and 'asked' not in vars(model[0])
 
 
-def test_what_comes_frozen_in_eval_mode_stays_so(caplog):
-    """The usual way to keep the statistics of a norm."""
-    model, modes = network(), []
-    norm = next(module for module in model if isinstance(module, nn.BatchNorm2d))
-    norm.eval().requires_grad_(False)
-    norm.register_forward_pre_hook(lambda module, _: modes.append((module.training, model.training)))
+@pytest.mark.parametrize('wrap', [lambda net: net.eval(), lambda net: nn.Sequential(net.eval())])
+def test_a_network_that_comes_in_eval_mode_is_trained(wrap):
+    """As load() gives it, alone or inside another one: its norms learn from the first step on."""
+    model, modes = wrap(network()), []
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    norm.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     before = norm.running_mean.clone()
-    train(model, num_epochs=2)
-    assert (False, True) in modes and (True, True) not in modes and torch.equal(norm.running_mean, before)
-    assert '1 module of the network came in eval mode and stay so (1): model.train()' in caplog.text
-    caplog.clear()
-    trained = network().eval()                                         # as a whole: it was used, it is not frozen
-    norm = next(module for module in trained if isinstance(module, nn.BatchNorm2d))
-    train(trained, run_dir='other')
-    assert not torch.equal(norm.running_mean, before) and 'eval mode' not in caplog.text
+    train(model, num_epochs=1)
+    assert modes[0] and not torch.equal(norm.running_mean, before)
 
 
 # --- data of one's own ----------------------------------------------------------------
