@@ -5223,8 +5223,9 @@ class Run:
         if self.begun and isinstance(error, UserError):
             if (self.folder / 'last.pt').exists():
                 error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
-            if world().rank and self.folder.exists():                  # of what ends it the first may not know
-                self.open_log()
+            with contextlib.suppress(OSError):                         # of what ends it the first may not know
+                if world().rank and self.folder.exists():
+                    self.open_log()
             who = f'process {world().rank}: ' if world().rank else ''
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
                 self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, who + line, (), None))
@@ -7654,7 +7655,7 @@ def main(argv=None):
         return 1
     except (Rewind, RuntimeError) as error:
         if world().size > 1 and re.search('(closed|reset) by peer|Broken pipe', str(error)):       # of gloo
-            print(f'process {world().rank}: another one has ended, and says why', file=sys.stderr)
+            print(f'process {world().rank}: another one has ended; unless it was killed it says why', file=sys.stderr)
             return 1
         if not is_out_of_memory(error):
             raise
