@@ -108,7 +108,8 @@ CONFIG = {
     'image_pattern': None,        # file names of the images, where suffixes differ: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
-    'rescale_masks': False,       # True: masks smaller or larger than their images are brought to their size
+    'rescale_masks': False,       # True: masks smaller or larger than their images are brought to their size;
+                                  # 'stretch': those of another shape too, which were squeezed into one size
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
                                   # training images, which proves nothing but that the network can learn them
     'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
@@ -194,8 +195,9 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'str auto': 'image_dtype encoder loss amp_dtype device run_dir',
     'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights tf32_matmul_precision '
                 'keep_float32 resume',
-    'bool': 'skip_unpaired rescale_masks skip_broken compile_model activation_checkpointing deterministic tensorboard',
+    'bool': 'skip_unpaired skip_broken compile_model activation_checkpointing deterministic tensorboard',
     'bool auto': 'cache_images use_amp channels_last',
+    'bool str': 'rescale_masks',
     'int': 'in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps',
     'int auto': 'num_classes num_workers num_epochs',
     'int none': 'ignore_index early_stopping_patience',
@@ -214,6 +216,7 @@ TYPES = {key: kinds.split() for kinds, keys in {
 CHOICES = {
     'architecture': ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus',
                      'UPerNet', 'Segformer', 'DPT'),
+    'rescale_masks': ('stretch',),
     'size_policy': ('resize', 'crop', 'pad'),
     'loss': ('auto', 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
     'amp_dtype': ('auto', 'bfloat16', 'float16'),
@@ -1801,7 +1804,7 @@ def settings_that_pair(config, root, files):
         except (DataError, *UNREADABLE):                               # a stack of images, names of tissues
             continue
         if any(image.path == mask.path for image, mask in pairs) \
-                or not any(None in two or same_shape(*two) for two in sizes):
+                or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # two kinds of pictures
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
@@ -2795,7 +2798,7 @@ def offer_names(paths, values, coding=None):
 # ===== data: looking at all of it once ================================================
 
 TURNED = ' (turned upright, EXIF {})'
-OTHER_SCALE = ', of the same shape'
+OTHER_SCALE, OTHER_SHAPE = ', of the same shape', ', of another shape'
 ONE_LARGE = threading.Lock()       # of the threads only one at a time decodes a mask of many pixels
 
 
@@ -2858,15 +2861,10 @@ def scan_pair(image, mask, config):
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
-    is_alike = same_shape(codes.shape, (height, width))
-    if codes.shape != (height, width) and not (config['rescale_masks'] and is_alike):
-        hint = ''
+    if codes.shape != (height, width) and not may_be_scaled(codes.shape, (height, width), config):
+        hint = OTHER_SCALE if same_shape(codes.shape, (height, width)) else OTHER_SHAPE
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             hint = f'; if its bands come first type in_channels={height}'
-        elif is_alike:
-            hint = OTHER_SCALE
-        elif config['rescale_masks']:
-            hint = ', of another shape: rescaled it would be distorted'
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
@@ -2894,6 +2892,11 @@ def same_file(first, second):
 def same_shape(first, second):
     """Whether two sizes (H, W) are one shape at different scales, give or take a pixel."""
     return abs(first[0] / first[1] * second[1] - second[0]) <= max(1, second[1] / first[1], second[0] / first[0])
+
+
+def may_be_scaled(mask, image, config):
+    """Whether a mask of one size (H, W) may be brought to another."""
+    return config['rescale_masks'] == 'stretch' or config['rescale_masks'] and same_shape(mask, image)
 
 
 def mask_header(path):
@@ -2967,8 +2970,13 @@ def scan(pairs, config, decode=False):
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
         advice = ['to leave them out type skip_broken=True'] * is_any_sound
-        if scaled := sum(problem.endswith(OTHER_SCALE) for problem in problems):
-            advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
+        scaled, squeezed = ([' '.join(problem.removesuffix(words).split()[-3:]) for problem in problems
+                             if problem.endswith(words)] for words in (OTHER_SCALE, OTHER_SHAPE))
+        if len(squeezed) > 1 and len({*squeezed, *scaled}) == 1:
+            advice.insert(0, f'if all masks were squeezed to {squeezed[0]} pixels type rescale_masks=stretch')
+        elif scaled:
+            advice.insert(0, f'if the {len(scaled)} of the same shape show the same as their masks type '
+                             'rescale_masks=True')
         raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, problem in found])
@@ -3553,7 +3561,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 if not wait:
                     raise
                 time.sleep(wait)
-        if self.config['rescale_masks'] and same_shape(mask.shape, image.shape[:2]):
+        if may_be_scaled(mask.shape, image.shape[:2], self.config):
             mask = resize(mask, *image.shape[:2], is_mask=True)
         if image.shape[:2] != mask.shape:                              # another file than the one that was looked at
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '

@@ -67,6 +67,18 @@ def test_masks_of_another_scale(tmp_path):
 def test_masks_of_another_shape_are_not_rescaled(small_set):
     save(small_set / 'masks/003.png', np.zeros((40, 50)))
     assert 'of another shape' in str(ask(small_set, rescale_masks=True))
+    assert 'stretch' not in str(ask(small_set))                        # one file more likely belongs elsewhere
+
+
+def test_masks_that_were_squeezed_into_one_size(tmp_path):
+    """Photographs of any shape, of whose masks somebody made squares. The line is told; stretched when asked."""
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((20, 20 + 10 * n, 3)))
+        save(tmp_path / f'set/masks/{n}.png', 255 * (np.arange(100).reshape(10, 10) % 10 > 4))
+    assert offered(ask(tmp_path / 'set'), 'rescale') == 'rescale_masks=stretch'
+    data, _ = dataset(tmp_path / 'set', rescale_masks='stretch')
+    for image, mask in map(data.read, range(len(data))):
+        assert image.shape[:2] == mask.shape and (mask == (np.arange(mask.shape[1]) >= mask.shape[1] // 2)).all()
 
 
 @pytest.mark.parametrize('change', [lambda x: x[::-1, ::-1], lambda x: x.swapaxes(0, 1), lambda x: x[:, ::-1], None],
