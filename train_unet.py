@@ -7392,12 +7392,11 @@ def tune(preset, overrides, seconds=60.0):
     measure_rounds(candidates, window, loss_fn, config, seconds / 2)
     print_speeds(candidates, images)                                   # the compiler can take minutes
     with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
-        compiled = compile_all(safe, config, device, window, loss_fn)
-        measure_rounds(candidates + compiled, window, loss_fn, config, seconds)
+        if compiled := compile_all(safe, config, device, window, loss_fn):
+            measure_rounds(candidates + compiled, window, loss_fn, config, seconds)
+            compiled.sort(key=lambda c: c.cost)
+            print_speeds(candidates + compiled, images)
     best = min(safe, key=lambda c: c.cost)
-    compiled.sort(key=lambda c: c.cost)
-    if compiled:
-        print_speeds(candidates + compiled, images)
     print_numbers(numbers)
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
@@ -7469,8 +7468,11 @@ def timed_step(candidate, window, loss_fn, config):
 
 
 def measure_rounds(candidates, window, loss_fn, config, seconds):
-    """Interleaved rounds, so that a slow minute of the machine hits all alike: one to 20, in about the time given."""
+    """Interleaved rounds, so that a slow minute of the machine hits all alike: one to 20, in about the time given. What
+    was measured before, perhaps in other minutes, is forgotten."""
     begun = time.monotonic()
+    for candidate in candidates:
+        candidate.seconds = []
     for number in progress(range(21), 21, 'Measuring'):
         for candidate in candidates:
             took = timed_step(candidate, window, loss_fn, config)
