@@ -4677,23 +4677,24 @@ class UnderAutocast:
 
     def __init__(self, model, dtype):
         is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-        vars(self).update(model=model, dtype=dtype, plain=model.module if is_wrapped else model)
+        vars(self)['_at_work'] = model, dtype, model.module if is_wrapped else model       # no name of a layer
 
     def __call__(self, *inputs, **named):
-        device = next(self.model.parameters()).device
+        model, dtype, _ = self._at_work
+        device = next(model.parameters()).device
         inputs, named = pytree.tree_map_only(torch.Tensor, to_float32, (inputs, named))        # as the weights are
-        dtype = None if self.dtype == 'float32' else getattr(torch, self.dtype)    # torch 2.6 warns of float32 on mps
+        dtype = None if dtype == 'float32' else getattr(torch, dtype)          # torch 2.6 warns of float32 on mps
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            return to_float32(self.model(*inputs, **named))
+            return to_float32(model(*inputs, **named))
 
     def __getattr__(self, name):
-        return getattr(self.plain, name)
+        return getattr(self._at_work[2], name)
 
     def __setattr__(self, name, value):
-        setattr(self.plain, name, value)
+        setattr(self._at_work[2], name, value)
 
     def __getitem__(self, key):
-        return self.plain[key]
+        return self._at_work[2][key]
 
 
 def to_float32(values):

@@ -223,6 +223,13 @@ def test_an_output_that_is_a_dataclass_reaches_the_loss_in_float32():
     assert out.logits.dtype == torch.float32 and out.names == ['a'] and out.shape == (1, 1, 4, 4)
 
 
+def test_a_loss_reaches_layers_of_any_name():
+    """Networks within networks are often called model."""
+    net = nn.ModuleDict({name: nn.Conv2d(1, 1, 1) for name in ('model', 'plain', 'dtype')})
+    seen = tu.UnderAutocast(net, 'float32')
+    assert [seen.model, seen.plain, seen.dtype] == [*net.values()]
+
+
 # --- steps that are not finite are undone ---------------------------------------------
 
 
