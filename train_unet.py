@@ -6060,8 +6060,10 @@ class Plain(torch.utils.data.Dataset):
                 [part.dataset] if isinstance(part, torch.utils.data.Subset) else []
         self.join = next((part.collate_fn for part in parts if getattr(part, 'collate_fn', None)),
                          torch.utils.data.default_collate)
-        self.transforms = [value for part in parts for value in getattr(part, '__dict__', {}).values()
-                           if made_by(value) and hasattr(value, 'set_random_state')]
+        values = [value for part in parts for value in getattr(part, '__dict__', {}).values()]
+        values += [inner for value in values if isinstance(value, (dict, list, tuple)) and len(value) <= 100
+                   for inner in pytree.tree_leaves(value)]             # of {'train': ..., 'val': ...}
+        self.transforms = [value for value in values if made_by(value) and hasattr(value, 'set_random_state')]
 
     def __len__(self):
         return len(self.dataset)

@@ -456,7 +456,18 @@ class Augmented(Samples):
         return self.change(image=np.full((8, 8, 3), 0.5, np.float32))['image']
 
 
-@pytest.mark.parametrize('hide', [lambda data: data, lambda data: torch.utils.data.Subset(data, range(8))])
+class AugmentedByName(Augmented):
+    """The pipeline stands in a dict, with that of validation."""
+
+    def __init__(self, count=8):
+        super().__init__(count)
+        self.changes = {'train': [A.Compose([A.GaussNoise(p=1)])], 'val': None}
+
+    change = property(lambda self: self.changes['train'][0], lambda self, value: None)
+
+
+@pytest.mark.parametrize('hide', [lambda data: data, lambda data: torch.utils.data.Subset(data, range(8)),
+                                  lambda data: AugmentedByName()], ids=['plain', 'in a Subset', 'in a dict'])
 def test_albumentations_in_a_data_set_draw_by_the_seed_and_not_by_the_worker(hide):
     """Each worker has a copy of their generators: eight of them would draw eight times the same."""
     drawn = []
