@@ -4669,6 +4669,7 @@ class StepResult:
     counts: torch.Tensor           # summed second value of loss_fn (for segmentation the confusion matrix), or None
     norm: torch.Tensor             # of the unscaled gradient, before clipping
     bad: torch.Tensor = None       # bool, known to commit: the loss, a running statistic or the norm is not finite
+    has_foreign: bool = False      # of a trial: whether the loss uses weights that are no part of the model
 
 
 class UnderAutocast:
@@ -4756,16 +4757,15 @@ def run_loss(loss_fn, model, dtype, batch):
     return losses.float(), counts
 
 
-def warn_of_foreign_weights(losses, model):
-    """Say that a loss depends on weights that are no part of the model: no optimizer has them."""
+def has_foreign_weights(losses, model):
+    """Whether a loss depends on weights that are no part of the model: no optimizer has them."""
     known, seen, waiting = set(model.parameters()), {None}, [losses.grad_fn]
     while waiting:
         if (node := waiting.pop()) not in seen:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
     leaves = [getattr(node, 'variable', None) for node in seen]        # with samples whose gradient the loss asks for
-    if any(isinstance(leaf, nn.Parameter) and leaf not in known for leaf in leaves):
-        warn(['loss_fn: uses weights that are no part of the model, and so are not trained'])
+    return any(isinstance(leaf, nn.Parameter) and leaf not in known for leaf in leaves)
 
 
 def train_step(state, window, loss_fn, config, is_trial=False):
@@ -4779,19 +4779,18 @@ def train_step(state, window, loss_fn, config, is_trial=False):
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
     everywhere = add_up(torch.full((), float(images), device=state.device)).clamp_min(1)       # a copy would wait
     share = world().size / everywhere                                  # DDP averages over the processes
-    loss, counts = torch.zeros((), device=state.device), None
+    loss, counts, has_foreign = torch.zeros((), device=state.device), None, False
     for number, piece in enumerate(pieces, 1):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
-            if is_trial and number == 1:
-                warn_of_foreign_weights(losses, state.model)
+            has_foreign |= is_trial and has_foreign_weights(losses, state.model)
             state.scaler.scale(losses.sum() * share).backward()
         loss = loss + losses.detach().sum()
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.parts.parameters, config['grad_clip'] or math.inf)
-    return StepResult(loss, images, counts, norm)
+    return StepResult(loss, images, counts, norm, has_foreign=has_foreign)
 
 
 def add_up(tensor):
@@ -5835,13 +5834,14 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             agree_on_compiling(state, windows[0][0], loss_fn, config)
     while True:
         try:
-            for window in windows:
-                guarded_step(state, window, loss_fn, config, is_trial=True)
+            results = [guarded_step(state, window, loss_fn, config, is_trial=True) for window in windows]
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
+    if any(result.has_foreign for result in results):
+        warn(['loss_fn: uses weights that are no part of the model, and so are not trained'])
     if state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
