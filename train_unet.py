@@ -1437,8 +1437,8 @@ def unite_numbered(pairs, images, masks, config):
     return united, [mask for mask in masks if place(mask) in further]
 
 
-def read_list(path):
-    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to the file."""
+def read_table(path):
+    """A csv whose columns tell images and masks -> its rows as dicts. DataError for another."""
     try:
         with open(path, newline='', encoding='utf-8-sig') as file:
             head = file.readline()
@@ -1450,34 +1450,55 @@ def read_list(path):
                 roles = [role or 'image' for role in roles]
             if roles.count('image') == roles.count('mask') == 1:       # image_path, label
                 reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
-            table = list(reader)
+            table = list(reader) if {'image', 'mask'} <= set(reader.fieldnames) else ()    # other tables may be large
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         advice = '; save it as UTF-8' if isinstance(error, UnicodeDecodeError) else ''
         raise DataError(f'{path}: cannot be read as csv: {error}{advice}') from None
-    if not table or not {'image', 'mask'} <= set(table[0]):
+    if not table:
         there = f'; its first line is {",".join(reader.fieldnames)[:100]}' if reader.fieldnames else ''
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image{there}')
-    pairs, problems = [], []
-    for number, row in enumerate(table, 2):
+    return table
+
+
+def read_tables(path):
+    """{a list file: (its rows, the split that its name tells)}: with train.csv also val.csv and test.csv, if they list
+    masks too; of any other list itself alone, without a split."""
+    tables, word = {path: (read_table(path), '')}, re.compile(rf'(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])')
+    alike = [other for other in sorted(path.parent.glob('*.csv')) if other.is_file()
+             and word.sub('', other.name.lower()) == word.sub('', path.name.lower())]
+    told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))}
+    for other in told if told.get(path) == 'train' and len(told) > 1 else ():
+        with contextlib.suppress(DataError):
+            tables[other] = read_table(other), told[other]
+    return tables
+
+
+def read_list(path):
+    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to the file."""
+    pairs, problems, tables = [], [], read_tables(path)
+    for file, number, row, told in ((file, *line, told) for file, (table, told) in tables.items()
+                                    for line in enumerate(table, 2)):
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
         if split.lower() not in {'', *SPLIT_WORDS}:
-            problems.append(f'{path}, line {number}: split={split!r}: choose from train, val, test')
+            problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
         if not image or not mask:
-            problems.append(f'{path}, line {number}: image and mask must both be given')
+            problems.append(f'{file}, line {number}: image and mask must both be given')
             continue
-        split = SPLIT_WORDS.get(split.lower(), '')
+        split = SPLIT_WORDS.get(split.lower(), told)
         pair = [Found(os.path.join(path.parent, name), Path(name).stem, split, rest=os.path.dirname(name))
                 for name in (image, mask)]
-        problems += [f'{path}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
+        problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
         pairs.append(pair)
     if not problems:                                                   # realpath raises for names with a NUL
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
-        problems = [f'{path}: {image} is listed {count} times' for image, count in times.items() if count > 1]
+        problems = [f'{" and ".join(map(str, tables))}: {image} is listed {count} times'
+                    for image, count in times.items() if count > 1]
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
         raise DataError(shorten(problems))
-    return pairs, f'the list {path.name}'
+    names = [file.name for file in tables]
+    return pairs, f'the list{"s" * (len(names) > 1)} {" and ".join(names)}'
 
 
 class More(str):
@@ -1502,6 +1523,10 @@ def find_pairs(config):
         try:
             pairs, rule, notes = pair_files(config, root, files)
             pairs = split_by_names(pairs, root, files, notes)
+            if not any(image.split for image, _ in pairs):
+                notes += [f'{rule} tell{"s" * (" and " not in rule)} a split of their own: if that is meant type {line}'
+                          for line, (listed, rule) in lists_there(root, files).items()
+                          if any(image.split for image, _ in listed)]
         except DataError as error:
             raise DataError([*error.problems, *problems_of_pairs(config, root, files),
                              *lines_that_pair(config, root, files)], error.title) from None
@@ -1743,6 +1768,8 @@ def lines_that_pair(config, root, files):
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
     lines = [f'    {line}   ({counted(len(works[line][1]), "pair")}{note(line)})' for line in lines]
+    lines = [f'    {line}   ({counted(len(pairs), "pair")}, by {rule})'
+             for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
     elif not (lines := data_above(root)):
@@ -1750,6 +1777,20 @@ def lines_that_pair(config, root, files):
                  'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
+
+
+def lists_there(root, files):
+    """{line to type: (pairs, rule)} of the csv files in the topmost folder with some, which list images and masks."""
+    depth = lambda place: place[0].count('/') + bool(place[0])
+    places = sorted((place for place in files if place[1].lower().endswith('.csv')),
+                    key=lambda place: (depth(place), 'train' not in place[1].lower(), place))
+    found, brought = {}, ''                                            # val.csv comes with train.csv
+    for folder, name in [place for place in places if depth(place) == depth(places[0])][:20]:
+        with contextlib.suppress(DataError):
+            if name not in brought.split() and (root / folder / name).is_file():
+                pairs, rule = found[as_typed('data', root / folder / name)] = read_list(root / folder / name)
+                brought += f' {rule}'
+    return found
 
 
 def data_above(root):

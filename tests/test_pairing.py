@@ -1160,6 +1160,50 @@ def test_a_blank_mask_in_a_list_is_no_mask(tmp_path):
         inspect(tmp_path / 'list.csv')
 
 
+def write_lists(folder, **rows):
+    """name.csv for each name, of rows (image, mask)."""
+    for name, pairs in rows.items():
+        (folder / f'{name}.csv').write_text('image,mask\n' + ''.join(f'{image},{mask}\n' for image, mask in pairs))
+
+
+def test_lists_of_several_splits_are_one_set(tmp_path):
+    """With train.csv come val.csv and test.csv, but for one without masks, or of another set; alone each is its own."""
+    rows = [(f'{n}.jpg', f'other {9 - n}.png') for n in range(6)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, My_Train=rows[:4], My_Val=rows[4:], Their_Val=rows[:1])
+    (tmp_path / 'My_Test.csv').write_text('image\n0.jpg\n')
+    _, data = inspect(tmp_path / 'My_Train.csv')
+    assert data.pairs.rule == 'the lists My_Train.csv and My_Val.csv'
+    assert [names_of(data, split) for split in ('train', 'val', 'test')] == [set('0123'), set('45'), set()]
+    _, data = inspect(tmp_path / 'My_Val.csv', val_fraction=0)
+    assert data.pairs.rule == 'the list My_Val.csv' and names_of(data, 'train') == set('45')
+    write_lists(tmp_path, My_Val=rows[3:])
+    assert f'My_Train.csv and {tmp_path}/My_Val.csv: {tmp_path}/3.jpg is listed 2 times' in str(
+        ask(tmp_path / 'My_Train.csv'))
+
+
+def test_lists_that_lie_beside_the_data_are_offered(tmp_path):
+    """No name tells which picture is which mask; first where nothing pairs, then where only the split is theirs."""
+    folder = tmp_path / 'my set'
+    rows = [(f'scans/p{n}.jpg', f'drawn/q{n * 7 % 10}.png') for n in range(10)]
+    fill(folder, *zip(*rows))
+    write_lists(folder, test=rows[8:], train=rows[:8], gone=[('a.jpg', 'b.png')], deeper=[])
+    error = ask(folder)
+    assert offered(error, 'data') == f'data="{folder}/train.csv"' and f'{folder}/gone' not in str(error)
+    assert str(error).count('10 pairs, by the lists train.csv and test.csv') == 1
+    _, data = inspect(folder / 'train.csv')
+    assert partners(data, folder) == dict(rows) and len(data.pairs.rows('test')) == 2
+
+    folder = tmp_path / 'other'
+    rows = [(f'images/{n}.jpg', f'masks/{n}.png') for n in range(10)]
+    fill(folder, *zip(*rows))
+    write_lists(folder, all=rows)
+    assert not [note for note in inspect(folder)[1].notes if 'all.csv tell' in note]
+    write_lists(folder, train=rows[:8], val=rows[8:])
+    told = f'the lists train.csv and val.csv tell a split of their own: if that is meant type data={folder}/train.csv'
+    assert told in inspect(folder)[1].notes
+
+
 # --- splits that names tell -----------------------------------------------------------
 
 
