@@ -879,8 +879,10 @@ def num_cores():
 
 
 def processes_here():
-    """How many processes torchrun started on this machine, among whom its cores and memory are shared."""
-    return int(os.environ.get('LOCAL_WORLD_SIZE', world().size))       # of a group that the user's script made: all
+    """How many processes torchrun started on this machine, among whom its cores and memory are shared; of a group that
+    the user's script made, all, or under srun as many on each of its machines."""
+    machines = int(os.environ.get('SLURM_STEP_NUM_NODES', 1))
+    return int(os.environ.get('LOCAL_WORLD_SIZE', math.ceil(world().size / machines)))
 
 
 def free_memory():

@@ -532,13 +532,15 @@ def test_a_compiler_that_fails_where_norms_wait_for_each_other_ends_the_run(monk
 
 def test_of_a_group_that_a_script_made_one_process_speaks(monkeypatch, caplog, capsys):
     """Nothing is in the environment there."""
-    for name in ('RANK', 'LOCAL_WORLD_SIZE'):
+    for name in ('RANK', 'LOCAL_WORLD_SIZE', 'SLURM_STEP_NUM_NODES'):
         monkeypatch.delenv(name, raising=False)
     record = logging.LogRecord('train_unet', logging.INFO, '', 0, 'a line', (), None)
     for rank in (0, 1):
         monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(rank, 2))
         train_unet.ScreenHandler().emit(record)
         assert train_unet.processes_here() == 2
+    monkeypatch.setenv('SLURM_STEP_NUM_NODES', '2')                    # srun's, one on each machine
+    assert train_unet.processes_here() == 1
     assert capsys.readouterr().out.count('a line') == 1
 
 
