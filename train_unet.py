@@ -5923,8 +5923,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     being 1 for two classes. Data sets and a loss of your own run in the same loop: give model, train_data, val_data
     (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample, or
     (losses, counts); settings of data, network and loss then have no effect. What the loss calls as model(...) runs in
-    the precision at work; methods and parts of the model that it calls itself run in float32. Raises UserError for what
-    you can mend, TrainingDiverged if no precision gives finite numbers.
+    the precision at work; methods and parts of the model that it calls itself run in float32. Every step puts the whole
+    model into train mode: a part that stays in eval mode, such as frozen norms, overrides its train(). Raises UserError
+    for what you can mend, TrainingDiverged if no precision gives finite numbers.
     """
     if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
         raise UserError("a data worker runs your script from its beginning: put what trains below "
