@@ -1476,8 +1476,12 @@ def read_tables(path):
 
 
 def read_list(path):
-    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to the file."""
+    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or to the
+    nearest above that in which the first image lies."""
     pairs, problems, tables = [], [], read_tables(path)
+    first = (tables[path][0][0].get('image') or '').strip()
+    base = next((folder for folder in (path.parent, *path.absolute().parents) if os.path.isfile(folder / first)),
+                path.parent)
     for file, number, row, told in ((file, *line, told) for file, (table, told) in tables.items()
                                     for line in enumerate(table, 2)):
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
@@ -1487,7 +1491,7 @@ def read_list(path):
             problems.append(f'{file}, line {number}: image and mask must both be given')
             continue
         split = SPLIT_WORDS.get(split.lower(), told)
-        pair = [Found(os.path.join(path.parent, name), Path(name).stem, split, rest=os.path.dirname(name))
+        pair = [Found(os.path.join(base, name), Path(name).stem, split, rest=os.path.dirname(name))
                 for name in (image, mask)]
         problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
         pairs.append(pair)

@@ -1097,6 +1097,17 @@ def test_list_file(tmp_path, has_split):
         assert len(names_of(data, 'val')) == 1
 
 
+def test_a_list_may_have_paths_from_above_its_folder(tmp_path):
+    """As a script wrote them that was started there."""
+    folder = tmp_path / 'a' / 'set'
+    rows = [(f'a/set/{n}.jpg', f'a/set/other{n}.png') for n in range(4)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(folder, list=rows)
+    assert partners(inspect(folder / 'list.csv')[1], tmp_path) == dict(rows)
+    write_lists(folder, list=[('b/9.jpg', 'b/9.png'), *rows])
+    assert f'there is no {folder}/b/9.jpg' in str(ask(folder / 'list.csv'))
+
+
 def test_a_list_may_have_semicolons(small_set):
     """As Excel writes them where the comma is for decimals."""
     rows = [f'images/{n:03d}.png;masks/{n:03d}.png' for n in range(12)]
