@@ -3753,8 +3753,15 @@ def batches_that_fit(batch):
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
 
 
+def let_threads_rest():
+    """Before a fork: a thread of gloo that comes to ask for the GIL, as it does after a collective, holds a lock for
+    that moment, for which the child would wait forever (python/cpython issue 112275, up to 3.11)."""
+    if world().size > 1:
+        time.sleep(0.02)
+
+
 if hasattr(os, 'register_at_fork'):                                    # not on Windows
-    os.register_at_fork(after_in_child=gc.freeze)                      # a worker that frees a tensor of the GPU aborts
+    os.register_at_fork(before=let_threads_rest, after_in_child=gc.freeze)     # who frees a tensor of the GPU aborts
 
 
 def build_loader(dataset, config, device, **how):
@@ -4744,6 +4751,9 @@ class UnderAutocast:
     def __getitem__(self, key):
         return self._at_work[2][key]
 
+    def __deepcopy__(self, memo):                                      # a loss may keep a teacher
+        return UnderAutocast(copy.deepcopy(self._at_work[2], memo), self._at_work[1])
+
 
 def to_float32(values):
     """Every floating-point tensor in a tensor, list, tuple, dict or dataclass as float32."""
@@ -5078,7 +5088,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     if lower:
         raise Rewind(f'{in_a_row or "nothing but"} unsound steps in a row in {state.dtype} ({layer}): back to the last '
                      f'checkpoint, precision {state.dtype} -> {lower}', dtype=lower)
-    files = [names(number, i) for number, batch in enumerate(window) for i in range(batch_length(batch))]
+    files = [name for number in range(len(window)) for name in names(number)]
     advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help']
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world().rank or ""}.pt'
@@ -5101,7 +5111,10 @@ def refuse_nonfinite_sample(state, window, loss_fn, names):
     without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
     is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
     if unsound and is_lost and not is_lost_without:
-        raise DataError(f'{names(*unsound[0])}: holds values that are not finite; no precision helps against that')
+        number, row = unsound[0]
+        who, is_usual = names(number), len(names(number)) == batch_length(window[number])      # what collate_fn made
+        raise DataError(f'{who[row] if is_usual else "one of " + ", ".join(shorten(who))}: holds values that are '
+                        'not finite; no precision helps against that')
 
 
 def safer_dtype(dtype, device):
@@ -5258,6 +5271,7 @@ class Run:
         self.folder, self.last_save = Path(folder), time.monotonic()
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
+        self.is_own = False                                            # a network or data that only Python can bring
         self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
         self.launcher = os.getppid()
         self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
@@ -5277,7 +5291,7 @@ class Run:
             self.save_best()
         if self.begun and isinstance(error, UserError):
             if (self.folder / 'last.pt').exists():
-                error.problems.append(f'mended? It goes on with:  {command_line(as_typed("resume", self.folder))}')
+                error.problems.append(f'mended? It goes on with:  {self.how_to_resume()}')
             with contextlib.suppress(OSError):                         # of what ends it the first may not know
                 if world().rank and self.folder.exists():
                     self.open_log()
@@ -5285,6 +5299,12 @@ class Run:
             for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
                 self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, who + line, (), None))
         self.after.close()
+
+    def how_to_resume(self):
+        """What to type to go on."""
+        if self.is_own:
+            return f'train_unet.train(resume={str(self.folder)!r}, ...) and the network, loss and data of before'
+        return command_line(as_typed('resume', self.folder))
 
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
@@ -5478,7 +5498,7 @@ def train_epoch(state, loader, loss_fn, config, run):
     small_steps = config['progressive_resizing'] * total_steps
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
-    names = lambda number, position: name_of(int(rows[number][position]))          # of an image of the window at work
+    names = lambda number: [name_of(int(row)) for row in rows[number]]     # of a micro-batch of the window at work
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
     for rows, window in bar:
@@ -5830,7 +5850,11 @@ def build_state(model, config, precision, device, sizes=()):
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # its name in the call changes with the version
+    whole = model.network if isinstance(model, SegmentationModel) else model
+    held = [module for module in whole.modules() if whole.training and not module.training]
     model.train()                                                      # all of it: a part may have come in eval mode
+    if any(module.training for module in held):
+        warn(['the network came with parts in eval mode, which are trained like the rest: its train() can keep them'])
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 
@@ -5882,6 +5906,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     while True:
         try:
             results = [guarded_step(state, window, loss_fn, config, is_trial=True) for window in windows]
+            refuse_unshared(results)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
@@ -5892,6 +5917,14 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     if state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
+
+
+def refuse_unshared(results):
+    """UserError where the processes have gradients of their own after a step: each would train a network of its own."""
+    for norms in zip(*from_all([float(result.norm) for result in results])):
+        if max(norms) - min(norms) > 1e-3 * max(norms):
+            raise UserError('loss_fn: several processes exchange the gradients of what it calls as model(...) alone, '
+                            'not those of methods and parts of the model: let its forward call these')
 
 
 def check_own(model, loss_fn, train_data, val_data):
@@ -5968,8 +6001,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
         raise
     finally:
-        mistakes = (Exception,) if world().size == 1 else (UserError,)             # another process may have died
-        is_done = isinstance(sys.exc_info()[1], (KeyboardInterrupt, *mistakes))    # a job that was told to end goes on
+        error = sys.exc_info()[1]                                      # a job that was told to end goes on
+        is_lost = world().size > 1 and isinstance(error, RuntimeError)             # another process may have died
+        is_done = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
         if is_done and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # if it only seemed new
             shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         ONE_TRAINING.release()
@@ -6010,6 +6044,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn(notes)
     seed_everything(config['seed'])
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
+    run.is_own = own_data or model.is_own
     warn_of_size(model, precision)
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())
     if own_data:
@@ -6130,9 +6165,10 @@ class Plain(torch.utils.data.Dataset):
             random.seed(seed)
             np.random.seed(seed)                                       # torch.manual_seed would write a traceback
             (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
-            for transform in self.transforms:                          # which draw from generators of their own
-                two = [np.random.default_rng(seed), random.Random(seed)] if made_by(transform) != 'monai' else [seed]
-                transform.set_random_state(*two)
+            two = np.random.default_rng(seed), random.Random(seed)     # shared, or all transforms would draw the same
+            for number, transform in enumerate(self.transforms):       # which draw from generators of their own
+                given = [seed_of(seed, number)] if made_by(transform) == 'monai' else two
+                transform.set_random_state(*given)
             sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # as those of transformers
         return self.join(samples)                                      # with the numbers that the last sample left
@@ -6190,8 +6226,9 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:
+            is_of_data = 'in DataLoader worker process' in str(error)  # what a sample raised there
             has_died = re.search(r'DataLoader (worker \(|timed out)', str(error)) or config['num_workers'] and \
-                not isinstance(error, RuntimeError)
+                not isinstance(error, RuntimeError) and not is_of_data
             deaths += 1
             if has_died and deaths > 3 or is_out_of_memory(error):
                 end_with_advice(error, state, config, run)
@@ -6384,8 +6421,7 @@ def tell_end(state, model, run, is_saved):
     if not is_saved:
         log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
     if run.asked:
-        resume = command_line(as_typed('resume', run.folder))
-        continued = f' Continue with:  {resume}' if 'last.pt' in there else ''
+        continued = f' Continue with:  {run.how_to_resume()}' if 'last.pt' in there else ''
         log.info('Stopped by %s.%s', signal.Signals(run.asked).name, continued)
     elif isinstance(model, SegmentationModel) and not model.is_own:
         log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))

@@ -322,6 +322,46 @@ def test_a_script_trains_twice_and_leaves_the_group_at_its_end():
     assert second['step'] == first['step'] == 5
 
 
+PART = "(model(batch['x']) -"
+
+
+@pytest.mark.parametrize('part', ["(model[2](model[1](model[0](batch['x']))) -", "(model.forward(batch['x']) -"])
+def test_a_loss_that_calls_parts_of_the_model_is_refused_in_several_processes(forks, part):
+    """Their gradients are not exchanged: each process would train a network of its own, unsaid."""
+    script = write_script(2)
+    with open(script) as file:
+        text = file.read()
+    assert PART in text
+    with open(script, 'w') as file:
+        file.write(text.replace(PART, part))
+    run_forked(2, script, codes=(2,))
+    for number in (0, 1):
+        with open(f'printed{number}.txt') as file:
+            assert 'exchange the gradients of what it calls as model(...) alone' in file.read()
+
+
+def test_a_mistake_of_all_processes_leaves_no_folder_that_blocks_the_next_try(forks):
+    script = write_script(2)
+    with open(script) as file:
+        text = file.read()
+    with open(script, 'w') as file:
+        file.write(text.replace('.square().mean((1, 2, 3))', '.square().mean()'))
+    run_forked(2, script, codes=(1,))
+    assert not os.path.exists('run2')
+
+
+def test_a_process_lets_the_others_threads_rest_before_it_forks_its_workers(monkeypatch):
+    """Up to Python 3.11 a child hangs that was forked while a thread of gloo asked for the interpreter."""
+    for count, waits in ((1, 0), (2, 1)):
+        rests = []
+        monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, count))
+        monkeypatch.setattr(time, 'sleep', rests.append)
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(rests) == waits
+
+
 def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
     words = [['evaluate', 'none'], ['predict', 'none', 'x.png'], ['export', 'none'], ['check', 'data=none']]
     for rank, code in [('0', 2), ('1', 0)]:

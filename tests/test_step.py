@@ -230,6 +230,18 @@ def test_a_loss_reaches_layers_of_any_name():
     assert [seen.model, seen.plain, seen.dtype] == [*net.values()]
 
 
+def test_a_loss_may_keep_a_copy_of_the_model_as_its_teacher():
+    teachers = []
+
+    def loss_fn(model, batch):
+        teachers.append(copy.deepcopy(model))
+        return (model(batch['image']) - teachers[0](batch['image']).detach()).square().mean((1, 2, 3))
+
+    model = network()
+    assert not tu.run_loss(loss_fn, model.eval(), 'float32', batch_of(0, 1))[0].any()
+    assert teachers[0][0] is not model[0]
+
+
 # --- steps that are not finite are undone ---------------------------------------------
 
 
@@ -480,7 +492,8 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     assert "train_unet.replay('run/bad_batch.pt')" in text
     written = log_text()                       # all of it, with the line that goes on
     assert all(line.strip() in written for line in text.splitlines())
-    assert text.endswith('mended? It goes on with:  python train_unet.py resume=run')
+    assert text.endswith("mended? It goes on with:  train_unet.train(resume='run', ...) and the network, loss and data "
+                         'of before')
     batch = torch.load('run/bad_batch.pt', weights_only=True)['window']
     assert batch[0]['image'].shape[1:] == (3, 32, 32) and batch[0]['image'].dtype == torch.uint8
     for value in last()['model'].values():

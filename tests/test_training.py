@@ -437,6 +437,45 @@ def test_a_batch_is_what_collate_fn_makes_of_it():
     assert set(lengths) == {(True, 8), (False, 8)}
 
 
+def test_a_run_of_longer_batches_that_diverges_names_its_samples():
+    """Which of the views is which collate_fn alone knows: all samples of the batch are named."""
+    lost = lambda model, batch: squares(model, batch) * (math.nan if run_has_begun() else 1)
+    run_has_begun = Path('run/config.py').exists
+    with pytest.raises(tu.TrainingDiverged) as error:
+        train(train_data=Twice(), val_data=Twice(4), loss_fn=lost, max_bad_steps=2)
+    assert len(re.findall('in the batch: sample [0-7]', str(error.value))) == 4
+
+    class Torn(Twice):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            return sample | {'image': sample['image'] * math.nan} if index == 5 and run_has_begun() else sample
+
+    with pytest.raises(tu.DataError, match='one of .*sample 5.* not finite'):
+        train(train_data=Torn(), val_data=Twice(4), max_bad_steps=1, run_dir='other', batch_size=8)
+
+
+class Frozen(nn.Sequential):
+    """Its norm stays in eval mode, whoever asks."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize('change, told', [(lambda net: net[1].eval(), True), (lambda net: net.eval(), False),
+                                          (lambda net: None, False)])
+@pytest.mark.parametrize('kind', [nn.Sequential, Frozen])
+def test_parts_in_eval_mode_that_are_trained_all_the_same_are_told(kind, change, told, caplog):
+    """It is what most loops do; who froze a norm may not have meant it."""
+    net = kind(*network())
+    change(net)
+    before = net[1].running_mean.clone()
+    train(net, num_epochs=1)
+    assert ('came with parts in eval mode' in caplog.text) == (told and kind is nn.Sequential)
+    assert torch.equal(net[1].running_mean, before) == (kind is Frozen)
+
+
 def test_a_batch_without_a_tensor_is_told():
     class Numbers(Samples):
         collate_fn = staticmethod(lambda samples: {'names': [sample['index'] for sample in samples]})
@@ -480,6 +519,22 @@ def test_albumentations_in_a_data_set_draw_by_the_seed_and_not_by_the_worker(hid
     assert len({image.numpy().tobytes() for image in drawn[0]}) == 8
 
 
+def test_transforms_of_one_data_set_do_not_draw_the_same():
+    """Two flips would come together always, or never."""
+    class Flipped(Samples):
+        def __init__(self):
+            super().__init__(64)
+            self.across, self.down = A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)
+
+        def __getitem__(self, index):
+            image = np.arange(4).reshape(2, 2)
+            for flip in (self.across, self.down):
+                image = flip(image=image)['image']
+            return torch.tensor(image[0, 0])
+
+    assert {*tu.Plain(Flipped(), 0).__getitems__([*range(64)]).tolist()} == {0, 1, 2, 3}
+
+
 def noise_of(package):
     """A transform that draws as MONAI's do, whose class says that it comes from a package; 8 samples, each changed."""
     class Noise:
@@ -514,15 +569,16 @@ def test_transforms_of_monai_draw_by_the_seed_too_and_those_of_ones_own_are_left
     assert len(tu.Plain(data, 0).__getitems__([0, 1])) == 2
 
 
-def test_an_error_of_a_data_set_is_not_taken_for_a_workers(caplog):
+@pytest.mark.parametrize('workers', [0, 1])
+def test_an_error_of_a_data_set_is_not_taken_for_a_workers(workers, caplog, hasty):
     class Torn(Samples):
         def __getitem__(self, index):
-            if caplog.text.count('Epoch 1'):
+            if os.path.exists('run/history.csv'):
                 raise EOFError('Ran out of input')
             return super().__getitem__(index)
 
     with pytest.raises(EOFError, match='Ran out'):
-        train(train_data=Torn(), num_epochs=3)
+        train(train_data=Torn(), num_epochs=3, num_workers=workers)
     assert 'starting the workers again' not in caplog.text
 
 
