@@ -5940,8 +5940,9 @@ def check_own(model, loss_fn, train_data, val_data):
         if data is not None and not (is_map and hasattr(data, '__len__') and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset')
-    is_other = isinstance(loss_fn, type) or not callable(loss_fn) or type(loss_fn).__module__ == 'torch.nn.modules.loss'
-    if loss_fn is not None and is_other:
+    theirs = 'torch.nn.functional', 'torch.nn.modules.loss', 'segmentation_models_pytorch.losses', 'monai.losses'
+    is_theirs = (getattr(loss_fn, '__module__', '') or '').startswith(theirs)
+    if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_theirs):
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
                         "a part of one: lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), "
                         "with reduction='none'")

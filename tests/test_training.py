@@ -23,6 +23,7 @@ from pathlib import Path
 import albumentations as A
 import numpy as np
 import pytest
+import segmentation_models_pytorch as smp
 import timm
 import torch
 import torch.nn.functional as F
@@ -325,7 +326,8 @@ def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplo
     assert result.best['epoch'] == 1 and f'{told:18} IoU 1.000' in caplog.text
 
 
-@pytest.mark.parametrize('wrong', [nn.MSELoss(), nn.CrossEntropyLoss(reduction='none'), nn.MSELoss, 'dice'])
+@pytest.mark.parametrize('wrong', [nn.MSELoss(), nn.CrossEntropyLoss(reduction='none'), nn.MSELoss, 'dice',
+                                   F.cross_entropy, smp.losses.DiceLoss('binary')])
 def test_a_loss_that_takes_no_model_is_refused_with_what_to_write_instead(wrong):
     with pytest.raises(tu.UserError, match=r'lambda model, batch: loss\(model\('):
         train(loss_fn=wrong)
