@@ -1031,12 +1031,12 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
-                    'panoptic instance instances instanceids color colors colour colours colormap edge edges gray inv '
-                    'invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
+                    'panoptic inst instance instances instanceids color colors colour colours colormap edge edges gray '
+                    'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff', '.npy', '.mat'}
-CLASS_LIST = re.compile(r'.*(class|label|colou?r|codes).*\.(txt|csv)', re.IGNORECASE)
+CLASS_LIST = re.compile(r'.*(class|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
 
 
 def may_be_read(name):
@@ -1463,7 +1463,7 @@ def read_table(path):
 
 
 def read_tables(path):
-    """{a list file: (its rows, the split that its name tells)}: with train.csv also val.csv and test.csv, if they list
+    """{a list file: (its rows, the split that its name tells)}: with train.csv also val.csv and test.csv, if they name
     masks too; of any other list itself alone, without a split."""
     tables, word = {path: (read_table(path), '')}, re.compile(rf'(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])')
     alike = [other for other in sorted(path.parent.glob('*.csv')) if other.is_file()
@@ -1471,14 +1471,15 @@ def read_tables(path):
     told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))}
     for other in told if told.get(path) == 'train' and len(told) > 1 else ():
         with contextlib.suppress(DataError):
-            tables[other] = read_table(other), told[other]
+            table = read_table(other)
+            tables |= {other: (table, told[other])} if any((row['mask'] or '').strip() for row in table) else {}
     return tables
 
 
-def read_list(path):
+def read_list(path, skip_unpaired=False):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or to the
     nearest above that in which the first image lies."""
-    pairs, problems, tables = [], [], read_tables(path)
+    pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     first = (tables[path][0][0].get('image') or '').strip()
     base = next((folder for folder in (path.parent, *path.absolute().parents) if os.path.isfile(folder / first)),
                 path.parent)
@@ -1487,6 +1488,9 @@ def read_list(path):
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
+        unpaired += bool(image and not mask)
+        if image and not mask and skip_unpaired:
+            continue
         if not image or not mask:
             problems.append(f'{file}, line {number}: image and mask must both be given')
             continue
@@ -1502,9 +1506,11 @@ def read_list(path):
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
-        raise DataError(shorten(problems))
+        advice = [f'to leave out the {unpaired} without a mask type skip_unpaired=True'] * (len(problems) == unpaired)
+        raise DataError([*shorten(problems), *advice])
     names = [file.name for file in tables]
-    return pairs, f'the list{"s" * (len(names) > 1)} {" and ".join(names)}'
+    rule = f'the list{"s" * (len(names) > 1)} {" and ".join(names)}'
+    return pairs, rule + f', without {counted(unpaired, "image")} of no mask' * bool(unpaired)
 
 
 class More(str):
@@ -1523,14 +1529,14 @@ def find_pairs(config):
     """All pairs of a data set and their splits. DataError names each file without a partner, and lines that pair."""
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
-        (pairs, rule), notes, files = read_list(root), [], []
+        (pairs, rule), notes, files = read_list(root, config['skip_unpaired']), [], []
     else:
         files = list_files(existing_folder(root))
         try:
             pairs, rule, notes = pair_files(config, root, files)
             pairs = split_by_names(pairs, root, files, notes)
             if not any(image.split for image, _ in pairs):
-                notes += [f'{rule} tell{"s" * (" and " not in rule)} a split of their own: if that is meant type {line}'
+                notes += [f'if the split of {rule} is meant type {line}'
                           for line, (listed, rule) in lists_there(root, files).items()
                           if any(image.split for image, _ in listed)]
         except DataError as error:
@@ -1615,7 +1621,7 @@ def groups_in(images, pattern, least):
 
 def split_listed(name):
     """The split that a text file of this name, val.txt, lists the images of; None for others."""
-    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith('.txt') else None
+    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith(('.txt', '.csv')) else None
 
 
 def tail_of(path, parts):
@@ -1629,7 +1635,8 @@ def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or all but
     those for training, or from the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
-    why = '*.txt, as folders tell the split'
+    kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
+    why = f'{kinds}, as folders tell the split'
     if not any(image.split for image, _ in pairs):
         paths = [image.path for image, _ in pairs]
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
@@ -1640,7 +1647,7 @@ def split_by_names(pairs, root, files, notes):
             if all(splits) and {'train'} < set(splits):
                 notes.append(f'the images are split by {how}')
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
-        why = '*.txt, which do not list every image once'
+        why = f'{kinds}, which do not list every image once'
         listed = {posixpath.basename(name) for _, names in ways for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
         meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in listed
@@ -1667,7 +1674,8 @@ def ways_to_split(stems, lists, root, parts):
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError):
             for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
-                for stem in {tail_of(word, parts) for word in (line.strip(), *line.split()[:1])}:
+                words = re.split('[,;]', line)[:1] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
+                for stem in {tail_of(word.strip(' "'), parts) for word in words}:
                     listed[stem] = split if listed.get(stem, split) == split else None
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has others too
 
@@ -1845,7 +1853,7 @@ def settings_that_pair(config, root, files):
         if time.monotonic() > deadline:
             break
         try:
-            pairs, *_, images, masks = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
+            pairs, rule, _, images, masks = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
             some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
             sizes = [(size(image), size(mask)) for image, mask in some]
         except (DataError, *UNREADABLE):                               # a stack of images, names of tissues
@@ -1860,6 +1868,7 @@ def settings_that_pair(config, root, files):
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         differ = any(None not in two and len({*two}) > 1 for two in sizes)
         score = likelihood(image, mask, of_images, of_masks) - differ / 2
+        score -= skip and rule.startswith('the last number')           # 003 of the good ones, and of the broken ones
         if any(UNITED in path and not flat(path) for _, path in some):
             continue                                                   # masks of one thing by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
@@ -1894,8 +1903,8 @@ def likelihood(image, mask, of_images, of_masks):
     if of_mask & MASK_WORDS:                                           # gt_images are masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
-    by_hand = bool({'manual', 'watershed'} & of_mask) - 0.5 * bool({'human', 'tra'} & of_mask)     # of several kinds
-    fits = by_hand + (of_images < 0.9) - 6 * (of_masks < 0.7)
+    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5}
+    fits = sum({*map(of_several.get, of_mask & of_several.keys())}) + (of_images < 0.9) - 6 * (of_masks < 0.7)
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
     (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
@@ -1937,14 +1946,21 @@ def folder_answers(files):
     shapes, everywhere = folder_shapes(files, shared)
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     kind = {shape: {*folder_words(posixpath.basename(shape))[:-1]} - IMAGE_WORDS - MASK_WORDS for shape in shapes}
+    doubled = {}                                                       # {shape: the suffix of most of its files}
+    for shape, covered in shapes.items():
+        inside = [os.path.splitext(name) for folder, name in files if folder in covered]
+        if len({*inside}) == len(inside) > len({stem for stem, _ in inside}):
+            doubled[shape] = Counter(suffix for _, suffix in inside).most_common(1)[0][0]
     likeliest_first = lambda sides: role[sides[1]] != 'mask'           # time may not suffice for all
     for image, mask in sorted(itertools.permutations([*shapes][:24], 2), key=likeliest_first):
         overlap = shapes[image] & shapes[mask]
         if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' \
-                or overlap and (overlap != shapes[mask] or '*' not in image or mask.startswith(image + '/')):
+                or overlap and (overlap != shapes[mask] or role[mask] != 'mask'
+                                and ('*' not in image or mask.startswith(image + '/'))):
             continue
         brothers = [kind[other] for other in shapes if posixpath.dirname(other) == posixpath.dirname(image)
-                    and role[other] != 'mask' and shapes[other].isdisjoint(shapes[mask])]
+                    and role[other] != 'mask' and shapes[other].isdisjoint(shapes[mask])
+                    and re.sub(r'\d', '', other) != re.sub(r'\d', '', mask)]          # Maps1 and Maps2: by two people
         sisters = [kind[other] for other in shapes if posixpath.dirname(other) == posixpath.dirname(mask)
                    and role[other] == 'mask']
         is_of_others = kind[mask] and kind[mask] in brothers or kind[image] and kind[image] in sisters
@@ -1958,6 +1974,8 @@ def folder_answers(files):
         if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
             continue                                                   # masks/frog are not of images/worm
         yield {'images': image, 'masks': mask}
+        if image in doubled:                                           # 3.tif beside 3.jpg, which all others are
+            yield {'images': image, 'masks': mask, 'image_pattern': '{stem}' + doubled[image]}
     of_masks = grouped([shape for shape in shapes if role[shape] == 'mask'], posixpath.dirname)
     for above, image in itertools.product([above for above, masks in of_masks.items() if len(masks) > 1], shapes):
         if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
@@ -3201,8 +3219,10 @@ def find_leaks(pairs, records, firsts):
              for row in copies[:1]]
     masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
+    folders = lambda *rows: {os.path.dirname(name(pairs.masks, row)) for row in rows}
+    advice = ': if folders hold several tasks name those of one with images= and masks='
     return notes + [f'one and the same image has mask files that differ, {name(pairs.masks, first)} and '
-                    f'{name(pairs.masks, row)}: if folders hold several tasks name those of one with images= and masks='
+                    f'{name(pairs.masks, row)}{advice * (len(folders(first, row)) > 1)}'
                     for first, row in differ[:1]]
 
 

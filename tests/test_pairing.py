@@ -1209,10 +1209,34 @@ def test_lists_that_lie_beside_the_data_are_offered(tmp_path):
     rows = [(f'images/{n}.jpg', f'masks/{n}.png') for n in range(10)]
     fill(folder, *zip(*rows))
     write_lists(folder, all=rows)
-    assert not [note for note in inspect(folder)[1].notes if 'all.csv tell' in note]
-    write_lists(folder, train=rows[:8], val=rows[8:])
-    told = f'the lists train.csv and val.csv tell a split of their own: if that is meant type data={folder}/train.csv'
+    assert not [note for note in inspect(folder)[1].notes if 'all.csv is meant' in note]
+    (folder / 'all.csv').write_text('image,mask,split\n' + ''.join(
+        f'{image},{mask},{"val" if number > 7 else "train"}\n' for number, (image, mask) in enumerate(rows)))
+    told = f'if the split of the list all.csv is meant type data={folder}/all.csv'
     assert told in inspect(folder)[1].notes
+
+
+def test_lists_of_images_in_csv_files_tell_the_split(tmp_path):
+    """Kaggle's: the first column names the images, the others something else; val.csv of another set tells nothing."""
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(10)] for kind in ('images', 'masks')))
+    for split, numbers in (('train_set', range(7)), ('val_set', range(7, 10))):
+        (tmp_path / f'{split}.csv').write_text('id,age\n' + ''.join(f'{n},"{n + 30}"\n' for n in numbers))
+    _, data = inspect(tmp_path)
+    assert names_of(data, 'val') == set('789') and 'split by the text files in the top folder' in data.notes[0]
+    (tmp_path / 'val_set.csv').write_text('id\n7\n8\n')
+    told = 'ignored 2 files, *.csv, which do not list every image once: train_set.csv, ...'
+    assert told in inspect(tmp_path)[1].notes
+
+
+def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
+    """A list of images whose masks nobody has brings no test split; single ones want the word that is told."""
+    rows = [(f'{n}.jpg', f'other {9 - n}.png') for n in range(6)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, train=[*rows[:4], ('9.jpg', '')], test=[('7.jpg', ''), ('8.jpg', ' ')])
+    error = ask(tmp_path / 'train.csv')
+    assert offered(error, 'skip') == 'skip_unpaired=True' and 'test.csv' not in str(error)
+    _, data = inspect(tmp_path / 'train.csv', skip_unpaired=True)
+    assert data.pairs.rule == 'the list train.csv, without 1 image of no mask' and len(data.pairs.images) == 4
 
 
 # --- splits that names tell -----------------------------------------------------------

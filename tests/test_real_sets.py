@@ -337,6 +337,65 @@ def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
                      for n in range(12)}
 
 
+def paint(folder, **names):
+    """For each kind a picture or, where its name says mask, a mask: {kind: relative names}."""
+    for kind, several in names.items():
+        for number, name in enumerate(several):
+            is_mask = kind.startswith('mask')
+            save(folder / name, corner(number, number, 1) if is_mask else scene(len(name) + 100 * number))
+
+
+def test_masks_by_several_people_are_each_offered(tmp_path):
+    """Gleason 2019: Maps1_T to Maps6_T, each of some of the images; none is of images named after another."""
+    stems = [f'slide{n % 4}_core{n}' for n in range(8)]
+    paint(tmp_path, images=[f'Train Imgs/{stem}.jpg' for stem in stems],
+          masks1=[f'Maps1_T/{stem}_classimg.png' for stem in stems[:6]],
+          masks2=[f'Maps2_T/{stem}_classimg.png' for stem in stems[3:]])
+    lines = ' '.join(typed_lines(ask(tmp_path)))
+    assert 'masks="Maps1_T"' in lines and 'masks="Maps2_T"' in lines
+
+
+def test_masks_below_their_images_are_offered_where_another_folder_is_named_after_images(tmp_path):
+    """Bacterial microcolonies: data/test/001.png, data/test/mask/001.png, and images/1.png of the README."""
+    paint(tmp_path, images=['images/1.png', *(f'data/{split}/{n:03d}.png' for split in ('train', 'test')
+                                              for n in range(6))],
+          masks=[f'data/{split}/mask/{n:03d}.png' for split in ('train', 'test') for n in range(6)])
+    line, = typed_lines(ask(tmp_path))
+    assert line == 'images="data" masks="data/*/mask"'
+    assert len(inspect(tmp_path, **typed(line))[1].pairs.images) == 12
+
+
+def test_one_image_that_is_there_in_two_formats_hides_no_line(tmp_path):
+    """Endothelium: image/3.tif beside image/3.jpg, which all others are, and raw images of other sizes."""
+    names = [f'train/image/{n}.jpg' for n in range(12)]
+    paint(tmp_path, images=[*names, 'train/image/3.tif'], masks=[f'train/mask/{n}.png' for n in range(8)])
+    for number in range(12):
+        save(tmp_path / f'train/Raw image/{number}.jpg', scene(number, 32)[:20])
+    line, = typed_lines(ask(tmp_path))
+    assert typed(line) == {'images': 'train/image', 'masks': 'train/mask', 'image_pattern': '{stem}.jpg',
+                           'skip_unpaired': True}
+
+
+def test_good_objects_get_no_masks_of_broken_ones(tmp_path):
+    """VisA: Normal/0003.JPG is no image of Masks/Anomaly/003.png, of which Anomaly/003.JPG is."""
+    for thing in ('candle', 'pcb'):
+        paint(tmp_path / thing, good=[f'Data/Images/Normal/{n:04d}.JPG' for n in range(8)],
+              broken=[f'Data/Images/Anomaly/{n:03d}.JPG' for n in range(5)],
+              masks=[f'Data/Masks/Anomaly/{n:03d}.png' for n in range(5)])
+    lines = typed_lines(ask(tmp_path))
+    assert lines and not [line for line in lines if 'Normal' in line]
+
+
+@pytest.mark.parametrize('right, wrong', [('{split}/Semantic_masks/images/{stem}_instance_color_RGB.png',
+                                           '{split}/Instance_masks/images/{stem}_instance_id_RGB.png'),
+                                          ('{split}/semantics/{stem}.png', '{split}/leaf_visibility/{stem}.png')])
+def test_masks_of_classes_come_before_those_of_objects(tmp_path, right, wrong):
+    """iSAID and PhenoBench."""
+    names = lambda pattern: [pattern.format(split=split, stem=f'P{n}') for split in ('train', 'val') for n in range(4)]
+    paint(tmp_path, images=names('{split}/images/{stem}.png'), masks=names(right), masks2=names(wrong))
+    assert right.split('/')[1] in typed_lines(ask(tmp_path))[0]
+
+
 def test_one_black_image_or_one_noisy_mask_hides_no_line(tmp_path):
     """Of three pairs that are looked at the middle one counts."""
     for n in range(9):
