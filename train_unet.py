@@ -367,7 +367,7 @@ def parse_overrides(words):
         key = SHORT_NAMES.get(key, key)
         kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
         if word.startswith('--') and not equals:
-            values = ('true', 'false', 'auto', *FOREIGN.get(key, ()))
+            values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
             is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in FOREIGN.get(key, ())
             is_value = words and (words[0].lower() in values if is_flag else not words[0].startswith('--'))
             text = words.pop(0) if is_value else 'true' if is_flag else None
@@ -628,7 +628,8 @@ def find_fault(key, value):
     if key == 'amp_dtype' and '32' in value:
         return 'float32 is use_amp=False'
     if is_text and value not in CHOICES.get(key, [value]):
-        return f'choose from {", ".join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}'
+        words = [*('True', 'False') * ('bool' in kinds), *CHOICES[key]]
+        return f'choose from {", ".join(words)}{did_you_mean(value, CHOICES[key])}'
     if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
         return f'has not the right form{default}'
     try:
@@ -6166,7 +6167,7 @@ class Plain(torch.utils.data.Dataset):
                          torch.utils.data.default_collate)
         values = [value for part in parts for value in getattr(part, '__dict__', {}).values()]
         values += [inner for value in values if isinstance(value, (dict, list, tuple)) and len(value) <= 100
-                   for inner in pytree.tree_leaves(value)]             # of {'train': ..., 'val': ...}
+                   for inner in (value.values() if isinstance(value, dict) else value)]    # {'train': ..., 'val': ...}
         self.transforms = [value for value in values if made_by(value) and hasattr(value, 'set_random_state')]
 
     def __len__(self):

@@ -76,6 +76,11 @@ def test_masks_that_were_squeezed_into_one_size(tmp_path):
         save(tmp_path / f'set/images/{n}.png', np.zeros((20, 20 + 10 * n, 3)))
         save(tmp_path / f'set/masks/{n}.png', 255 * (np.arange(100).reshape(10, 10) % 10 > 4))
     assert offered(ask(tmp_path / 'set'), 'rescale') == 'rescale_masks=stretch'
+    for words in (['--rescale-masks', 'stretch'], ['rescale_masks=STRETCH']):
+        config = train_unet.resolve_config(None, train_unet.parse_overrides(words)[0])[0]
+        assert config['rescale_masks'] == 'stretch'
+    with pytest.raises(train_unet.ConfigError, match='choose from True, False, stretch'):
+        train_unet.resolve_config(None, {'rescale_masks': 'strech'})
     data, _ = dataset(tmp_path / 'set', rescale_masks='stretch')
     for image, mask in map(data.read, range(len(data))):
         assert image.shape[:2] == mask.shape and (mask == (np.arange(mask.shape[1]) >= mask.shape[1] // 2)).all()

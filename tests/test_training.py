@@ -503,9 +503,9 @@ class AugmentedByName(Augmented):
 
     def __init__(self, count=8):
         super().__init__(count)
-        self.changes = {'train': [A.Compose([A.GaussNoise(p=1)])], 'val': None}
+        self.changes = {'train': A.Compose([A.GaussNoise(p=1)]), 'val': None}
 
-    change = property(lambda self: self.changes['train'][0], lambda self, value: None)
+    change = property(lambda self: self.changes['train'], lambda self, value: None)
 
 
 @pytest.mark.parametrize('hide', [lambda data: data, lambda data: torch.utils.data.Subset(data, range(8)),
