@@ -2846,7 +2846,7 @@ def offer_names(paths, values, coding=None):
         if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
             continue                                                   # of other masks, or of boxes
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
-                   or is_rare(code) and re.search('(?i)void|ignore|unlabel', name)}
+                   or re.search('(?i)void|ignore|unlabel' if is_rare(code) else r'(?i)no[-_ ]?data|outside', name)}
         kept = [code for code in listed if code not in ignored]
         if not 1 < len(kept) < IGNORE:
             continue
