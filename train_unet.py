@@ -1507,8 +1507,10 @@ def read_list(path, skip_unpaired=False):
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
-        advice = [f'to leave out the {unpaired} without a mask type skip_unpaired=True'] * (len(problems) == unpaired)
+        advice = [f'to leave out the {unpaired} without a mask type skip_unpaired=True'] if pairs and unpaired else []
         raise DataError([*shorten(problems), *advice])
+    if not pairs:
+        raise DataError(f'{path}: no line names an image and its mask')
     names = [file.name for file in tables]
     rule = f'the list{"s" * (len(names) > 1)} {" and ".join(names)}'
     return pairs, rule + f', without {counted(unpaired, "image")} of no mask' * bool(unpaired)

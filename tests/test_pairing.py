@@ -1237,6 +1237,8 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
     assert offered(error, 'skip') == 'skip_unpaired=True' and 'test.csv' not in str(error)
     _, data = inspect(tmp_path / 'train.csv', skip_unpaired=True)
     assert data.pairs.rule == 'the list train.csv, without 1 image of no mask' and len(data.pairs.images) == 4
+    assert 'no line names an image and its mask' in str(ask(tmp_path / 'test.csv', skip_unpaired=True))
+    assert 'skip_unpaired' not in str(ask(tmp_path / 'test.csv'))
 
 
 # --- splits that names tell -----------------------------------------------------------
