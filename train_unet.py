@@ -3838,7 +3838,7 @@ def settle(config, hardware, data, is_demo):
     """Replace each 'auto' that depends on the data or the machine -> (config, {key: reason}). What was typed stays."""
     config, why = dict(config), {}
     on_cpu = hardware.kind == 'cpu'
-    limit, steps, least = (256, 1000, 10) if on_cpu else (512, 4000, 20)
+    largest, usual_steps, fewest_epochs = (256, 1000, 10) if on_cpu else (512, 4000, 20)
 
     def decide(key, value, reason):
         if config[key] == 'auto':
@@ -3846,7 +3846,7 @@ def settle(config, hardware, data, is_demo):
 
     decide('num_classes', data.coding.num_classes, 'found in the masks')
     class_names(config, config['num_classes'])                         # as many as there are classes?
-    decide('image_size', *usual_size(config, data, limit))
+    decide('image_size', *usual_size(config, data, largest))
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
     decide('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
@@ -3856,8 +3856,9 @@ def settle(config, hardware, data, is_demo):
                'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
-    epochs = 10 if is_demo else min(200, max(least, round(steps * effective / count)))
-    decide('num_epochs', epochs, 'enough for the demo' if is_demo else f'about {steps:,} steps, {least} to 200 epochs')
+    epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
+    decide('num_epochs', epochs, 'enough for the demo' if is_demo else
+           f'about {usual_steps:,} steps, {fewest_epochs} to 200 epochs')
     decide('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
     decide('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
@@ -3888,7 +3889,7 @@ def usual_size(config, data, limit):
 
 
 def cached_bytes(config, data):
-    """Bytes of all images as they are kept in memory: those of validation with their masks at original size too."""
+    """Bytes of all images as they are kept in memory; for validation their masks at original size are kept too."""
     each, pixels = sample_bytes(config), np.median(list(data.sizes.elements()), axis=0).prod()
     return len(data.pairs.rows('train')) * each + int(len(data.pairs.rows('val')) * (each + 2 * pixels))
 
@@ -3920,7 +3921,7 @@ def usual_rate(config):
 
 
 def usual_loss(config):
-    """The kind of loss. Dice alone serves the mean over many classes best; class_weights weigh the cross-entropy."""
+    """The kind of loss. Dice alone gives many classes the best mean score; class_weights need a cross-entropy."""
     usual = 'ce+dice' if config['num_classes'] == 2 or config['class_weights'] is not None else 'dice'
     return usual if config['loss'] == 'auto' else config['loss']
 
@@ -3933,7 +3934,7 @@ def image_dtype_of(mode):
 
 
 def find_image_dtype(data):
-    """What all images are stored as; 'float32' where that differs, 'mixed' if only some are scaled to 0..1."""
+    """What all images are stored as; 'float32' for 8 and 16 bits mixed, 'mixed' if only some are scaled to 0..1."""
     kinds = {*map(image_dtype_of, data.modes)}
     return kinds.pop() if len(kinds) == 1 else 'mixed' if 'float32' in kinds else 'float32'
 
