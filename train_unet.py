@@ -4120,8 +4120,8 @@ def mixed(mixin, kind):
 
 def fold_upsampling(network, devices=('cpu',)):
     """Let the decoder blocks of smp.Unet, where they run on these devices, convolve before they enlarge: the same
-    function of the same weights in fewer operations, and without the enlarged maps in memory. Seen to be faster on a
-    CPU; on none in a graph for others to read."""
+    function of the same weights in fewer operations, and without the enlarged maps in memory. It was faster on CPUs
+    only. devices=() turns it off, for exported graphs."""
     for module in network.modules():
         if type(module).__name__.endswith('UnetDecoderBlock'):
             change_forward(module, Folded)
@@ -4130,8 +4130,8 @@ def fold_upsampling(network, devices=('cpu',)):
 
 
 class Folded:
-    """Mixin: a block that hands its first convolution the map as it is, not doubled and joined with what skips to it.
-    Maps of a few pixels gain nothing."""
+    """Mixin: a decoder block that hands its first convolution the pair (map, skip connection), instead of doubling the
+    map and concatenating the two. Maps of a few pixels gain nothing."""
 
     def forward(self, feature_map, target_height, target_width, skip_connection=None):
         height, width = feature_map.shape[-2:]
@@ -4142,24 +4142,25 @@ class Folded:
 
 
 class ConvolvesDoubled:
-    """Mixin: a 3x3 convolution that takes a pair too: (B, C, h, w), and (B, D, 2h, 2w) or None, joined to its double.
+    """Mixin: a 3x3 convolution that also takes a pair, maps (B, C, h, w) and a skip connection (B, D, 2h, 2w) or None,
+    as if the maps were doubled and the skip connection concatenated.
 
-    In a map doubled by its nearest pixels each stands four times. What a 3x3 kernel makes of it is a transposed
-    convolution of the small map, whose 4x4 kernel holds sums of the weights: 16 products in place of 36.
+    Doubling repeats each pixel four times. A 3x3 convolution of the result equals a transposed convolution of the small
+    map, whose 4x4 kernel holds sums of the 3x3 weights: 16 products per pixel instead of 36.
     """
 
     def forward(self, maps):
         if torch.is_tensor(maps):
             return super().forward(maps)
-        small, beside = maps
-        weight, rest = self.weight.tensor_split([small.shape[1]], 1)
-        ones = torch.eye(9, dtype=weight.dtype, device=weight.device)  # kernels of one weight each
+        small, skip = maps
+        weight, skip_weight = self.weight.tensor_split([small.shape[1]], 1)
+        ones = torch.eye(9, dtype=weight.dtype, device=weight.device)  # nine kernels with a single 1 each
         ones = ones.view(9, 1, 3, 3).flip(2, 3)
         sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)
         with torch.autocast(weight.device.type, enabled=False):        # a product is faster than pooling all weights
             kernel = (weight.transpose(0, 1).reshape(-1, 9) @ sums).view(small.shape[1], -1, 4, 4)
         made = F.conv_transpose2d(small, kernel, self.bias, stride=2, padding=1)
-        return made + F.conv2d(beside, rest, padding=1) if rest.numel() else made
+        return made + F.conv2d(skip, skip_weight, padding=1) if skip_weight.numel() else made
 
 
 def keep_float32(network, name):
