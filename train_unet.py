@@ -3961,12 +3961,12 @@ class SegmentationModel(nn.Module):
 
     def forward(self, images):
         if self.config['image_dtype'] != 'uint8' and not images.is_floating_point():
-            images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as convert_pixels has them
+            images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as in convert_pixels
         images = (images.to(torch.float32) - self.mean) / self.std
         images = images.contiguous() if images.device.type == 'mps' else images        # see laid_out
         height, width = images.shape[-2:]
         high, wide = ((side + self.stride - 1) // self.stride * self.stride for side in (height, width))
-        if self.exporting:                                             # a graph that pads whatever comes
+        if self.exporting:                                             # one graph has to pad any size
             logits = self.network(pad_by_index(pad_by_index(images, 2, high), 3, wide))
             return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
         if (high, wide) != (height, width):
@@ -3988,7 +3988,7 @@ class SegmentationModel(nn.Module):
 
 
 def pad_by_index(images, axis, padded):
-    """F.pad with zeros to the end of an axis, in operations that torch.export does not tie to 'some' or 'none'."""
+    """F.pad with zeros at the end of an axis, in operations that torch.export does not specialise to 'no padding'."""
     length, index = images.shape[axis], torch.arange(padded)
     shape = [-1 if dim == axis else 1 for dim in range(4)]
     return images.index_select(axis, index.clamp(max=length - 1)) * (index < length).view(shape)
@@ -4016,7 +4016,7 @@ def build_network(config):
 
 
 def ask_hub_once():
-    """Where the weights' server cannot be reached its client would retry for half a minute: only its cache is asked."""
+    """Use Hugging Face's cache alone if its server cannot be reached: the client would retry for half a minute."""
     from huggingface_hub import constants                              # comes with smp
     host = re.sub(r'^\w+://|[:/].*$', '', constants.ENDPOINT)
     if not os.environ.get('HTTPS_PROXY', os.environ.get('https_proxy')):
@@ -4044,17 +4044,17 @@ def laid_out(model, config, device):
     """A model in channels_last, where that is asked for.
 
     On a CPU norms whose channels leave vector registers half empty stay in NCHW: the backward pass of 8 channels took
-    43 ms in place of 2 (8 x 256 x 256 pixels, AVX512, torch 2.14). Nothing is in channels_last on an Apple GPU, though
-    some encoders come to that by themselves: BatchNorm's gradients were wrong there, by orders of magnitude, and
-    pooling crashed (pytorch issues 175189 and 175190, mended in 2026).
+    43 ms instead of 2 (8 x 256 x 256 pixels, AVX512, torch 2.14). On an Apple GPU nothing is in channels_last, even
+    where an encoder switches to it by itself: gradients of BatchNorm were wrong there by orders of magnitude, and
+    pooling crashed (pytorch issues 175189 and 175190, fixed in 2026).
     """
     BatchNorm, on_apple = nn.modules.batchnorm._BatchNorm, device.type == 'mps'
     lanes = 16 if torch.backends.cpu.get_cpu_capability() == 'AVX512' else 8       # float32 values in a register
     for module in model.modules():
         is_narrow = device.type == 'cpu' and isinstance(module, BatchNorm) and module.num_features % lanes
         if is_narrow or on_apple and isinstance(module, (BatchNorm, nn.MaxPool2d, nn.AvgPool2d)):
-            if to_rows not in module._forward_pre_hooks.values():      # a notebook gives the same network again
-                module.register_forward_pre_hook(to_rows)
+            if to_nchw not in module._forward_pre_hooks.values():      # a notebook may train one network twice
+                module.register_forward_pre_hook(to_nchw)
         elif on_apple and isinstance(module, nn.AdaptiveAvgPool2d):
             change_forward(module, PooledByProduct)
     if on_apple:
@@ -4062,8 +4062,8 @@ def laid_out(model, config, device):
     return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
 
 
-def to_rows(_, maps):
-    """A hook before a module: its maps come in NCHW. What is compiled for a CPU has other kernels and no need of it."""
+def to_nchw(_, maps):
+    """Forward pre-hook: the module gets its maps in NCHW. Code compiled for a CPU has kernels that do not need it."""
     if maps[0].device.type == 'mps' or not torch.compiler.is_compiling():
         return tuple(each.contiguous() for each in maps)
 
@@ -4077,11 +4077,11 @@ class PooledByProduct:
 
 @torch.no_grad()
 def try_size(model, sizes=()):
-    """Empty images through the network: of image_size, of half of it for progressive_resizing and, where nothing is
-    resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
-    network cannot take, or where a network of your own gives something else than logits."""
+    """Run a blank image through the network: of image_size, of half of it for progressive_resizing and, where nothing
+    is resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
+    network cannot take, or where a network of your own gives something other than logits. Leaves it in eval mode."""
     config, size, classes = model.config, model.config['image_size'], model.config['num_classes']
-    tried = {'': size}                                                 # advice beside another image_size -> size
+    tried = {'': size}                                                 # what else the user could type -> size
     if config['progressive_resizing'] not in ('auto', 0):
         tried['; or progressive_resizing=0'] = [side // 2 for side in size]
     if sizes and config['size_policy'] != 'resize':
@@ -4099,21 +4099,21 @@ def try_size(model, sizes=()):
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None
             named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
-            larger = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # timm's own
+            larger = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # timm's wish
             raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
                               f'({in_words(error)}); type another image_size, such as {larger}{other}') from None
 
 
 def change_forward(module, mixin):
     """Give one module a mixin's forward: by class, so that copies, pickles and state_dict keys stay as they are."""
-    if not isinstance(module, mixin):                                  # a notebook gives the same network again
+    if not isinstance(module, mixin):                                  # a notebook may train one network twice
         module.__class__ = mixed(mixin, type(module))
     return module
 
 
 @functools.cache
 def mixed(mixin, kind):
-    """A class of modules with the forward of a mixin, whose objects tell pickle how it is made."""
+    """`kind` with the forward of a mixin. The class exists in no module, so its objects tell pickle how to make it."""
     remake = lambda module, _: (change_forward, (kind.__new__(kind), mixin), vars(module))
     return type(mixin.__name__ + kind.__name__, (mixin, kind), {'__reduce_ex__': remake})
 
@@ -4146,7 +4146,7 @@ class ConvolvesDoubled:
     as if the maps were doubled and the skip connection concatenated.
 
     Doubling repeats each pixel four times. A 3x3 convolution of the result equals a transposed convolution of the small
-    map, whose 4x4 kernel holds sums of the 3x3 weights: 16 products per pixel instead of 36.
+    map, whose 4x4 kernel holds sums of the 3x3 weights: 16 products per pixel of it instead of 36.
     """
 
     def forward(self, maps):
@@ -4164,7 +4164,7 @@ class ConvolvesDoubled:
 
 
 def keep_float32(network, name):
-    """Keep a submodule, or nothing if name is None, out of autocast; and all that is in it: lists are never called."""
+    """Keep a submodule (none if name is None) out of autocast, and all in it: a ModuleList itself is never called."""
     modules = dict(network.named_modules())
     if name and name not in modules:
         raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules) or ";"} '
@@ -4179,8 +4179,8 @@ class Float32:
     def forward(self, *inputs, **named):
         inputs, named = to_float32((inputs, named))
         tensors = [x for x in [*pytree.tree_leaves((inputs, named)), *self.parameters()] if torch.is_tensor(x)]
-        device = tensors[0].device.type if tensors else 'cpu'          # next() is beyond torch 2.6's export
-        if not torch.is_autocast_enabled(device):                      # torch.export cannot write the block below
+        device = tensors[0].device.type if tensors else 'cpu'          # torch 2.6 cannot export next()
+        if not torch.is_autocast_enabled(device):                      # torch.export cannot write what follows
             return super().forward(*inputs, **named)
         with torch.autocast(device, enabled=False):
             return super().forward(*inputs, **named)
@@ -4199,21 +4199,21 @@ class Checkpointed:
 
 @contextlib.contextmanager
 def buffers_kept(module):
-    """While recomputing, BatchNorm sees its batch a second time: its statistics are put back."""
+    """Recomputing shows BatchNorm its batch a second time: put its statistics back afterwards."""
     kept = [buffer.clone() for buffer in module.buffers()]
     try:
         yield
     finally:
         for buffer, value in zip(module.buffers(), kept):
-            buffer.data.copy_(value)                                   # .data: autograd counts changes of what it saved
+            buffer.data.copy_(value)  # .data: else autograd finds what it saved modified
 
 
 def checkpointable(model):
-    """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold a quarter of the
-    layers at most. (Some encoders slice their stages anew, so that the stages themselves are never called.)"""
+    """The blocks worth recomputing: the largest modules that a forward pass really calls and that hold a quarter of
+    the layers at most. (Some encoders call slices of their stages, and never the stages themselves.)"""
     called, network = set(), model.network
     with nn.modules.module.register_module_forward_hook(lambda module, *_: called.add(module)):
-        if not takes(model.eval(), torch.zeros(1, model.config['in_channels'], 256, 256)):         # of one size
+        if not takes(model.eval(), torch.zeros(1, model.config['in_channels'], 256, 256)):         # fixed size
             try_size(model)
     model.train()
     layers = lambda module: sum(not list(m.children()) for m in module.modules())
