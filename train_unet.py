@@ -4230,16 +4230,16 @@ class SegmentationLoss:
 
     One value per image, so that a batch may be split in any way: cross-entropy (or focal, Lin et al. 2017, gamma 2)
     averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
-    squares, smoothed by 1). For more than two classes it is the mean over the classes in the image of 1 - Dice -
-    0.1 log(Dice): where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong et al.
-    2018) does not. An image whose every pixel is ignored has the loss 0. The price of this: no Dice over a whole batch.
+    squares, smoothed by 1). For more than two classes the latter is the mean of 1 - Dice - 0.1 log(Dice) over the
+    classes in the image: where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong
+    et al. 2018) does not. An image that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
     """
 
     def __init__(self, config, class_weights=None):
         self.kind, self.num_classes = usual_loss(config), config['num_classes']
         self.class_weights = class_weights
         self.tiles = None if config['size_policy'] == 'resize' else (config['image_size'], config['batch_size'])
-        self.reach = None
+        self.reach = None  # see find_reach; measured at the first validation
 
     def __call__(self, model, batch):
         images, target = batch['image'], batch['mask'].long()
@@ -4270,7 +4270,7 @@ class SegmentationLoss:
         if 'focal' in self.kind:
             entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
         if self.class_weights is not None:
-            self.class_weights = self.class_weights.to(entropy.device)         # once: a copy waits for the device
+            self.class_weights = self.class_weights.to(entropy.device)         # kept: each copy would wait
             entropy = entropy * self.class_weights[truth.long()]
         if self.kind != 'dice':
             total = total + (entropy * valid).sum((1, 2)) / valid.sum((1, 2)).clamp_min(1)
@@ -4278,9 +4278,9 @@ class SegmentationLoss:
             one_hot = one_hot * valid[:, None]
             overlap, present = (probability * one_hot).sum((2, 3)), one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
-            counted = torch.ones_like(present) if binary else (present > 0).float()
+            in_image = torch.ones_like(present) if binary else (present > 0).float()
             missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
-            total = total + (missed * counted).sum(1) / counted.sum(1).clamp_min(1)
+            total = total + (missed * in_image).sum(1) / in_image.sum(1).clamp_min(1)
         return total * (valid.sum((1, 2)) > 0)
 
 
@@ -4309,7 +4309,7 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
     """Logits of an image of any size, yielded as bands (K, h, W) from top to bottom: memory follows the width alone.
 
     rows(first, last) gives rows of the image as (1, C, h, W). Tiles overlap and are blended with weights that fall
-    to their edges, so that no seam shows. `reach`: that of find_reach, for many images measured once.
+    towards their edges, so that no seam shows. `reach`: from find_reach, measured here if None.
     """
     tops, lefts = (tile_offsets(length, side, overlap) for length, side in zip(size, tile))
     reach = find_reach(model, rows(0, 1), tile) if reach is None else reach
@@ -4317,7 +4317,7 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
     above = None
     for top, weights, following in zip(tops, down, [*tops[1:], size[0]]):
         strip = rows(top, min(top + tile[0], size[0]))
-        across = across.to(strip.device)                               # once: a copy waits for the device
+        across = across.to(strip.device)                               # copied once: each copy would wait
         *others, last = (strip[..., left:left + tile[1]] for left in lefts)        # the last may be narrower
         groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
         outputs = [output for group in groups for part in in_halves(model, group) for output in part]
@@ -4325,7 +4325,7 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
         for left, beside, output in zip(lefts, across, outputs):
             logits[..., left:left + tile[1]] += output * beside[:output.shape[-1]]
         logits *= weights[:strip.shape[-2], None].to(logits.device)
-        if top:                                                        # what the tiles above said of these rows
+        if top:                                                        # the share of the tiles above in these rows
             logits[:, :above.shape[1]] += above
         above = logits[:, following - top:]
         yield logits[:, :following - top]
@@ -4334,7 +4334,7 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
 def tile_offsets(length, side, overlap, stride=32):
     """Where tiles that cover a length begin: multiples of the stride, so on the network's grid; the last may stick out.
 
-    Tiles whose overlap leaves less than a stride between them cannot keep to it.
+    Tiles so small that the step between them is less than a stride lie off the grid.
     """
     step, rest = int(side * (1 - overlap)), max(length - side, 0)
     unit = min(step, stride)
@@ -4345,8 +4345,8 @@ def tile_offsets(length, side, overlap, stride=32):
 def find_reach(model, images, tile, config=None):
     """How many pixels deep the logits of a tile (h, w) depend on what lies around it: half the receptive field.
 
-    Seen on noise like `images` (1, C, ...), where these are float as bright as the config's mean and spread: where
-    they change when the pixels of the rim do.
+    Measured: the deepest logit that changes when the pixels of the rim do. The tile is noise of the type of `images`
+    (1, C, ...); float noise has the config's mean and spread.
     """
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile)))
     other = 255 - noise
@@ -4363,9 +4363,9 @@ def tile_weights(begins, side, overlap, reach):
     """(tiles, side) weights of tiles along one axis, which add up to 1 in each pixel: next to nothing at the rim,
     rising evenly within the overlap.
 
-    Pixels `reach` deep have not seen all that surrounds them. They count for nothing where the overlap leaves others:
-    a network whose receptive field is smaller than the overlap gives the same in tiles as on the whole image. Where
-    it is larger none is exact, and the rise takes half of the overlap.
+    The outermost `reach` pixels lack part of their surroundings. They get no weight where the overlap is wide enough
+    (over 2 x reach) for others to stand in: tiles then give the same as the whole image. Where it is not they cannot,
+    and the weights rise over the middle half of the overlap.
     """
     wide = int(overlap * side)
     rim = reach if 2 * reach < wide else wide // 4
@@ -4377,8 +4377,8 @@ def tile_weights(begins, side, overlap, reach):
 
 
 def enlarged_bands(logits, size):
-    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, each under about 256 MB; in one,
-    as they are, where they have that size."""
+    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, of about 256 MB at most. Logits that
+    have that size already are one band, unchanged."""
     height, width = size
     rows = max(1, 2**26 // (len(logits) * width))
     if tuple(logits.shape[-2:]) == (height, width):
@@ -4432,7 +4432,7 @@ def compute_metrics(counts):
     """
     counts = counts.cpu().double()                                     # Apple GPUs have no float64
     hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
-    there = torch.where(truth + predicted > 0, 1.0, math.nan)          # in one alone, precision or recall is 0 too
+    there = torch.where(truth + predicted > 0, 1.0, math.nan)          # 0 where a class is in one of the two alone
     scores = {'iou': hit / (truth + predicted - hit), 'dice': 2 * hit / (truth + predicted),
               'precision': hit / predicted.clamp_min(1) * there, 'recall': hit / truth.clamp_min(1) * there}
     means = {f'mean_{key}': float(values.nanmean()) for key, values in scores.items()}
