@@ -4457,16 +4457,18 @@ def build_optimizer(model, config, device):
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UserError('model: has no weights to train (requires_grad is False for all)')
-    scales = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
+    exempt = {p for module in model.modules() if 'Norm' in type(module).__name__ or isinstance(module, nn.Embedding)
               for p in module.parameters(recurse=False)}
-    scales |= {p for name, p in model.named_parameters() if re.search('(pos_embed|cls_token|bias_table)$', name)}
-    decays = lambda p: p.ndim > 1 and p not in scales
+    exempt |= {p for name, p in model.named_parameters() if re.search('(pos_embed|cls_token|bias_table)$', name)}
+    decays = lambda p: p.ndim > 1 and p not in exempt
     groups = [{'params': params, 'weight_decay': config['weight_decay'] if decay else 0.0}
               for decay, params in sorted(grouped(trained, decays).items(), reverse=True)]
-    fits = all(p.is_floating_point() for p in trained)                 # fused SGD wants a gradient for all of them
-    fits &= maker is not torch.optim.SGD or isinstance(model, SegmentationModel) and not model.is_own
-    fits &= maker is not torch.optim.Adagrad or device.type == 'cpu'   # torch 2.6 refuses it on a GPU
-    wishes = {'fused': device.type in ('cuda', 'cpu') and fits or None}
+    can_fuse = device.type in ('cuda', 'cpu') and all(p.is_floating_point() for p in trained)
+    if maker is torch.optim.SGD:                                       # fused it wants a gradient for every weight
+        can_fuse &= isinstance(model, SegmentationModel) and not model.is_own
+    if maker is torch.optim.Adagrad:                                   # torch 2.6 refuses it on a GPU
+        can_fuse &= device.type == 'cpu'
+    wishes = {'fused': can_fuse or None}                               # None: torch chooses among the others
     if maker is torch.optim.SGD:
         wishes |= {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0}
     extra = {key: value for key, value in wishes.items() if key in inspect.signature(maker).parameters}
@@ -4483,24 +4485,24 @@ def lr_at_step(step, total_steps, config):
 
 
 class Parts:
-    """The parameters of a model and the places of its buffers, found once: to walk through all modules takes the time
-    of a hundred small kernels. Buffers are looked up: a forward pass may put others into their places."""
+    """The parameters of a model and the places of its buffers, found once: walking through all modules takes as long as
+    a hundred small kernels. The buffers are looked up each time, since a forward pass may replace them."""
 
     def __init__(self, model, average=None):
         self.parameters, self.average = list(model.parameters()), Parts(average) if average is not None else None
         places = {id(buffer): (module._buffers, name) for module in model.modules()
                   for name, buffer in module._buffers.items() if buffer is not None}
-        self.places = [*places.values()]                               # each once: some are shared
+        self.places = [*places.values()]                               # a buffer under two names has one place
 
     def buffers(self):
-        """Lists of those of one dtype."""
+        """The buffers in lists, one for each dtype."""
         return grouped((holder[name] for holder, name in self.places), lambda buffer: buffer.dtype).values()
 
-    def averaged(self, wanted=True):
-        """The tensors that a moving average moves, weights and statistics; or those it copies: a mask may hold -inf."""
-        moves = lambda name: name.endswith(('running_mean', 'running_var'))
-        buffers = [holder[name] for holder, name in self.places if moves(name) == wanted]
-        return [p for p in self.parameters if p.is_floating_point() == wanted] + buffers
+    def averaged(self, moved=True):
+        """Weights and statistics, which a moving average moves; or all else, which it copies (a mask may hold -inf)."""
+        is_statistic = lambda name: name.endswith(('running_mean', 'running_var'))
+        buffers = [holder[name] for holder, name in self.places if is_statistic(name) == moved]
+        return [p for p in self.parameters if p.is_floating_point() == moved] + buffers
 
 
 @torch.no_grad()
@@ -4512,14 +4514,14 @@ def update_average(parts, decay, step, good):
     """
     decay = min(decay, (1 + step) / (10 + step))
     averaged, current, weight = parts.average.averaged(), parts.averaged(), good * (1 - decay)
-    if weight.device.type == 'cpu':                                    # one pass over memory; elsewhere it would wait
+    if weight.device.type == 'cpu':  # one pass over memory; a GPU's float() would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
         steps = torch._foreach_sub(current, averaged)
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_(averaged, steps)
-    if others := parts.average.averaged(False):
-        torch._foreach_copy_(others, parts.averaged(False))
+    if others := parts.average.averaged(moved=False):
+        torch._foreach_copy_(others, parts.averaged(moved=False))
 
 
 # ===== checkpoints ====================================================================
