@@ -4544,7 +4544,7 @@ class TrainState:
     history: list = dataclasses.field(default_factory=list)
     totals: dict = dataclasses.field(default_factory=dict)    # of the running epoch, on the device
     engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
-    bad: dict = dataclasses.field(default_factory=dict)       # counters of unsound steps, on the device
+    bad: dict = dataclasses.field(default_factory=dict)       # unsound steps: total, untold, run (in a row)
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
     images: str = ''               # what tells whether a resumed run still has the images and the split it began with
 
@@ -4925,29 +4925,29 @@ def commit(state, result, before, config):
     bad_loss = add_up((~torch.isfinite(result.loss) | before.is_spoilt(now)).float()) > 0      # in any process
     result.bad = bad_loss | ~torch.isfinite(result.norm)
     first = state.optimizer.param_groups[0]
-    begun = state.optimizer.state or not first.get('momentum', 1)      # a skipped first step would leave NaN in a state
+    begun = state.optimizer.state or not first.get('momentum', 1)      # skipping the first step leaves NaN in a state
     if begun and all(group.get('fused') for group in state.optimizer.param_groups):
         state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
         state.optimizer.step()                                         # fused kernels skip where found_inf is 1
         del state.optimizer.grad_scale, state.optimizer.found_inf
-    elif not result.bad.item():                                        # other optimizers cost this one sync
+    elif not result.bad.item():                                        # other optimizers cost one wait for the device
         state.optimizer.step()
     before.write([torch.where(result.bad, kept, value) for kept, value in zip(before.kept, now)])
-    counted = result.bad
+    blamed = result.bad
     if state.scaler.is_enabled():
         one = torch.ones((), device=state.device)
         scale = state.scaler.scale(one)
-        counted = bad_loss | result.bad & (scale < 1)                  # above, it is the scaler's normal search
-        state.scaler.update()                                          # a lost loss is no fault of the scale
-        state.scaler.update(torch.where(bad_loss, scale, state.scaler.scale(one)))
+        blamed = bad_loss | result.bad & (scale < 1)                   # from 1 up overflows are its normal search
+        state.scaler.update()
+        state.scaler.update(torch.where(bad_loss, scale, state.scaler.scale(one)))     # a bad loss is not its fault
     if state.average is not None:
         update_average(state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
     for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
-    for key, bad in (('total', result.bad), ('untold', counted), ('run', counted)):
+    for key, bad in (('total', result.bad), ('untold', blamed), ('run', blamed)):
         state.bad[key] = state.bad.get(key, 0) + bad.long()
-    state.bad['run'] *= counted
+    state.bad['run'] *= blamed                                         # in a row: a sound step ends the count
 
 
 def is_out_of_memory(error):
@@ -5151,7 +5151,7 @@ def safer_dtype(dtype, device):
 
 
 def totals_alone(bad):
-    """The counters of unsound steps for another try: none in a row yet, none to be told."""
+    """The counters of unsound steps for another try: the total stays, none are in a row or untold yet."""
     return {key: value * key.endswith('total') for key, value in bad.items()}
 
 
