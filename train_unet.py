@@ -4546,7 +4546,7 @@ class TrainState:
     engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
     bad: dict = dataclasses.field(default_factory=dict)       # unsound steps: total, untold, run (in a row)
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
-    images: str = ''               # what tells whether a resumed run still has the images and the split it began with
+    images: str = ''               # a hash: does a resumed run still have the images and the split it began with?
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
              'left_out', 'images')
@@ -4558,7 +4558,7 @@ class TrainState:
 
     @functools.cached_property
     def parts(self):
-        """Of the model and its average."""
+        """The Parts of the model and its average."""
         return Parts(self.model, self.average)
 
     @property
@@ -4598,10 +4598,10 @@ def state_dict(state):
 
 
 def restore(state, saved):
-    """Put a saved dict back into a TrainState, in place. ValueError for states of the optimizer that do not have the
-    shape of their parameters: fused kernels trust shapes and strides, and would write elsewhere."""
+    """Put a saved dict back into a TrainState, in place. ValueError for optimizer states that do not have the shape of
+    their parameters: fused kernels trust shapes and strides, and would write out of bounds."""
     state.model.load_state_dict(saved['model'])
-    groups = [{**own, 'params': old['params'], 'lr': old['lr']}        # settings are those of the config
+    groups = [{**own, 'params': old['params'], 'lr': old['lr']}        # all other settings follow the config
               for own, old in zip(state.optimizer.param_groups, saved['optimizer']['param_groups'])]
     state.optimizer.load_state_dict(saved['optimizer'] | {'param_groups': groups})
     for parameter, kept in state.optimizer.state.items():
@@ -4620,7 +4620,7 @@ def restore(state, saved):
     for name in TrainState.PLAIN:
         setattr(state, name, copy.deepcopy(saved[name]))
     state.bad = to_device(state.bad, state.device)
-    state.totals = {} if world().rank else to_device(state.totals, state.device)   # they hold what all processes saw
+    state.totals = {} if world().rank else to_device(state.totals, state.device)   # saved: those of all processes
     set_random_states(saved['random'])
 
 
@@ -4668,7 +4668,7 @@ def save_checkpoint(path, content):
 
 def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
-    if not os.path.isfile(path):                                       # a pipe would be waited for
+    if not os.path.isfile(path):                                       # opening a pipe would block
         raise OSError(f'{path}: ' + ('is no file' if os.path.exists(path) else 'there is no such file'))
     try:
         with zipfile.ZipFile(path) as file:
@@ -4710,7 +4710,7 @@ def refuse_explosion(content, most=10**7):
             raise ValueError(f'it holds more than {most} values, one inside the other')
 
 
-CHECKPOINTS = ('last.pt', 'last.new', 'previous.pt')          # last.new: a crash between two renames
+CHECKPOINTS = ('last.pt', 'last.new', 'previous.pt')   # newest first; a crash between two renames leaves last.new
 
 
 def load_last(folder):
