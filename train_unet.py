@@ -4749,22 +4749,22 @@ class StepResult:
     images: int
     counts: torch.Tensor           # summed second value of loss_fn (for segmentation the confusion matrix), or None
     norm: torch.Tensor             # of the unscaled gradient, before clipping
-    bad: torch.Tensor = None       # bool, known to commit: the loss, a running statistic or the norm is not finite
-    has_foreign: bool = False      # of a trial: whether the loss uses weights that are no part of the model
+    bad: torch.Tensor = None       # bool, set by commit: the loss, a running statistic or the norm is not finite
+    has_foreign: bool = False      # only looked for in a trial: the loss uses weights that are no part of the model
 
 
 class UnderAutocast:
-    """A model that runs in the precision at work, on samples of any floating-point precision, with float32 outputs;
-    whatever else is asked of it (parameters(), training) the model answers."""
+    """A model that runs in a given precision, takes samples of any floating-point precision and gives float32 outputs;
+    all other attributes (parameters(), training) are those of the model itself."""
 
     def __init__(self, model, dtype):
         is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-        vars(self)['_at_work'] = model, dtype, model.module if is_wrapped else model       # no name of a layer
+        vars(self)['_at_work'] = model, dtype, model.module if is_wrapped else model   # no layer's name
 
     def __call__(self, *inputs, **named):
         model, dtype, _ = self._at_work
         device = next(model.parameters()).device
-        inputs, named = pytree.tree_map_only(torch.Tensor, to_float32, (inputs, named))        # as the weights are
+        inputs, named = pytree.tree_map_only(torch.Tensor, to_float32, (inputs, named))        # like the weights
         dtype = None if dtype == 'float32' else getattr(torch, dtype)          # torch 2.6 warns of float32 on mps
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             return to_float32(model(*inputs, **named))
@@ -4778,14 +4778,14 @@ class UnderAutocast:
     def __getitem__(self, key):
         return self._at_work[2][key]
 
-    def __deepcopy__(self, memo):                                      # a loss may keep a teacher
+    def __deepcopy__(self, memo):                                      # a loss may copy the model as a teacher
         return UnderAutocast(copy.deepcopy(self._at_work[2], memo), self._at_work[1])
 
 
 def to_float32(values):
     """Every floating-point tensor in a tensor, list, tuple, dict or dataclass as float32."""
     def cast(x):
-        if dataclasses.is_dataclass(x) and not isinstance(x, type):    # no node of pytree
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):    # a leaf for pytree
             names = [field.name for field in dataclasses.fields(x) if field.init]
             return dataclasses.replace(x, **{name: to_float32(getattr(x, name)) for name in names})
         return x.float() if torch.is_tensor(x) and x.is_floating_point() else x
@@ -4794,8 +4794,9 @@ def to_float32(values):
 
 
 def to_device(batch, device):
-    """Every tensor of a batch (dict, list, tuple or tensor). Copies to CUDA are not waited for: its kernels do that."""
-    kind = torch.device(device).type                                   # a copy to the CPU is read at once
+    """Move every tensor of a batch (dict, list, tuple or tensor). Copies to CUDA are not waited for: its kernels do
+    that, while a copy on the CPU may be read at once."""
+    kind = torch.device(device).type
     known = lambda x: torch.float32 if kind == 'mps' and x.dtype == torch.float64 else x.dtype     # it has no float64
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, known(x), non_blocking=kind == 'cuda'), batch)
 
@@ -4811,10 +4812,10 @@ def batch_length(batch):
 
 def split_batch(batch, most):
     """A batch as consecutive pieces of at most `most` images (a leftover of one joins its neighbour)."""
-    count, whole = batch_length(batch), id(batch)                      # pytree never frees what is_leaf holds
+    count, whole = batch_length(batch), id(batch)                      # the id: pytree never frees what is_leaf holds
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
     is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and id(value) != whole \
-        and not all(map(is_whole, value))                              # one item for each sample, not (x, y)
+        and not all(map(is_whole, value))                              # one item per sample; not (x, y) of two samples
 
     def cut(value, piece):
         return value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
@@ -4824,8 +4825,8 @@ def split_batch(batch, most):
 
 
 def run_loss(loss_fn, model, dtype, batch):
-    """loss_fn's answer, in a precision, on a batch that is brought to where the model is, as (losses (B,), counts or
-    None); any other shape is the caller's mistake."""
+    """loss_fn on a batch, moved to the model's device, with the model in a precision -> (losses (B,), counts or None).
+    TypeError for any other answer of loss_fn."""
     try:
         answer = loss_fn(UnderAutocast(model, dtype), to_device(batch, next(model.parameters()).device))
     except ValueError as error:
@@ -4848,21 +4849,21 @@ def has_foreign_weights(losses, model):
         if (node := waiting.pop()) not in seen:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
-    leaves = [getattr(node, 'variable', None) for node in seen]        # with samples whose gradient the loss asks for
+    leaves = [getattr(node, 'variable', None) for node in seen]        # also samples that require a gradient
     return any(isinstance(leaf, nn.Parameter) and leaf not in known for leaf in leaves)
 
 
 def train_step(state, window, loss_fn, config, is_trial=False):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
-    if not state.model.training:                                       # it walks through all modules
+    if not state.model.training:                                       # train() walks through all modules
         state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
-    several = world().size > 1                                         # which need equally many pieces each
-    is_whole = several or state.batch_size == config['batch_size']     # as collate_fn made it, however long that is
+    # several processes need equally many pieces each; what is not split stays as long as collate_fn made it
+    is_whole = world().size > 1 or state.batch_size == config['batch_size']
     pieces = window if is_whole else [piece for batch in window for piece in split_batch(batch, state.batch_size)]
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
     everywhere = add_up(torch.full((), float(images), device=state.device)).clamp_min(1)       # a copy would wait
-    share = world().size / everywhere                                  # DDP averages over the processes
+    share = world().size / everywhere                                  # times size: DDP averages over processes
     loss, counts, has_foreign = torch.zeros((), device=state.device), None, False
     for number, piece in enumerate(pieces, 1):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
@@ -4890,14 +4891,14 @@ class Snapshot:
     def __init__(self, parts):
         self.parts = parts
         self.kept = self.now()
-        self.random = random_states()                                  # a tenth of a millisecond
+        self.random = random_states()                                  # takes a tenth of a millisecond
 
     def now(self):
         """The values of the buffers as they are: a tensor (N,) for each dtype."""
         return [flat(buffers) for buffers in self.parts.buffers()]
 
     def is_spoilt(self, now):
-        """bool on the device: what was finite in a buffer no longer is. A huge activation does that to a variance
+        """Whether a buffer has lost finite values, as a bool on the device. A huge activation does that to a variance
         while the loss stays finite."""
         floats = [(kept, value) for kept, value in zip(self.kept, now) if kept.is_floating_point()]
         return sum((torch.isfinite(kept) > torch.isfinite(value)).any() for kept, value in floats) > 0
@@ -4908,14 +4909,14 @@ class Snapshot:
         set_random_states(self.random)
 
     def write(self, values):
-        """Into the buffers, as now() gives them."""
+        """Put values, as now() gives them, into the buffers."""
         for buffers, value in zip(self.parts.buffers(), values):
             torch._foreach_copy_([buffer.data for buffer in buffers],
                                  torch._utils._unflatten_dense_tensors(value, buffers))        # as DDP does
 
 
 def flat(tensors):
-    """Their values as one tensor (N,): a network has hundreds of small buffers, and every kernel takes its time."""
+    """The values of all tensors as one (N,): a network has hundreds of small buffers, and each launch takes time."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
