@@ -4952,7 +4952,7 @@ def commit(state, result, before, config):
 
 
 def is_out_of_memory(error):
-    """CUDA says so by its type, the CPU by a plain RuntimeError. That of the compiler of torch.compile is another."""
+    """CUDA has a type for it, the CPU a plain RuntimeError. Errors of torch.compile itself are never taken for it."""
     if type(error).__module__.startswith(('torch._dynamo', 'torch._inductor')):
         return False
     return isinstance(error, torch.OutOfMemoryError) or any(
@@ -4971,26 +4971,26 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
 
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
     random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
-    `is_trial`: where a compiled model fails it does so in all processes, and all of them repeat the step without.
+    `is_trial`: before training. A compiled model then fails in all processes or in none, and all can repeat the step.
     """
     before = Snapshot(state.parts)
     while True:
         try:
             result = train_step(state, window, loss_fn, config, is_trial)
             break
-        except UserError:                                              # BatchNorm refuses what memory would allow
+        except UserError:  # memory allows one image, which BatchNorm refuses
             is_starved = True
             if state.batch_size == config['batch_size']:
                 raise
         except compiler_faults() as error:
             is_starved = is_out_of_memory(error)
             if not is_starved and (world().size > 1 and not is_trial or not gives_up_compiling(state.model, error)):
-                raise                                                  # of several processes the others wait for it
+                raise  # a process that retries alone keeps the others waiting
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
         scale, state.scaler = state.scaler.state_dict(), build_scaler(state.dtype, config, state.device)
-        state.scaler.load_state_dict(scale)                            # afresh: it may have unscaled already
+        state.scaler.load_state_dict(scale)                            # a new one: the old may have unscaled already
         if is_starved:
             old, state.batch_size = state.batch_size, halve(state, config)
             torch.cuda.empty_cache()
@@ -5001,14 +5001,14 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    state.optimizer.zero_grad(set_to_none=True)                        # outside, as above
+    state.optimizer.zero_grad(set_to_none=True)                        # outside the except block, as above
     if state.batch_size == 1:                                          # no checkpoint: weights may be half updated
         raise UserError(TOO_LARGE, 'out of memory')
     raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
 
 
 def compiler_faults():
-    """What torch.compile (most of it RuntimeErrors), and Triton below it, may raise where they do not work."""
+    """The exceptions that torch.compile and Triton below it may raise where they do not work; RuntimeError mostly."""
     faults = (RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError,
               subprocess.SubprocessError)
     with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
@@ -5018,19 +5018,19 @@ def compiler_faults():
 
 
 def try_to_compile(model):
-    """In place, so that state_dict keys stay; whether it works shows in the first step."""
+    """Compile in place, which keeps the state_dict keys. Whether that works only shows in the first step."""
     try:
         model.compile()
-    except compiler_faults() as error:                                 # this Python is too new for this torch
+    except compiler_faults() as error:                                 # such as a Python too new for this torch
         log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
 
 
 def gives_up_compiling(model, error):
-    """Whether the model was compiled and the error came out of it, forward or backward, perhaps in mid-run on a size
-    new to the compiler. Then it goes on eager; if the fault was another it comes again."""
+    """Whether the model was compiled and the error came out of it, forward or backward (also in mid-run, on a size that
+    the compiler has not seen). If so the model is eager from here on; an error with another cause will come again."""
     calls = [(frame.f_code.co_name, frame.f_locals.get('self')) for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_its_own = any(name == '_engine_run_backward' or name == '_wrapped_call_impl' and owner is model
-                     for name, owner in calls)                         # torch's names; a loss raises elsewhere
+                     for name, owner in calls)                         # torch's frames; errors of the loss lack them
     if model._compiled_call_impl is None or not is_its_own:
         return False
     log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
@@ -5039,9 +5039,9 @@ def gives_up_compiling(model, error):
 
 
 def agree_on_compiling(state, batch, loss_fn, config):
-    """Several processes try the compiled model by themselves, before they meet in a step, and use it if all can.
-    Within DDP, though without its exchange: torch compiles one part per bucket of gradients there, so that those of one
-    are exchanged while the next are computed, and what is compiled elsewhere stays in one part."""
+    """Each of several processes tries the compiled model alone, before they meet in a step; it is used if all can.
+    It is called through DDP, though without its exchange: only there does torch compile one part per bucket of
+    gradients, so that one bucket is exchanged while the next is computed, and what is compiled first is kept."""
     try:
         state.model.train()
         with state.engine.no_sync():
@@ -5050,12 +5050,12 @@ def agree_on_compiling(state, batch, loss_fn, config):
     except compiler_faults() as error:
         waits = any(isinstance(module, nn.SyncBatchNorm) for module in state.model.modules())
         if is_out_of_memory(error) and waits:
-            halve(state, config)                                       # raises
+            halve(state, config)                                       # always raises for several processes
         if not is_out_of_memory(error) and not gives_up_compiling(state.model, error):
             raise
         if waits:
             raise UserError(f'torch.compile does not work on process {world().rank} ({in_words(error)}): type '
-                            'compile_model=False') from None           # the others wait in a norm for this one
+                            'compile_model=False') from None           # the others wait in SyncBatchNorm
     state.optimizer.zero_grad(set_to_none=True)
     if not all(from_all(state.model._compiled_call_impl is not None)):
         log.warning('torch.compile does not work in all processes; going on without it')
@@ -5076,9 +5076,10 @@ ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pix
 
 
 def halve(state, config):
-    """Half the micro-batch, or advice. One of several processes cannot retry or go back alone: the others wait."""
+    """Half the micro-batch, or UserError with advice: always that in one of several processes, which cannot retry or go
+    back alone while the others wait."""
     effective = config['batch_size'] * config['accumulation_steps']
-    several = world().size > 1                                         # which share the accumulation steps first
+    several = world().size > 1  # these divide accumulation_steps, then batch_size
     at_once = min(config['batch_size'] if several else state.batch_size, effective // world().size)
     if at_once == 1:
         raise OneTooLarge(TOO_LARGE)
@@ -5101,7 +5102,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     Rewind to a safer precision, else TrainingDiverged, with the window saved for replay.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
-    `in_vain`: this was the last step of the run, and none of its last epoch was sound: that is enough too.
+    `in_vain`: this was the last step of the run, and no step of its last epoch was sound: that is enough as well.
     """
     in_a_row = int(state.bad['run'])
     if untold := int(state.bad['untold']):
@@ -5132,21 +5133,22 @@ def refuse_nonfinite_sample(state, window, loss_fn, names):
     unsound = []
     for number, batch in enumerate(window):
         for value in pytree.tree_leaves(batch):
-            if not is_finite(value) and value.shape[:1] == (batch_length(batch),):     # one for all has no name
+            if not is_finite(value) and value.shape[:1] == (batch_length(batch),):     # one value per sample
                 unsound += [(number, i) for i in range(len(value)) if not is_finite(value[i])]
-    if not any(from_all(bool(unsound))):                               # SyncBatchNorm wants all processes to look
+    if not any(from_all(bool(unsound))):                               # SyncBatchNorm below needs every process
         return
     without = pytree.tree_map_only(torch.Tensor, lambda value: value.nan_to_num(0, 0, 0), window)
     is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
     if unsound and is_lost and not is_lost_without:
         number, row = unsound[0]
-        who, is_usual = names(number), len(names(number)) == batch_length(window[number])      # what collate_fn made
-        raise DataError(f'{who[row] if is_usual else "one of " + ", ".join(shorten(who))}: holds values that are '
-                        'not finite; no precision helps against that')
+        samples = names(number)                                        # collate_fn may make more or fewer of them
+        is_usual = len(samples) == batch_length(window[number])
+        raise DataError(f'{samples[row] if is_usual else "one of " + ", ".join(shorten(samples))}: holds values that '
+                        'are not finite; no precision helps against that')
 
 
 def safer_dtype(dtype, device):
-    """One rung down: float16 -> bfloat16 where it is native -> float32 -> None. All processes ask for it together."""
+    """One rung down: float16 -> bfloat16 where it is native -> float32 -> None. All processes must call it."""
     units = common_hardware(detect_hardware(device)).units
     return {'float16': 'bfloat16' if 'bfloat16' in units else 'float32', 'bfloat16': 'float32'}.get(dtype)
 
@@ -5157,8 +5159,8 @@ def totals_alone(bad):
 
 
 def find_nonfinite(state, window, loss_fn, dtype):
-    """Run a window forward -> (whether the loss or a running statistic is not finite; in words the first layer whose
-    output is not, else which of these, or the gradient)."""
+    """Run a window forward -> (whether the loss or a running statistic is not finite, what is not finite in words: the
+    first layer with such an output, else the statistics, the loss or the gradient)."""
     found, before, is_lost = [], Snapshot(state.parts), False
 
     def watch(name, module, inputs, output):
