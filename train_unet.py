@@ -5202,22 +5202,22 @@ def replay(path, model=None, loss_fn=None):
 
 
 def running_shell():
-    """IPython's shell if this runs in a notebook or in IPython; else nothing."""
+    """IPython's shell in a notebook or in IPython; falsy elsewhere."""
     return 'IPython' in sys.modules and sys.modules['IPython'].get_ipython()
 
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
-    shows = not world().rank and (sys.stderr and sys.stderr.isatty() or running_shell())       # a service has no stderr
+    shows = not world().rank and (sys.stderr and sys.stderr.isatty() or running_shell())       # services have no stderr
     width = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
-    with contextlib.suppress(OSError, ValueError, AttributeError):     # what is no terminal
-        if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers tell 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):     # stderr is no terminal
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers report 0
             width |= {'dynamic_ncols': False, 'ncols': 100, 'nrows': 20}
     return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, **width)
 
 
 def windows(loader, sampler):
-    """For each optimizer step left in the epoch (rows, batches): of its micro-batches, a list of arrays and a list."""
+    """For each optimizer step left in the epoch: its micro-batches, as (list of arrays of rows, list of batches)."""
     batches = iter(loader)
     for rows in map(sampler.micro_batches, sampler.windows()[sampler.first_window:]):
         yield rows, [next(batches) for _ in rows]
@@ -5227,9 +5227,9 @@ def windows(loader, sampler):
 def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
-    'broken' lists the rows of the files that could not be read and were left out (skip_broken), 'parts' tells into how
-    many pieces memory made it cut a batch. A loss that draws random numbers draws the same in every epoch, and
-    training's own numbers are not touched. Every process validates with the statistics (BatchNorm) of the first.
+    'broken' lists the rows of the files that could not be read and were left out (skip_broken); 'parts' is the largest
+    number of pieces that memory made it cut a batch into. A loss that draws random numbers draws the same in every
+    epoch, and training's own are not touched. Every process validates with the first one's BatchNorm statistics.
     """
     for buffer in model.buffers() if world().size > 1 else ():
         dist.broadcast(buffer, 0)
@@ -5257,7 +5257,7 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
 
 
 def validate(state, loader, loss_fn, config, run):
-    """evaluate; where its loss is finite in a safer precision only, the run goes on in that one."""
+    """evaluate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
     score = functools.partial(evaluate, state.evaluated, loader, loss_fn, description=f'Epoch {state.epoch + 1} [val]',
                               run=run)
     metrics, dtype = score(dtype=state.dtype), state.dtype
@@ -5274,8 +5274,8 @@ def validate(state, loader, loss_fn, config, run):
 
 
 def in_halves(function, batch, model=None):
-    """function(batch), for as many parts of the batch as memory demands -> the list of what it gives. `model`: one that
-    goes on eager where its compiler fails."""
+    """function(batch), or of its halves and so on where memory runs out -> list of the answers, in order. `model`: one
+    that may be compiled, and goes on eager if that fails."""
     most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]
@@ -5300,10 +5300,11 @@ class Run:
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
         self.asked = 0                                                 # the signal that this process has heard of
-        self.begun, self.waiting = False, False                        # nothing to save yet; no step under way
-        self.is_own = False                                            # a network or data that only Python can bring
-        self.after, self.trouble, self.unsaved = contextlib.ExitStack(), '', None      # after: what the end undoes
-        self.launcher = os.getppid()
+        self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
+        self.is_own = False                                            # has a network or data that only Python can give
+        self.after = contextlib.ExitStack()                            # what the end of the run undoes
+        self.trouble, self.unsaved = '', None                          # last complaint; best.pt until it is written
+        self.launcher = os.getppid()                                   # torchrun, if there are several processes
         self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
         self.holder, self.name = self.folder / '.holder', f'process {os.getpid()} on {socket.gethostname()}'
 
@@ -5322,12 +5323,12 @@ class Run:
         if self.begun and isinstance(error, UserError):
             if (self.folder / 'last.pt').exists():
                 error.problems.append(f'mended? It goes on with:  {self.how_to_resume()}')
-            with contextlib.suppress(OSError):                         # of what ends it the first may not know
+            with contextlib.suppress(OSError):                         # the first process may not know of this error
                 if world().rank and self.folder.exists():
                     self.open_log()
-            who = f'process {world().rank}: ' if world().rank else ''
-            for line in str(error).splitlines() if self.file else ():  # main, or a notebook, shows it on the screen
-                self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, who + line, (), None))
+            prefix = f'process {world().rank}: ' if world().rank else ''
+            for line in str(error).splitlines() if self.file else ():  # to the file alone: main() prints it
+                self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, prefix + line, (), None))
         self.after.close()
 
     def how_to_resume(self):
@@ -5348,7 +5349,7 @@ class Run:
         except Timeout:
             other = self.other_holder() or 'another run'
             raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
-        self.after.enter_context(contextlib.suppress(OSError))         # for the folder may be gone by then
+        self.after.enter_context(contextlib.suppress(OSError))         # the folder may be gone when it ends
         self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
         self.holder.write_text(self.name)
         for left_over in self.folder.glob('.*.tmp'):                   # of a run that was killed in mid-save
@@ -5371,20 +5372,20 @@ class Run:
         if threading.current_thread() is not threading.main_thread():
             return
         def stop(number, frame):
-            if self.asked and (world().size > 1 or number != signal.SIGINT):   # from its sender, and again from others
+            if self.asked and (world().size > 1 or number != signal.SIGINT):   # from its sender, again by torchrun
                 return
             if self.asked:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
             self.asked = number
-            if self.waiting and world().size == 1:                     # perhaps for a worker that hangs
+            if self.waiting and world().size == 1:                     # the worker may hang
                 raise Interrupted
             if not self.begun:                                         # torchrun ends the others
                 raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             again = ' (Ctrl-C: leave at once)' if world().size == 1 else ''
             say(f'{signal.Signals(number).name}: finishing this step, then saving{again}', sys.stderr)
         hear = lambda *_: (self.waiting or not self.begun) and torch._C._error_if_any_worker_fails()
-        torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()     # now, or it would raise in mid-step
+        torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()         # once: now, or it replaces ours
         for name, handler in {'SIGTERM': stop, 'SIGINT': stop, 'SIGUSR1': stop, 'SIGHUP': signal.SIG_IGN,
                               'SIGCHLD': hear}.items():
             if number := getattr(signal, name, None):                  # Windows has only the first two
@@ -5401,10 +5402,10 @@ class Run:
             self.after.callback(self.board.close)
 
     def wait_for(self, loader):
-        """The batches of a loader; what a sample draws at random takes nothing from the training. A signal that came
-        before, or comes now, does not wait for the next one; that a worker has died is raised here alone."""
+        """The batches of a loader. What samples draw at random takes nothing from the training. A signal ends the wait
+        (Interrupted), and the death of a worker is raised here and nowhere else (RuntimeError)."""
         hear = torch._C._error_if_any_worker_fails
-        hear()                                                         # one that is idle: iter() would wait for it
+        hear()                                                         # iter() would wait for a dead worker
         batches = iter(loader)
         while True:
             before = random_states()
@@ -5418,7 +5419,7 @@ class Run:
                 return
             finally:
                 self.waiting = False
-                set_random_states(before)                              # samples of a user's data are seeded, each anew
+                set_random_states(before)                              # Plain seeds them anew for each sample
             yield batch
 
     def save(self, state, config):
@@ -5431,7 +5432,7 @@ class Run:
                            | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world().size > 1:
-            dist.barrier()                                             # nobody reads it before it is there
+            dist.barrier()                                             # no process reads it before it is there
         if saved and self.unsaved is None:
             self.trouble = ''
         return saved and self.unsaved is None
@@ -5449,12 +5450,12 @@ class Run:
         return ''
 
     def write(self, name, content):
-        """A text or a checkpoint (a dict), written by the first process -> False if the disk did not take it: that is
-        said once, training goes on and the next one is tried again."""
+        """Write a text or a checkpoint (a dict), in the first process -> False if the disk did not take it. That is
+        logged once; training goes on, and the next save tries again."""
         if world().rank:
             return True
         try:
-            if other := self.other_holder():                           # somebody deleted it, and began anew there
+            if other := self.other_holder():                           # the folder was deleted, and a new run begun
                 raise OSError(f'{self.folder} is in use by {other}')
             if not self.folder.exists():
                 log.warning('%s had vanished with all that was in it; it is made anew, the run goes on', self.folder)
@@ -5482,7 +5483,7 @@ class Run:
         is_time = time.monotonic() - self.last_save > 60 * config['checkpoint_minutes']
         asked, is_time, broken = zip(*from_all((self.asked, is_time, broken)))
         state.left_out = dict(Counter(state.left_out) + Counter(itertools.chain(*broken)))
-        if max(asked):                                                 # else one may have come just now
+        if max(asked):                                                 # not self.asked: one that comes just now waits
             self.asked = max(asked)
             raise Interrupted
         if is_time[0]:
