@@ -5504,8 +5504,8 @@ def mean_scores(totals):
 
 
 def say(line, screen):
-    """A line above the progress bars. A terminal that is closed, or a full disk behind it, ends no training."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):     # AttributeError: there is none (pythonw)
+    """Write a line above the progress bars. A closed terminal, or a full disk behind it, must not end a training."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):     # AttributeError: pythonw has no screen
         tqdm.write(line, screen)
         screen.flush()
 
@@ -5514,7 +5514,7 @@ class ScreenHandler(logging.Handler):
     """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
-        if not (world().rank if world().size > 1 else os.environ.get('RANK', '0') != '0'):
+        if not (world().rank if world().size > 1 else os.environ.get('RANK', '0') != '0'):     # until they have met
             say(clean(self.format(record)), sys.stdout)
 
 
@@ -5536,7 +5536,7 @@ def train_epoch(state, loader, loss_fn, config, run):
         for group in state.optimizer.param_groups:
             group['lr'] = lr_at_step(state.step, total_steps, config)
         window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
-        if world().rank:                                               # what dropout draws is another on each process
+        if world().rank:                                               # each process draws its own dropout
             seed_everything(seed_of(config['seed'], state.step, world().rank))
         result = guarded_step(state, window, loss_fn, config)
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
@@ -5546,13 +5546,13 @@ def train_epoch(state, loader, loss_fn, config, run):
             if not bar.disable:
                 bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
         run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
-    if images:                                                         # else resumed after the last step of the epoch
-        seconds = max(1e-9, time.monotonic() - begun)                  # totals are added up over the processes
+    if images:                                                         # none if resumed after the epoch's last step
+        seconds = max(1e-9, time.monotonic() - begun)                  # averaged, as totals are sums over processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
 
 
 def at_half_size(batch, device):
-    """A batch of images and masks of half the height and width: images as the mean of what is there, masks nearest."""
+    """A batch with images and masks at half their height and width: pixels averaged, masks by nearest neighbour."""
     images, masks = to_device([batch['image'], batch['mask']], device)
     size = [side // 2 for side in masks.shape[-2:]]
     small = F.interpolate(images.float(), size, mode='area')
@@ -5566,13 +5566,13 @@ def broken_rows(batch):
 
 
 def show_numbers(scores, side=''):
-    """Loss and IoU for a bar, or of a row of the history, where `side` is 'train_' or 'val_', for a line."""
+    """Loss and IoU as text; `side`: the prefix of the keys, '', or in rows of the history 'train_' or 'val_'."""
     return ' '.join(f'{name} {scores[side + key]:.3f}' for name, key in (('loss', 'loss'), ('IoU', 'iou'))
                     if side + key in scores)
 
 
 def live_numbers(state, speed):
-    """What the bar shows, on 80 columns; reading it waits for the device, so it is asked for every few steps."""
+    """What the bar shows, in 80 columns. Called every few steps only, as reading the totals waits for the device."""
     rate, memory = state.optimizer.param_groups[0]['lr'], ''
     if state.device.type == 'cuda':
         memory = f' {torch.cuda.max_memory_allocated(state.device) / 2**30:.1f} GiB'
@@ -5580,7 +5580,7 @@ def live_numbers(state, speed):
 
 
 def epoch_row(state, metrics):
-    """What history.csv tells of the epoch that has been validated."""
+    """The row of history.csv for the epoch that has just been validated."""
     totals = add_totals(state.totals)
     scores = mean_scores(totals)
     row = {'epoch': state.epoch + 1, 'step': state.step, 'event': '', 'lr': state.optimizer.param_groups[0]['lr']}
@@ -5596,14 +5596,14 @@ def epoch_row(state, metrics):
 
 
 def keep_if_best(state, metrics, config, run):
-    """Whether this epoch is better than all before; then its weights wait in the run to be written as best.pt."""
+    """Whether this epoch is better than all before. If so its weights are put into run.unsaved, to become best.pt."""
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
     if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
         return False
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
     content = describe_model(state.evaluated, config | amp_settings(state.dtype))
     content |= {'metrics': metrics, 'epoch': state.epoch + 1}
-    run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # they will not come again
+    run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # training changes the weights
     return True
 
 
@@ -5628,7 +5628,7 @@ def close_epoch(state, metrics, config, run):
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
              show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
              memory, done)
-    run.save(state, config)                                            # after its line, or a kill between loses that
+    run.save(state, config)                                            # after the line, or a kill between them loses it
     run.write('history.csv', history_csv(state.history))
 
 
@@ -5650,8 +5650,8 @@ def show_epoch(run, state, val_data):
 
 
 def epochs_in_vain(history, best_epoch, config):
-    """Epochs since the best one that early stopping counts: those of small images promise too little, and those
-    without a sound step are no try at all."""
+    """How many epochs since the best one count for early stopping: not those on small images, whose scores are lower
+    anyway, nor those without a sound step."""
     small = math.ceil(config['progressive_resizing'] * config['num_epochs'])
     return sum(row['epoch'] > max(best_epoch + 1, small) and math.isfinite(row['train_loss'])
                for row in history if not row['event'])
@@ -5669,8 +5669,8 @@ def history_csv(history):
 def describe_model(model, config):
     """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
     versions = {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__}
-    for name in ('segmentation_models_pytorch', 'albumentations'):     # which are not loaded for it
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # it came in another way
+    for name in ('segmentation_models_pytorch', 'albumentations'):     # by metadata, without importing them
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # not installed as a package
             versions[name] = importlib.metadata.version(name)
     facts = ('threshold', 'pixels', 'coding') if isinstance(model, SegmentationModel) else ()
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'versions': versions,
