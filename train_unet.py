@@ -5704,13 +5704,13 @@ class Result:
 
 
 def forget_shown():
-    """IPython keeps whatever a cell has shown, and with a Result its model: those of earlier runs are let go."""
+    """Drop the Results of earlier runs that IPython keeps because a cell has shown them: each holds a model."""
     shell = running_shell()
     for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden,
                   vars(shell.displayhook)) if shell else ():
         for name, value in names.items():
             if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
-                names[name] = ''                                       # as _ is at first
+                names[name] = ''                                       # what IPython's _ starts as
 
 
 def choose_run_dir(config, name):
@@ -5724,7 +5724,7 @@ def choose_run_dir(config, name):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True)
             return folder
-        if not folder.exists():                                        # Run.hold() meets the reason, and tells it
+        if not folder.exists():                                        # Run.hold() will fail likewise, and say why
             return folder
 
 
@@ -5739,23 +5739,23 @@ def find_resume(config):
             raise UserError(f'resume={wish!r}: is no run folder; type {hint}', 'cannot resume')
         return Path(wish)
     is_begun = lambda folder: any((folder / name).exists() for name in CHECKPOINTS)
-    if config['run_dir'] != 'auto':                                    # a finished one is simply done
+    if config['run_dir'] != 'auto':                                    # a finished one is resumed too: nothing to do
         return run_dir if is_begun(run_dir) else None
     if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
     for folder in sorted(filter(is_begun, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
         try:
-            data = load_preset(folder / 'config.py').get('data')       # a checkpoint may have gigabytes
+            data = load_preset(folder / 'config.py').get('data')       # faster than a checkpoint of gigabytes
         except ConfigError:
             data = load_last(folder)[0]['config'].get('data')
         if absolute(data) == absolute(config['data']):
-            return None if is_over(load_last(folder)[0], config) else folder       # where it is damaged that is told
+            return None if is_over(load_last(folder)[0], config) else folder
     return None
 
 
 def is_over(saved, config):
-    """Whether a saved run has stopped early or has done its epochs, or those that are asked for now."""
-    with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # nonsense is told of later
+    """Whether a saved run has stopped early, or has done its epochs (those asked for now, if there are any)."""
+    with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # see refuse_nonsense
         settings = saved['config']
         last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
         patience = settings['early_stopping_patience'] or math.inf
@@ -5764,7 +5764,7 @@ def is_over(saved, config):
 
 
 def absolute(data):
-    """Where data lies, to be found from any folder; 'demo', and what is no path, stay as they are."""
+    """The absolute path of data; 'demo', and what is no path, stay as they are."""
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
@@ -5776,16 +5776,16 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
 
 
 def resume_config(folder, preset, overrides):
-    """The settings that the last checkpoint was trained with, and the typed ones that make sense -> as resolve_config,
-    where `sources` tells of those alone that differ. Raises ConfigError for others."""
-    saved = load_last(folder)[0]                                       # an older version may have had other keys
-    trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}
-    trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}       # precision: before any healing
+    """The settings that the last checkpoint was trained with, changed by the typed ones -> as resolve_config, with
+    'default' as the source of all that did not change. ConfigError for changes that a resumed run cannot have."""
+    saved = load_last(folder)[0]
+    trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}  # a key may be new
+    trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}   # precision as before any healing
     config, sources, notes = resolve_config(preset, overrides, base=trained)
-    if absolute(config['data']) == absolute(trained['data']):          # typed in another way
+    if absolute(config['data']) == absolute(trained['data']):          # the same path, typed another way
         config['data'] = trained['data']
-    for key, value in config.items():                                  # as settling has them
-        if value == 'auto' and key not in ('class_weights', 'device'):         # which stay 'auto' in a run
+    for key, value in config.items():                                  # 'auto': what it was settled to
+        if value == 'auto' and key not in ('class_weights', 'device'):         # these two are never replaced
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
@@ -5815,7 +5815,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     set_up_device(device)
     if device.type == 'cpu':
         keep_freed_memory()
-    if device.type == 'cuda' and device.index is not None:             # or pinned memory would be of the first GPU
+    if device.type == 'cuda' and device.index is not None:             # or pinned memory belongs to the first GPU
         torch.cuda.set_device(device)
     hardware = common_hardware(detect_hardware(device))
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
@@ -5833,7 +5833,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['data'] == 'demo' and os.path.isdir('demo'):
         warn(['data=demo is the built-in set; data=demo/ is the folder'])
     data = from_first(lambda: inspect_data(config, decode))
-    if np.count_nonzero(data.shares) < 2:                              # none where no training images are left
+    if np.count_nonzero(data.shares) < 2:                              # 0 where no training images are left
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn; '
                          'say in mask_values what the values mean, or draw another split, with another seed or '
                          'val_fraction, if validation alone holds the others', *describe_data(data, config)])
@@ -5861,12 +5861,12 @@ def build_state(model, config, precision, device, sizes=()):
     """A fresh TrainState on the device. `sizes`: of the images, for try_size."""
     model = model.to(device)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if 0 in tensor.stride():                                       # made by expand(): a step writes into it
+        if 0 in tensor.stride():                                       # of expand(): its elements share memory
             tensor.data = tensor.data.contiguous()
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
         model = model.float()
-    if isinstance(model, SegmentationModel) or device.type == 'mps':   # others may count on their layout
+    if isinstance(model, SegmentationModel) or device.type == 'mps':   # your own may rely on its layout
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
@@ -5875,12 +5875,12 @@ def build_state(model, config, precision, device, sizes=()):
     if world().size > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
-            from timm.layers import convert_sync_batchnorm             # torch's loses the activation in BatchNormAct2d
+            from timm.layers import convert_sync_batchnorm             # torch's drops BatchNormAct2d's activation
             model = convert_sync_batchnorm(model)
         engine = nn.parallel.DistributedDataParallel(
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
-        engine.broadcast_buffers = False                               # its name in the call changes with the version
+        engine.broadcast_buffers = False                               # the argument's name differs among versions
     whole = model.network if isinstance(model, SegmentationModel) else model
     held = [module for module in whole.modules() if whole.training and not module.training]
     model.train()                                                      # all of it: a part may have come in eval mode
@@ -5893,7 +5893,7 @@ def build_state(model, config, precision, device, sizes=()):
 def has_idle_parameters(model):
     """Whether some parameters get no gradient (EfficientNet, DPT, PSPNet): DDP must then look for them in each step."""
     if not isinstance(model, SegmentationModel) or model.is_own:
-        return True                                                    # nobody knows what it takes
+        return True                                                    # it is unknown what input it takes
     shape = 1, model.config['in_channels'], *model.config['image_size']
     images = torch.zeros(shape, dtype=getattr(torch, model.config['image_dtype']), device=model.mean.device)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -5906,8 +5906,8 @@ def build_scaler(dtype, config, device):
 
 
 def load_batches(dataset, batches, config, device):
-    """Batches of these rows (arrays of indices), as in training: by a worker, if there are any. A file that a user's
-    data set opens when it is first asked would be shared by all workers if that happened before they are forked."""
+    """Batches of these rows (arrays of indices), as in training. A user's data set is read by a worker, if there are
+    any: a file that it opens at its first sample, if opened here, would be shared by all workers forked later."""
     workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
     config, rows = config | {'num_workers': workers}, [batch.tolist() for batch in batches]
     return [*build_loader(dataset, config, device, batch_sampler=rows)]
@@ -5923,20 +5923,20 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     first, last = sampler.windows()[0], sampler.windows()[-1]
     is_lonely = min(from_all(min(map(len, sampler.micro_batches(last))))) == 1         # BatchNorm may refuse that
     probed = [first, last] if is_lonely and len(last) != len(first) else [first]
-    windows = [load_batches(loader.dataset, sampler.micro_batches(window), config, state.device) for window in probed]
+    probes = [load_batches(loader.dataset, sampler.micro_batches(rows), config, state.device) for rows in probed]
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     begun = time.monotonic()
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-        with contextlib.suppress(*compiler_faults()):                  # told below
-            torch._dynamo.reset()                                      # after eight networks it would give up, unsaid
+        with contextlib.suppress(*compiler_faults()):                  # try_to_compile will meet and log it
+            torch._dynamo.reset()                                      # else it silently gives up after eight networks
         try_to_compile(state.model)
         if world().size > 1:
-            agree_on_compiling(state, windows[0][0], loss_fn, config)
+            agree_on_compiling(state, probes[0][0], loss_fn, config)
     while True:
         try:
-            results = [guarded_step(state, window, loss_fn, config, is_trial=True) for window in windows]
+            results = [guarded_step(state, window, loss_fn, config, is_trial=True) for window in probes]
             refuse_unshared(results)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
@@ -5947,7 +5947,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
         warn(['loss_fn: uses weights that are no part of the model, and so are not trained'])
     if state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
-    go_back(state, config, run, batch_size=state.batch_size)           # what memory allows need not be found out again
+    go_back(state, config, run, batch_size=state.batch_size)           # keep what was found to fit into memory
 
 
 def refuse_unshared(results):
@@ -6000,7 +6000,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         raise UserError("a data worker runs your script from its beginning: put what trains below "
                         "if __name__ == '__main__':")
     check_own(model, loss_fn, train_data, val_data)
-    if not ONE_TRAINING.acquire(blocking=False):                       # it has the random numbers, and the signals
+    if not ONE_TRAINING.acquire(blocking=False):                       # random states and signals are the process's
         raise UserError('another training is at work in this process; give each a process of its own')
     run, is_new, before = None, False, random_states()
     log.setLevel(logging.INFO)
@@ -6016,7 +6016,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
                             'it began with', 'cannot resume')
         device = join_processes(config)
-        if len({*map(str, from_all(folder))}) > 1:                     # they would wait for each other, unsaid
+        if len({*map(str, from_all(folder))}) > 1:                     # they would wait for each other for ever
             raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
                             'machines share', 'cannot resume')
         config['resume'] = str(folder) if folder else None
@@ -6029,19 +6029,20 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except (UserError, KeyboardInterrupt) as error:
-        error.__context__ = None                                       # a notebook keeps the last error, and so all
-        traceback.clear_frames(error.__traceback__)                    # that its frames held: the network on the GPU
+        # a notebook keeps the last error, and with its frames the network on the GPU
+        error.__context__ = None
+        traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        error = sys.exc_info()[1]                                      # a job that was told to end goes on
+        error = sys.exc_info()[1]  # SystemExit (SIGTERM): the job may be started again
         is_lost = world().size > 1 and isinstance(error, RuntimeError)             # another process may have died
-        is_done = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
-        if is_done and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:       # if it only seemed new
+        is_mistake = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
+        if is_mistake and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:    # best.pt: not new
             shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         ONE_TRAINING.release()
-        set_random_states(before)                                      # the caller's go on as if nothing had drawn
-        if torch.cuda.is_initialized() and world().size == 1:          # else it may wait for a process that died
-            gc.collect()                                               # an import in mid-run leaves frames in a cycle
+        set_random_states(before)                                      # the caller's, as if nothing had been drawn
+        if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
+            gc.collect()                                               # imports during the run leave cycles of frames
             torch.cuda.empty_cache()
 
 
@@ -6105,8 +6106,8 @@ def build_loaders(train_data, val_data, config, device):
     rank, count = world()
     if len(train_data) < count:
         raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
-    windows = WindowSampler(len(train_data), config, rank, count)
-    loader = build_loader(train_data, config, device, batch_sampler=windows)
+    loader = build_loader(train_data, config, device,
+                          batch_sampler=WindowSampler(len(train_data), config, rank, count))
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size
