@@ -6047,7 +6047,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
-    """From a config to a Result, in a locked run folder."""
+    """From an unsettled config to a Result, in a run folder that is locked already."""
     own_data, resuming = train_data is not None, config['resume'] is not None
     if not resuming:
         refuse_used(run.folder)
@@ -6065,9 +6065,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         settle_statistics(config, train_data)
         if os.path.isfile(config['augment']):
-            config['augment'] = absolute(config['augment'])            # the run's config.py is used from elsewhere
-        if model is not None:                                          # a network of your own has its encoder
-            config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}     # it may want one size
+            config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
+        if model is not None:                                          # it has its own encoder, and may want one size
+            config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
             for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
                 why.pop(key, None)
         tell_data(data, config, why)
@@ -6086,23 +6086,23 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     state.images = name_images(train_data, val_data)
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
-    if state.epoch < config['num_epochs']:                             # else nothing is trained with these settings
+    if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
     smoke_test(state, loader, val_loader, loss_fn, config, run)
-    if device.type == 'cuda':                                          # of a training before, of cuDNN's search
+    if device.type == 'cuda':                                          # peaks of earlier runs and of cuDNN's search
         torch.cuda.reset_peak_memory_stats(device)
     run.begun = True
     try:
         fit(state, loader, val_loader, loss_fn, config, run)
     finally:
         stop_workers(loader, val_loader)                               # a signal to the whole job kills them too
-        if state.history:                                              # with what was tried since the last epoch
+        if state.history:                                              # with events since the last epoch
             run.write('history.csv', history_csv(state.history))
     return finish(state, val_data, config, run)
 
 
 def build_loaders(train_data, val_data, config, device):
-    """What this process sees -> (loader of training batches, which has the windows; loader of validation batches)."""
+    """This process's share of the data -> (loader of training batches, by windows; loader of validation batches)."""
     rank, count = world()
     if len(train_data) < count:
         raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
@@ -6125,10 +6125,10 @@ def refuse_used(folder):
 
 
 def refuse_data(config):
-    """UserError for a run_dir that is the folder of the data, or one of its folders with images: list_files passes by
-    whatever is a run."""
+    """UserError for a run_dir that is the folder of the data, or one of its folders with images: list_files skips run
+    folders, so those images would be lost to later runs."""
     folder, data = (Path(os.path.expanduser(config[key])).resolve() for key in ('run_dir', 'data'))
-    if folder.is_relative_to(data) and not (folder / 'log.txt').exists():      # else its pictures are those of a run
+    if folder.is_relative_to(data) and not (folder / 'log.txt').exists():      # else a run drew its pictures
         names = (name for _, _, names in os.walk(folder) for name in names if may_be_read(name))
         if name := next(names, None):
             raise UserError(f'{folder}: holds data, such as {name}; a run wants a folder of its own: choose another '
@@ -6136,14 +6136,14 @@ def refuse_data(config):
 
 
 def refuse_unwritable(folder):
-    """UserError where a run could not write: its folder, or the nearest above it that is there, takes no files."""
+    """UserError where a run could not write: its folder, or the nearest existing one above it, takes no files."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
 
 
 def choose_model(model, config, data):
-    """The config's network; or the one given, with our preprocessing unless its data come from elsewhere too (None)."""
+    """The config's network or the user's, with our preprocessing; without (data=None) if the data are the user's."""
     if isinstance(model, SegmentationModel) and data is not None:      # of an earlier run: a second stage
         shape = ('architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes')
         is_own = model.is_own or any(model.config[key] != config[key] for key in shape)
@@ -6159,18 +6159,18 @@ def choose_model(model, config, data):
 
 
 def made_by(value):
-    """The package of transforms that a value's class, or one that it inherits from, comes from, or ''."""
+    """'albumentations' or 'monai' if the class of a value, or a base of it, is defined there; else ''."""
     packages = [kind.__module__.partition('.')[0] for kind in type(value).__mro__]
     return next((name for name in packages if name in ('albumentations', 'monai')), '')
 
 
 class Plain(torch.utils.data.Dataset):
-    """A user's map-style data set, asked for (epoch, index) as ours are, or in validation for index: what it draws at
-    random follows from that and the seed, also while a batch is joined."""
+    """A user's map-style data set asked for keys as ours are: (epoch, index), or index in validation. The key and the
+    seed decide what a sample draws at random, and what collate_fn draws after the last one."""
 
     def __init__(self, dataset, seed):
         self.dataset, self.seed = dataset, seed
-        parts = [dataset]                                              # with those that a Subset or ConcatDataset hides
+        parts = [dataset]                                              # and all inside of a Subset or ConcatDataset
         for part in parts:
             parts += getattr(part, 'datasets', []) if isinstance(part, torch.utils.data.ConcatDataset) else \
                 [part.dataset] if isinstance(part, torch.utils.data.Subset) else []
@@ -6189,8 +6189,8 @@ class Plain(torch.utils.data.Dataset):
         return f'sample {index}'
 
     def __getitems__(self, keys):
-        """The batch of these keys: what a DataLoader asks for. Each sample is drawn with a seed of its own; who waits
-        for the batch puts the random numbers back."""
+        """The batch of these keys, as a DataLoader asks for it. Each sample has a seed of its own, which is left set:
+        Run.wait_for puts the random states back."""
         samples = []
         for key in keys:
             epoch, index = key if isinstance(key, tuple) else (0, key)
@@ -6198,13 +6198,13 @@ class Plain(torch.utils.data.Dataset):
             random.seed(seed)
             np.random.seed(seed)                                       # torch.manual_seed would write a traceback
             (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
-            two = np.random.default_rng(seed), random.Random(seed)     # shared, or all transforms would draw the same
-            for number, transform in enumerate(self.transforms):       # which draw from generators of their own
+            two = np.random.default_rng(seed), random.Random(seed)     # shared, or all transforms draw the same
+            for number, transform in enumerate(self.transforms):       # they ignore the global generators
                 given = [seed_of(seed, number)] if made_by(transform) == 'monai' else two
                 transform.set_random_state(*given)
             sample = self.dataset[index]
-            samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # as those of transformers
-        return self.join(samples)                                      # with the numbers that the last sample left
+            samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # transformers' own mappings
+        return self.join(samples)                                      # draws on from the last sample's seed
 
 
 def is_finite(value):
@@ -6213,7 +6213,7 @@ def is_finite(value):
 
 
 def name_images(*datasets):
-    """A hash of the names and sizes of all images of these data sets, in their order; of their number without names."""
+    """A hash of the names and sizes of all images, in order; of a user's data set only the number is known."""
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
@@ -6232,9 +6232,9 @@ def settle_own(config):
 
 
 def fit(state, loader, val_loader, loss_fn, config, run):
-    """The story: epochs of windows, each epoch judged on the validation images, everything saved as it happens."""
+    """The whole training: epochs of windows, each epoch judged on the validation images, all of it saved on the way."""
     patience, several, deaths = config['early_stopping_patience'] or math.inf, world().size > 1, 0
-    took = math.inf                                                    # seconds of the last validation
+    took = math.inf                                                    # seconds of the last validation; unknown yet
     while state.epoch < config['num_epochs']:
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
             log.info('Early stopping: no better for %d epochs', patience)
@@ -6242,7 +6242,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         try:
             train_epoch(state, loader, loss_fn, config, run)
             if from_first(lambda: several and took > 10 or time.monotonic() - run.last_save > 60):
-                run.save(state, config)                                # torchrun kills whom it does not see stop
+                run.save(state, config)                                # torchrun kills a process that stops too slowly
             begun = time.monotonic()
             metrics = validate(state, val_loader, loss_fn, config, run)
             took = time.monotonic() - begun
@@ -6256,46 +6256,46 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             run.save(state, config)
         except Interrupted:
             break
-        except (DataError, OneTooLarge, MemoryError) as error:         # a file broke, or memory, between two steps
+        except (DataError, OneTooLarge, MemoryError) as error:         # a file is broken, or memory ran out
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:
-            is_of_data = 'in DataLoader worker process' in str(error)  # what a sample raised there
+            is_of_data = 'in DataLoader worker process' in str(error)  # raised by a sample: no worker died
             has_died = re.search(r'DataLoader (worker \(|timed out)', str(error)) or config['num_workers'] and \
                 not isinstance(error, RuntimeError) and not is_of_data
             deaths += 1
             if has_died and deaths > 3 or is_out_of_memory(error):
                 end_with_advice(error, state, config, run)
             if not has_died or several and state.window == loader.batch_sampler.num_windows:
-                raise                                                  # there the others wait in a collective
-            stop_workers(loader, val_loader)                           # the order goes on where it broke
-            if not run.asked:                                          # SLURM's signals reach the workers too
+                raise                                                  # in validation the others wait in a collective
+            stop_workers(loader, val_loader)                           # new ones begin at the next window
+            if not run.asked:                                          # else a signal to the job ended them
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
 
 
 def end_with_advice(error, state, config, run):
     """Save what was learnt, and raise the error with what to type."""
     if isinstance(error, OneTooLarge):
-        state.batch_size = config['batch_size']                        # with the settings of a resume it may fit
+        state.batch_size = config['batch_size']                        # it may fit when resumed, with other settings
     if world().size == 1:
         run.save(state, config)
     if isinstance(error, DataError) and 'cannot be read' in str(error):
         error.problems.append(LEAVE_OUT)
     if isinstance(error, UserError):
         raise error
-    if is_out_of_memory(error):                                        # where no smaller batch would help
+    if is_out_of_memory(error):                                        # outside of a step: no smaller batch helps
         raise UserError(TOO_LARGE, 'out of memory') from None
     raise UserError([in_words(error), 'too little memory? fewer num_workers, and cache_images=False, need less'],
                     'out of memory' if isinstance(error, MemoryError) else 'the data workers die') from None
 
 
 def stop_workers(*loaders):
-    """End the workers that live on between epochs, also those whose fellows were killed; new ones start when needed."""
+    """End the workers, which live on between epochs, even if some were killed; new ones start when needed."""
     for loader in loaders:
         iterator, loader._iterator = loader._iterator, None
         if iterator is not None:
-            with contextlib.suppress(RuntimeError):                    # that one has died
+            with contextlib.suppress(RuntimeError):                    # raised if one of them has died
                 iterator._shutdown_workers()
-            for worker in iterator._workers:                           # torch only asks; who hangs in a read is deaf
+            for worker in iterator._workers:                           # one that hangs in a read ignored torch
                 worker.kill()
 
 
@@ -6305,7 +6305,7 @@ def go_back(state, config, run, **changes):
     saved, _ = from_first(lambda: load_last(run.folder))
     state.scaler = build_scaler(changes.get('dtype', saved['dtype']), config, state.device)
     restore(state, saved)
-    run.unsaved = None if world().rank else saved.get('unsaved')       # what was best since then comes again
+    run.unsaved = None if world().rank else saved.get('unsaved')       # later best epochs are trained again
     state.history += [row for row in history[len(state.history):] if row['event']]
     for key, value in changes.items():
         setattr(state, key, value)
@@ -6323,7 +6323,7 @@ def resume_state(state, run, config, precision, hardware, changed):
         state.scaler = build_scaler(dtype, config, state.device)
         if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
             if saved['threads'] <= (os.cpu_count() or 1):
-                torch.set_num_threads(saved['threads'])                # the same result to the bit
+                torch.set_num_threads(saved['threads'])                # results stay equal to the bit
             else:
                 log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
                             saved['threads'], torch.get_num_threads())
@@ -6337,13 +6337,13 @@ def resume_state(state, run, config, precision, hardware, changed):
     if state.images != images:
         log.warning('The images, or their split, are not those this run began with: scores before and after do not '
                     'compare, and images that validate now may have been trained on')
-    if dtype != state.dtype:                                           # another precision counts other steps
+    if dtype != state.dtype:                                           # unsound steps of another precision
         state.bad = totals_alone(state.bad)
     if dtype != precision.dtype:
         log.info('The run goes on in %s, at which healing had arrived', dtype)
     state.images, state.dtype = images, dtype
     state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
-    run.unsaved = None if world().rank else saved.get('unsaved')       # best.pt, which the disk did not take
+    run.unsaved = None if world().rank else saved.get('unsaved')       # a best.pt that could not be written
     if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
@@ -6355,7 +6355,7 @@ def refuse_nonsense(saved, state, config):
     for name in TrainState.PLAIN:
         if type(saved[name]) is not type(getattr(state, name)):
             raise TypeError(f'{name}={shown(saved[name])}')
-    epochs_in_vain(saved['history'], saved['best_epoch'], config)      # reads all rows
+    epochs_in_vain(saved['history'], saved['best_epoch'], config)      # fails for rows without their keys
     if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
             or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
         raise ValueError('its counters make no sense')
@@ -6383,7 +6383,7 @@ def tell_data(data, config, why):
 
 
 def tell_precision(precision, hardware):
-    """The precision line, as the guides show it."""
+    """Log the hardware, the precision with its reason, and TF32."""
     what = {'float32': 'off (float32)', 'float16': 'float16, with gradient scaler'}.get(precision.dtype, 'bfloat16')
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s, because %s', what, precision.reason)
@@ -6394,7 +6394,7 @@ def tell_precision(precision, hardware):
 
 
 def warn_of_size(model, precision):
-    """What only the network can tell of the precision: whether it is too large for float16."""
+    """Warn of a network too large for float16, which is known only once it is built."""
     size = sum(p.numel() for p in model.parameters())
     if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
@@ -6408,10 +6408,10 @@ def amp_settings(dtype):
 
 
 def load_best(path):
-    """What best.pt holds; None if it is not there, or damaged, which is said."""
+    """What best.pt holds; None if it is missing or, which is logged, damaged."""
     try:
         return load_checkpoint(path) if path.exists() else None
-    except OSError as error:                                           # caught here, or other processes would wait
+    except OSError as error:  # raised in one process it would leave others waiting
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
 
 
@@ -6437,7 +6437,7 @@ def tell_best(best, epoch, config):
     """The scores of the best epoch, of each class where there are more than two."""
     scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
     log.info('Best: epoch %d, %s', epoch, ', '.join(f'{name} {best[key]:.4f}' for name, key in scores))
-    if len(ious := best.get('iou_per_class', [])) > 2:             # a loss of your own may count other classes
+    if len(ious := best.get('iou_per_class', [])) > 2:                 # a loss of your own may count other classes
         fits = len(config['class_names'] or ()) == len(ious)
         names = class_names(config if fits else {'class_names': None}, len(ious))
         for name, iou, dice in zip(names, ious, best['dice_per_class']):
