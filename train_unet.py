@@ -6479,7 +6479,7 @@ def finish(state, val_data, config, run):
 
 # ===== pictures =======================================================================
 
-# Okabe and Ito 2008, then IBM's: told apart by colour-blind readers too
+# Okabe and Ito 2008, then IBM's: colour-blind readers can tell them apart
 PALETTE = np.frombuffer(bytes.fromhex('e69f00 56b4e9 009e73 f0e442 0072b2 d55e00 '
                                       'cc79a7 999999 785ef0 648f11 fe6100 dc267f'), np.uint8).reshape(-1, 3)
 PALETTE = np.concatenate([PALETTE * shade for shade in (1, 0.65, 0.4)]).astype(np.uint8)     # darker from the 13th on
@@ -6487,7 +6487,7 @@ FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), 
 
 
 def contrast(image):
-    """(darkest, brightest) of an image (H, W, C) or TiffRows, but for a percent at each end; of 64 of its rows."""
+    """The first and 99th percentile of an image (H, W, C) or TiffRows, from 64 of its rows."""
     rows = np.linspace(0, image.shape[0] - 1, min(64, image.shape[0])).astype(int)
     return np.percentile(np.concatenate([image[row:row + 1] for row in rows.tolist()]), (1, 99))
 
@@ -6531,15 +6531,15 @@ def colour_key(config, has_errors=True):
 
 
 def sheet(rows, titles, path, legend=()):
-    """Rows of (caption, [pictures]) as one PNG, two side by side if they are many; each picture fits into a square.
-    legend: (colour, word) pairs, told below the pictures."""
+    """Draw rows of (caption, [pictures]) as one PNG -> the page. More than six rows stand in two columns, each picture
+    fits into a square. legend: (colour, word) pairs for the foot of the page."""
     side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fit = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
     rows = [(caption, [fit(PIL.Image.fromarray(picture), exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
     high = heading + max((tiles[0].height for _, tiles in rows), default=0)
-    wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # of a row, and of a word below
+    wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # widths of a row, of a legend's word
     below, per_line = heading + math.ceil(len(rows) / across) * high, across * wide // cell
     page = PIL.Image.new('RGB', (across * wide, below + math.ceil(len(legend) / per_line) * heading), 'white')
     draw = PIL.ImageDraw.Draw(page)
@@ -6580,8 +6580,8 @@ LEAVE_OUT = 'skip_broken=True leaves out files that cannot be read'
 
 
 def read_all(dataset, indices, skip_broken=True):
-    """((index, class ids), image) of the samples at these indices; those that cannot be read are told and left out, or
-    without skip_broken raise DataError."""
+    """Yield ((index, class ids), image) of the samples at these indices. One that cannot be read is logged and left
+    out, or without skip_broken raises DataError."""
     for index, future in read_ahead(dataset.read, indices, depth=2):
         try:
             image, truth = future.result()
@@ -6594,7 +6594,7 @@ def read_all(dataset, indices, skip_broken=True):
 
 def draw_curves(history, path):
     """curves.png: loss and IoU over the epochs."""
-    from matplotlib.figure import Figure                               # only pictures need it
+    from matplotlib.figure import Figure                               # imported late: only pictures need it
     rows = [row for row in history if not row['event']]
     if not rows:
         return
@@ -6606,7 +6606,7 @@ def draw_curves(history, path):
             if (key := f'{side}_{title.lower()}') in rows[0]:
                 axes.plot(epochs, [row.get(key) for row in rows], '.-', color=colour, label=side)
         axes.set(title=title, xlabel='epoch')
-        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)     # else one epoch is cut up
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)     # no half epochs
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         axes.spines[['top', 'right']].set_visible(False)
@@ -6635,7 +6635,7 @@ def load(path, device='auto', model=None):
         device = choose_device(device)
         set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
-            config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # it was right for the machine that trained
+            config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # this machine lacks what trained it
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:
@@ -6646,24 +6646,24 @@ def load(path, device='auto', model=None):
         loaded.pixels, loaded.coding = saved.get('pixels'), saved.get('coding')
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
-        loaded = laid_out(loaded, config, device)                      # as in training: 16 bits round otherwise else
+        loaded = laid_out(loaded, config, device)                      # in another layout 16 bits round differently
     except OSError as error:
         raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
-        is_other = isinstance(error, RuntimeError) and model is None   # of load_state_dict
+        is_other = isinstance(error, RuntimeError) and model is None   # from load_state_dict
         raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
     return loaded.to(device).eval()
 
 
 def load_with(run, overrides):
-    """A trained model with validated settings for its use, TF32 set -> (model, settings as keys of CONFIG, dtype)."""
+    """Load a trained model for use with typed settings, and set TF32 -> (model, {CONFIG key: typed value}, dtype)."""
     config, sources, _ = resolve_config(None, overrides)
     typed = {key for key, origin in sources.items() if origin == 'you'}
     fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
     if fixed:
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
-    settings = {key: config[key] for key in typed if config[key] != 'auto'}    # which leaves what the run has
+    settings = {key: config[key] for key in typed if config[key] != 'auto'}    # 'auto' keeps the run's own
     model = load(run, settings.get('device', 'auto'))
     model.config |= settings
     class_names(model.config, model.config['num_classes'])             # as many as there are classes?
@@ -6684,7 +6684,7 @@ def as_image(image, config):
     elif torch.is_tensor(image):
         image = to_float32(image.detach().cpu()).numpy()
         is_unit = image.dtype == np.float32 and image.size and 0 <= image.min() and image.max() <= 1
-        if is_unit and config['image_dtype'] == 'uint8':               # as torchvision's ToTensor gives 8 bits
+        if is_unit and config['image_dtype'] == 'uint8':               # 8 bits after torchvision's ToTensor
             image = (255 * image).round().astype(np.uint8)
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
     image = np.asarray(image)
@@ -6703,10 +6703,10 @@ def as_tensor(image):
 
 @torch.no_grad()
 def predict_stream(model, images, dtype=None, flips=False):
-    """Logits of a stream of (key, image (H, W, C)), exactly as validation sees the images, in their order.
+    """A stream of (key, image (H, W, C)) -> (key, image, bands) for each, in order, prepared exactly as in validation.
 
-    Each comes as (key, image, bands): bands of logits (K, rows, W) at the image's size, top to bottom.
-    Resized images go through the network batch_size at a time; in the other size policies its tiles do.
+    `bands` yields the logits as (K, rows, W) at the image's size, top to bottom. Resized images go through the
+    network batch_size at a time; in the other size policies the tiles of one image do.
     `flips` averages over the image and its mirror images (test-time augmentation).
     """
     config, device = model.config, next(model.parameters()).device
@@ -6715,7 +6715,7 @@ def predict_stream(model, images, dtype=None, flips=False):
     network = mirrored if flips else forward
     small = lambda image: image.small if isinstance(image, TiffRows) else resize(image, *config['image_size'])
     if config['size_policy'] != 'resize':
-        tiled, reach = torch.no_grad(tiled_bands), None                # wherever its bands are asked for
+        tiled, reach = torch.no_grad(tiled_bands), None                # bands are made in the caller's grad mode
         for key, image in images:
             rows = lambda first, last, image=image: as_tensor(image[first:last]).to(device)
             reach = find_reach(network, rows(0, 1), config['image_size'], config) if reach is None else reach
@@ -6757,7 +6757,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
                 image = future.result()
                 is_told = is_told or warn_of_other_depth(path, lambda: [read_header(path, model.config)[2]], model)
                 if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
-                    image.small = shrink_by_rows(image, *model.config['image_size'])     # here it may break
+                    image.small = shrink_by_rows(image, *model.config['image_size'])   # a broken file fails here
                 yield target, image
             except DataError as error:
                 broken.append(error.problems[0])
@@ -6765,7 +6765,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
     for target, image, bands in predict_stream(model, images(), dtype, flips=tta):
         try:
             write_prediction(target, image, bands, model, save)
-        except DataError as error:                                     # a large image breaks further down
+        except DataError as error:                                     # a large file may be broken further down
             broken.append(error.problems[0])
         except (RuntimeError, OSError) as error:
             if is_out_of_memory(error):
@@ -6791,8 +6791,8 @@ def warn_of_other_depth(name, modes, model):
 def list_inputs(inputs, output):
     """Files, folders and globs -> [(path, PNG to write below output)]. Raises UserError.
 
-    Folders inside a folder are kept. None overwrites another: where two names would be the same, all keep the
-    folders in which they differ; a.jpg and a.tif keep their suffixes.
+    Folders inside a folder are kept. No mask overwrites another: where two names would be the same, all files keep
+    the folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
     for item in map(os.path.expanduser, inputs):
@@ -6800,7 +6800,7 @@ def list_inputs(inputs, output):
         found = {place: os.path.basename(place) for place in places if os.path.isfile(place)}
         for place in filter(os.path.isdir, places):
             found |= {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
-        if not os.path.isfile(item):                                   # one typed by name is tried, whatever it is
+        if not os.path.isfile(item):                                   # a file that was typed is tried, whatever it is
             found = {path: name for path, name in found.items()
                      if may_be_read(os.path.basename(path)) and not is_written_by_predict(path)}
         if not found:
@@ -6812,13 +6812,13 @@ def list_inputs(inputs, output):
         common = os.path.commonpath([os.path.dirname(path) for path in files])
         files = {path: os.path.relpath(path, common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
-    times = Counter(word.casefold() for path, name in files.items() for word in {name, stems[path]})   # as disks see it
+    times = Counter(word.casefold() for path, name in files.items() for word in {name, stems[path]})   # any case
     return [(path, output / f'{stem if times[stem.casefold()] == 1 else files[path]}.png')
-            for path, stem in stems.items()]                           # of a.jpg, A.tif and a.jpg.png all need a suffix
+            for path, stem in stems.items()]                           # a.jpg, A.tif and a.jpg.png all need a suffix
 
 
 def refuse_overwriting(files, output):
-    """A mask must not take the place of an image, be it one of the inputs or another that lies in the folder."""
+    """UserError if a mask would overwrite an image, be it one of the inputs or another file in the output folder."""
     if not output.is_dir() and (output.exists() or output.suffix.lower() in SUFFIXES):
         raise UserError(f'-o {output}: name a folder; masks get the names of their images', 'nothing to predict')
     lost = [str(path) for _, target in files for path in (target, target.with_suffix('.tif'))
@@ -6832,15 +6832,15 @@ MARK = 'train_unet predict'        # the software that a mask names as its maker
 
 
 def is_written_by_predict(path):
-    """Whether a file is a mask of an earlier time: in their head PNG and TIFF tell the software that wrote them."""
-    if os.path.isfile(path):                                           # a pipe would be waited for
+    """Whether a file is a mask of an earlier predict: the head of a PNG or TIFF names the software that wrote it."""
+    if os.path.isfile(path):                                           # opening a pipe would block
         with contextlib.suppress(OSError), open(path, 'rb') as file:
             return MARK.encode() in file.read(4096)
     return False
 
 
 def read_ahead(read, items, depth=4):
-    """(item, a future of read(item)) for each, in their order, in threads that stay `depth` items ahead."""
+    """Yield (item, future of read(item)) in order, reading up to `depth` items ahead in threads."""
     with ThreadPoolExecutor(depth) as pool:
         futures = ((item, pool.submit(read, item)) for item in items)
         waiting = deque(itertools.islice(futures, depth))
