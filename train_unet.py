@@ -6930,21 +6930,21 @@ def evaluate_run(folder, overrides):
 
 
 def images_to_score(folder, model, overrides):
-    """The run's validation images, or the other data that is typed -> (dataset, split, whether these are known to be
-    what they should be). Settings of the model follow; warns where images were trained on."""
+    """The run's validation images, or those of other data -> (dataset, split, whether they are the ones to be scored).
+    Changes model.config to suit; warns of images that were trained on."""
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
-        model.config['val_fraction'] = overrides.get('val_fraction', 0)        # all of other data is scored
+        model.config['val_fraction'] = overrides.get('val_fraction', 0)        # 0: all images are scored
     data = inspect_other(model) if other else inspect_data(model.config)
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
-    dataset.is_mixed |= other                                          # its images may be of another scale
+    dataset.is_mixed |= other                                          # other data may be scaled differently
     are_known = other or are_its_images(folder, data, model.config) is not False
     if not are_known:
         log.warning('The images, or their split, are not those this run began with: some that are scored may have '
                     'been trained on. The threshold stays as it is')
-    with contextlib.suppress(UserError):                               # of a split that cannot be drawn
+    with contextlib.suppress(UserError):                               # where the run's split cannot be drawn
         held_out = split == 'train' and as_trained['val_fraction']
         if held_out and are_its_images(folder, inspect_data(as_trained), as_trained):
             log.warning('These are the images of this run, and it was trained on most of them: '
@@ -6953,8 +6953,8 @@ def images_to_score(folder, model, overrides):
 
 
 def inspect_other(model):
-    """Data that a model was not trained on -> Data, told, with what is otherwise there. DataError without the lines
-    that only a training can take, and where no score would mean anything."""
+    """Inspect data that a model was not trained on -> Data; prints it, and how it differs from the training's.
+    DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     try:
         data = inspect_data(model.config)
     except DataError as error:
@@ -6964,7 +6964,7 @@ def inspect_other(model):
     data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
-    plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')           # the share of noise is another in any set
+    plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')         # the share of noise differs everywhere
     if plain(model.coding) not in ('', plain(data.coding.words)):
         log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
     if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
@@ -6974,11 +6974,11 @@ def inspect_other(model):
 
 
 FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
-                   'max_image_pixels'.split())    # with other settings a threshold is not the run's own
+                   'max_image_pixels'.split())    # with these changed, a tuned threshold is still the run's own
 
 
 def are_its_images(folder, data, config):
-    """Whether these are the images and the split that a run began with; None where nobody knows, without last.pt."""
+    """Whether these are the images and the split that a run began with; None, without last.pt: unknown."""
     sets = [SegmentationDataset(data, split, config, is_training=False) for split in ('train', 'val')]
     with contextlib.suppress(UserError, LookupError, TypeError):
         return load_last(best_file(folder).parent)[0]['images'] == name_images(*sets)
@@ -6994,8 +6994,8 @@ def count_at_levels(bands, truth, levels, num_classes):
 
 
 def store_threshold(folder, level, model):
-    """Give a tuned threshold to the model, and to best.pt, where load and predict find it -> whether that was done: not
-    where a training is at work there, or has put other weights there since the model was loaded."""
+    """Put a tuned threshold into the model and into best.pt, where load and predict find it -> whether that was done.
+    It is not while a training works there, or if best.pt has got other weights since the model was loaded."""
     from filelock import FileLock, Timeout                             # comes with torch
     path, weights = best_file(folder), model.state_dict()
     with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):
@@ -7032,12 +7032,12 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
              for row in sorted(images, key=agreement)[:12]}
     draw_samples(model, dataset, folder / 'worst.png', captions=worst)
     draw_confusion(counts[level], names, folder / 'confusion.png')
-    with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt they are as they were
+    with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt the old curves stay
         draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    what = f'{split} images'.removeprefix('train ')                    # of other data all may be scored
+    what = f'{split} images'.removeprefix('train ')                    # split 'train': all of other data
     what += f' of {clean(model.config["data"])}' if other_data else ''
-    two = len(names) == 2                                              # told last: whoever reads it may have left
+    two = len(names) == 2  # printed once all is written: a pipe may be closed
     at_half = ', at threshold 0.50' if two and not other_data else ''
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}{at_half}')
@@ -7065,13 +7065,13 @@ def print_classes(metrics, names):
 
 
 def evaluation_folder(run, data):
-    """Where the scores of other data go: a folder with its name, and a number where that is another data's."""
+    """The folder for the scores of other data: named after it, with a number if other data of that name has one."""
     name, data = f'evaluation_{Path(data).resolve().name}', absolute(data)
     for number in itertools.count(1):
         folder = run / (f'{name}-{number}' if number > 1 else name)
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if folder.is_symlink() or json.loads((folder / 'metrics.json').read_text())['data'] != data:
-                continue                                               # a link in a stranger's run may lead anywhere
+                continue                                               # a link may lead out of a run of unknown origin
         return folder
 
 
@@ -7084,7 +7084,7 @@ def draw_confusion(counts, names, path):
     axes = figure.subplots()
     axes.imshow(shares, cmap='Blues', vmin=0, vmax=1)
     for (row, column), share in np.ndenumerate(shares):
-        if share >= 0.005 and len(names) <= 60:                        # of more they take a minute, and cannot be read
+        if share >= 0.005 and len(names) <= 60:                        # more take a minute, and nobody can read them
             axes.text(column, row, f'{share:.2f}', ha='center', va='center', fontsize=8,
                       color='white' if share > 0.5 else 'black')
     axes.set(xlabel='predicted', ylabel='truth', title='Share of each true class')
