@@ -7097,11 +7097,11 @@ def draw_confusion(counts, names, path):
 
 
 def export(run, form='onnx', output=None, half=False):
-    """Write the best model for other programs -> exit code. Verified against it before it is called done.
+    """Write the best model for other programs -> exit code. The file takes its place only if it agrees with the model.
 
-    onnx, pt2: images (batch, channels, height, width) as stored in, logits out, any batch and, where the network
-    allows it, any size (pt2: sides above 32); preprocessing is inside. smp: a folder for smp.from_pretrained, with
-    mean and std as its preprocessing parameters. half stores the weights as float16 (onnx, smp).
+    onnx, pt2: images (B, C, H, W) as stored -> logits (B, K, H, W), for any batch and, where the network allows it, any
+    size (pt2: sides above 32); preprocessing is inside. smp: a folder for smp.from_pretrained, with mean and std as
+    its preprocessing parameters. half stores the weights as float16 (onnx, smp).
     """
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
     if form not in writers:
@@ -7122,7 +7122,7 @@ def export(run, form='onnx', output=None, half=False):
     folder, name = (path, '') if form == 'smp' else (path.parent, path.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh, faults = Path(scratch, name), []
-        for is_free in (True, False) if form != 'smp' else (True,):    # some networks take one size only
+        for is_free in (True, False) if form != 'smp' else (True,):    # some can be written for one size only
             try:
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
@@ -7134,7 +7134,7 @@ def export(run, form='onnx', output=None, half=False):
             advice = ['torch 2.6 cannot write this as ONNX, torch 2.9 can']
             raise UserError(faults + advice * (form == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
         folder.mkdir(exist_ok=True)
-        for file in Path(scratch).iterdir():                           # what was there before stays until now
+        for file in Path(scratch).iterdir():                           # only now are older files replaced
             os.replace(file, folder / file.name)
     print(f'{clean(path)}: on {len(real)} validation images and {len(drawn)} drawn ones the largest difference of a '
           f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
@@ -7159,8 +7159,8 @@ def example_images(config):
 
 
 def drawn_images(model, is_free):
-    """Noise as tensors: a batch of 3 at image_size and, if sizes are free, what the network takes of odd, small and
-    large ones."""
+    """Noise as tensors: a batch of 3 at image_size and, if sizes are free, one image each of odd, small and large size;
+    without those that the network does not take."""
     config, draw = model.config, torch.Generator().manual_seed(0)
     kind, scale = config['image_dtype'], {'uint8': 1, 'uint16': 257, 'float32': 1 / 255}
     shapes = [(3, *config['image_size']), *[(1, 97, 131), (1, 64, 64), (1, 320, 256)] * is_free]
@@ -7182,7 +7182,8 @@ def takes(model, images):
 def compare_exported(model, again, examples, tolerance):
     """A model against its exported self, on images -> (largest difference of a logit, share of equal labels).
 
-    ValueError if that is above `tolerance` times the largest logit, at least 10: sums in another order differ by less.
+    ValueError if the difference is above `tolerance` x the largest logit (or x 10, if that is more): sums in another
+    order differ by less.
     """
     differences, sizes, same = [], [torch.tensor(10.0)], []
     for images in examples:
@@ -7190,7 +7191,7 @@ def compare_exported(model, again, examples, tolerance):
         differences.append((wanted - got).abs().max())
         sizes.append(wanted.abs().max())
         same.append((classify(wanted, model.threshold) == classify(got, model.threshold)).flatten())
-    worst = float(torch.stack(differences).max())                      # NaN if there is one
+    worst = float(torch.stack(differences).max())                      # NaN if any is, hence 'not <='
     if not worst <= tolerance * float(max(sizes)):
         raise ValueError(f'it does not agree with the model it was made from: logits differ by {worst:.2e}')
     return worst, float(torch.cat(same).double().mean())
@@ -7233,7 +7234,7 @@ def export_onnx(model, path, half, is_free):
                                     output_names=['logits'], dynamo=True, verbose=False)
     written = program.model_proto
     for node in [*written.graph.node, *(node for function in written.functions for node in function.node)]:
-        del node.metadata_props[:]                                     # traces, which tell the paths of this machine
+        del node.metadata_props[:]                                     # stack traces, which reveal local paths
     for key, value in export_facts(model).items():
         written.metadata_props.add(key=key, value=value)
     if half:
@@ -7246,7 +7247,7 @@ def export_onnx(model, path, half, is_free):
     def run(images):
         try:
             return session().run(None, {'images': images.numpy()})[0]
-        except faults as error:                                        # of no common kind
+        except faults as error:                                        # they share no base class
             raise RuntimeError(str(error)) from None
     return run
 
@@ -7277,9 +7278,9 @@ def export_pt2(model, path, half, is_free):
     images, free = trace_example(model, is_free)
     program = torch.export.export(model, (images,), dynamic_shapes=free)
     for node in program.graph.nodes:
-        node.meta.pop('stack_trace', None)                             # it tells the paths of this machine
+        node.meta.pop('stack_trace', None)                             # it reveals local paths
     with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'No complete tensor')        # what is channels_last it takes for a slice
+        warnings.filterwarnings('ignore', 'No complete tensor')        # it takes channels_last for a slice
         torch.export.save(program, path, extra_files=export_facts(model))
     return torch.export.load(path).module()
 
@@ -7304,7 +7305,7 @@ def saved_bytes(model, batch, loss_fn, dtype):
     Parameters and buffers are not counted; tensors that share storage count once. Works on fake tensors too,
     which know autocast (meta tensors do not).
     """
-    kept = {}                      # storage -> tensor: alive, or ids would recur
+    kept = {}                      # storage -> tensor, kept alive: freed storages would have their addresses reused
 
     def keep(tensor):
         kept[tensor.untyped_storage()._cdata] = tensor
@@ -7326,10 +7327,10 @@ def estimate_memory(config, dtype):
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
     device = choose_device(config['device'])
-    model = laid_out(model, config, device)                            # as in training: copies are kept too
-    if device.type != 'cpu':                                           # fake ones are on a CPU
+    model = laid_out(model, config, device)                            # copies into a layout are kept too
+    if device.type != 'cpu':                                           # fake tensors look as if on a CPU, which folds
         fold_upsampling(model, ())
-    with FakeCopyMode(mode):                                           # some cannot be built of fake tensors
+    with FakeCopyMode(mode):                                           # some models cannot be built in fake mode
         model = copy.deepcopy(model)
     with mode, torch.random.fork_rng(devices=[]):                      # those of a GPU torch 2.6 cannot put back here
         shape = (config['batch_size'], config['in_channels'], *config['image_size'])
@@ -7354,7 +7355,7 @@ def resident_memory(state):
 
 
 def measure_memory(state, batch, loss_fn, peak=0):
-    """Bytes by part of a step that has been run; workspace is what `peak` holds beyond."""
+    """Bytes by part of a step that has been run; workspace is what its `peak` (bytes) holds beyond the other parts."""
     parts = resident_memory(state)
     parts['activations'], _ = saved_bytes(state.model, to_device(batch, state.device), loss_fn, state.dtype)
     return parts | {'workspace': max(0, peak - sum(parts.values()))}
@@ -7396,7 +7397,7 @@ def show_first_batch(dataset, config, device):
 
 
 def in_full(problems, path, most=20):
-    """Problems, with those that stand behind '... and 5 more'; where these are many, a file of this path names them."""
+    """All problems, including those behind '... and 5 more'; if these are over `most` they are written to `path`."""
     lines, others = [], []
     for problem in problems:
         hidden = getattr(problem, 'hidden', [problem])
@@ -7452,7 +7453,7 @@ class Candidate:
     tf32: str
     channels_last: bool
     state: TrainState
-    compiled: object = None        # what its model calls then, see nn.Module.compile; None: eager
+    compiled: object = None        # what nn.Module.compile made of the model's call; None: eager
     seconds: list = dataclasses.field(default_factory=list)
     memory: int = 0                # peak bytes on the device; 0 where it cannot be measured
     compile_seconds: float = 0.0
@@ -7474,7 +7475,7 @@ class Candidate:
 
     @property
     def cost(self):
-        """What the winner has least of: its seconds, and 3 % more in float16, for it can overflow."""
+        """What the winner has least of: seconds of a step, plus 3 % for float16, which can overflow."""
         return self.median * (1.03 if self.dtype == 'float16' else 1)
 
 
@@ -7500,18 +7501,18 @@ def tune(preset, overrides, seconds=60.0):
     for dtype in sorted({'bfloat16', 'float16'} - hardware.units):
         print(f'not measured: {dtype}, {hardware.name} has no units for it' +
               (' (autocast would be several times slower than float32)' if hardware.kind == 'cpu' else ''))
-    apply_tf32('highest')                                              # the others are held against real float32
+    apply_tf32('highest')                                              # the reference is exact float32
     torch.use_deterministic_algorithms(config['deterministic'], warn_only=True)
     candidates = plain_candidates(config, hardware, device)
     model, dtypes = candidates[0].state.model, {c.dtype for c in candidates} - {'float32'}
     warn_of_size(model, precision)
     examine = functools.partial(examine_numbers, model, config, loss_fn, sorted(dtypes))
     numbers, *_ = in_halves(examine, window[0])                        # of the first part that fits into memory
-    safe = [c for c in candidates if not judge(c.dtype, numbers)]      # the others must not be recommended
+    safe = [c for c in candidates if not judge(c.dtype, numbers)]      # only these may win
     images = sum(batch_length(batch) for batch in window)
     measure_rounds(candidates, window, loss_fn, config, seconds / 2)
-    print_speeds(candidates, images)                                   # the compiler can take minutes
-    with torch._dynamo.config.patch(cache_size_limit=64):              # else from the ninth on eager, unsaid
+    print_speeds(candidates, images)                                   # now: the compiler can take minutes
+    with torch._dynamo.config.patch(cache_size_limit=64):              # else the ninth silently stays eager
         if compiled := compile_all(safe, config, device, window, loss_fn):
             measure_rounds(candidates + compiled, window, loss_fn, config, seconds)
             compiled.sort(key=lambda c: c.cost)
@@ -7521,21 +7522,21 @@ def tune(preset, overrides, seconds=60.0):
     if judge('float16', numbers):
         print('refuted here: preset older_gpu asks for float16')
     winner = pick_winner(best, next(iter(compiled), None), config, len(dataset), images)
-    del candidates, model, safe, examine, best, compiled               # their weights would count in what follows
-    gc.collect()                                                       # what was compiled holds itself
+    del candidates, model, safe, examine, best, compiled               # their weights would be measured as well
+    gc.collect()                                                       # compiled models are in reference cycles
     torch.cuda.empty_cache()
     try:
         tell_waiting(winner, dataset, loss_fn, config)
         tell_memory(winner, config, hardware, window, loss_fn)
-    finally:                                                           # minutes of measuring must not be lost
+    finally:                                                           # keep the result of minutes of measuring
         base = translate(load_preset(preset), [])[0] if preset is not None else {}
         write_winner(winner, hardware, images, base, overrides)
     return 0
 
 
 def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
-    """The share of the time that real steps, fed by the loader as in training, wait for data; the images were read once
-    before, so that they lie in the cache if there is one."""
+    """Print the share of the time that real steps, fed by the loader as in training, wait for data. All images are read
+    once before, which fills the cache if there is one."""
     effective = config['batch_size'] * config['accumulation_steps']
     count = min(len(dataset), max(200, 2 * effective)) // effective * effective        # windows of one length
     sampler = WindowSampler(count or len(dataset), config)
@@ -7545,7 +7546,7 @@ def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
     steps, begun, busy = windows(loader, sampler), 0.0, 0.0
     for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
         _, window = next(steps)
-        begun = begun or time.monotonic()                              # not the start of the workers
+        begun = begun or time.monotonic()                              # without the start of the workers
         busy += timed_step(candidate, window, loss_fn, config)
         if time.monotonic() - begun > seconds:
             break
@@ -7560,7 +7561,7 @@ def plain_candidates(config, hardware, device):
     start from the same."""
     kinds = [('float32', 'highest'), ('float32', 'high')] if 'tf32' in hardware.units else [('float32', 'highest')]
     kinds += [(dtype, 'high') for dtype in ('float16', 'bfloat16') if dtype in hardware.units]
-    config, states = config | {'encoder_weights': None, 'learning_rate': 1e-6}, {}         # they learn nothing wild
+    config, states = config | {'encoder_weights': None, 'learning_rate': 1e-6}, {}         # small: must not diverge
     for last in (False, True) if device.type != 'mps' else (False,):   # see laid_out
         seed_everything(config['seed'])
         states[last] = build_state(build_model(config), config | {'channels_last': last},
@@ -7571,7 +7572,7 @@ def plain_candidates(config, hardware, device):
 
 
 def timed_step(candidate, window, loss_fn, config):
-    """Seconds of one real step, the device waited for."""
+    """Run one real step -> its seconds, with the device synchronised. Also notes the candidate's peak memory."""
     apply_tf32(candidate.tf32)
     candidate.state.model._compiled_call_impl = candidate.compiled
     device = candidate.state.device
@@ -7588,8 +7589,8 @@ def timed_step(candidate, window, loss_fn, config):
 
 
 def measure_rounds(candidates, window, loss_fn, config, seconds):
-    """Interleaved rounds, so that a slow minute of the machine hits all alike: one to 20, in about the time given. What
-    was measured before, perhaps in other minutes, is forgotten."""
+    """Time all candidates in 1 to 20 interleaved rounds, about `seconds` in all, so that a slow minute of the machine
+    hits them alike. Earlier times, from other minutes, are dropped."""
     begun = time.monotonic()
     for candidate in candidates:
         candidate.seconds = []
@@ -7602,7 +7603,7 @@ def measure_rounds(candidates, window, loss_fn, config, seconds):
             break
 
 
-COMPILE_SECONDS = {'cpu': 180, 'cuda': 300}    # that tune gives to torch.compile; no more is begun then
+COMPILE_SECONDS = {'cpu': 180, 'cuda': 300}    # after which tune begins to compile no other candidate
 
 
 def compile_all(candidates, config, device, window, loss_fn):
@@ -7615,7 +7616,7 @@ def compile_all(candidates, config, device, window, loss_fn):
         try_to_compile(plain.state.model)
         one = dataclasses.replace(plain, compiled=plain.state.model._compiled_call_impl, seconds=[])
         one.compile_seconds = timed_step(one, window, loss_fn, config)
-        if plain.state.model._compiled_call_impl is not None:          # else it ran without, and said so
+        if plain.state.model._compiled_call_impl is not None:          # else it failed, and was logged
             compiled.append(one)
     if waiting:
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))
@@ -7623,24 +7624,25 @@ def compile_all(candidates, config, device, window, loss_fn):
 
 
 def examine_numbers(model, config, loss_fn, dtypes, batch):
-    """How far each dtype is from float32 on this network and data -> the largest activation with its layer,
-    per dtype cosine and norm ratio of its gradient, and the share of values float16 would lose unscaled."""
+    """How far each dtype is from float32 on this network and data -> {'peak', 'layer': the largest activation and
+    where it is, 'lost': the share of gradient values that float16 would round to 0 unscaled,
+    'gradients': {dtype: (cosine, norm ratio)} against float32}."""
     model.train()
-    peak, names, kept = {}, {module: name for name, module in model.named_modules()}, {}
+    peak, names, in_float32 = {}, {module: name for name, module in model.named_modules()}, {}
 
     def watch(module, inputs, output):
         tensors = list(filter(torch.is_tensor, pytree.tree_leaves(output)))
-        if isinstance(module, Float32):                                # also where what is around it hands it on
-            kept.update({id(tensor): tensor for tensor in tensors})
+        if isinstance(module, Float32):                                # not counted, nor if an outer module returns it
+            in_float32.update({id(tensor): tensor for tensor in tensors})
         for value in tensors if names.get(module) else ():
-            if id(value) not in kept:
+            if id(value) not in in_float32:
                 peak[names[module]] = max(peak.get(names[module], 0.0), float(value.detach().abs().max()))
 
     batch = to_device(batch, next(model.parameters()).device)
 
     def gradient(dtype, scale=1.0):
         model.zero_grad(set_to_none=True)
-        seed_everything(config['seed'])                                # dropout drops the same
+        seed_everything(config['seed'])                                # the same dropout for each dtype
         losses, _ = run_loss(loss_fn, model, dtype, batch)
         (losses.mean() * scale).backward()
         whole = flat(p.grad for p in model.parameters() if p.grad is not None).cpu().double() / scale
@@ -7689,8 +7691,8 @@ def print_numbers(numbers):
 
 
 def pick_winner(best, compiled, config, count, images):
-    """The compiled candidate if compiling pays back within the epochs of `count` images, against the best of the
-    others; else preset fast is refuted."""
+    """The compiled candidate if compiling it pays back, against the best eager one, within the run's epochs of `count`
+    images; else `best`, and a line that advises against preset fast."""
     why = 'it does not work here, or not in time'
     if compiled is not None:
         saved = (best.median - compiled.median) * max(1, count // images)
@@ -7720,7 +7722,7 @@ def write_winner(winner, hardware, images, base, overrides):
 def tell_memory(winner, config, hardware, window, loss_fn):
     """The memory of a step by part, estimated and measured, and the largest power of two that fits as a batch: tried
     on a GPU, estimated for 90 % of a CPU's memory."""
-    config = {**config, 'batch_size': winner.state.batch_size}         # perhaps memory has halved it
+    config = {**config, 'batch_size': winner.state.batch_size}         # memory may have halved it
     print(describe_memory(estimate_memory(config, winner.dtype)))
     first, *_ = split_batch(window[0], config['batch_size'])
     measured = measure_memory(winner.state, first, loss_fn, winner.memory)
@@ -7731,7 +7733,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
         winner.state.batch_size = size
         return len(in_halves(attempt, batch)) == 1
 
-    def attempt(batch):                                                # a scaler unscales once per update
+    def attempt(batch):                                                # without an update a scaler unscales only once
         winner.state.scaler = build_scaler(winner.dtype, config, winner.state.device)
         return train_step(winner.state, [batch], loss_fn, config)
 
@@ -7739,7 +7741,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     if hardware.kind == 'cpu':
         two, four = (sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) for size in (2, 4))
         fits = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
-    winner.state.model._compiled_call_impl = None                      # each size would be compiled anew
+    winner.state.model._compiled_call_impl = None                      # eager, or each size would be compiled
     size, one = 1, to_device({key: value[:1] for key, value in first.items()}, winner.state.device)
     while size < 4096 and fits(2 * size):
         size *= 2
@@ -7753,18 +7755,18 @@ def tell_memory(winner, config, hardware, window, loss_fn):
 def main(argv=None):
     """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
     argv = sys.argv[1:] if argv is None else argv
-    for stream in (sys.stdout, sys.stderr):                            # on Windows a file takes few letters
+    for stream in (sys.stdout, sys.stderr):                            # Windows' encodings lack most letters
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors='backslashreplace')
-    warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # a file may speak through them
+    warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # cleaned: a file may quote itself
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
-        if __name__ == '__main__' and verb != 'train':                 # so that no file is left half-written
+        if __name__ == '__main__' and verb != 'train':                 # exits through finally: no half-written file
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
-        if os.environ.get('RANK', '0') != '0':                         # all else the first of torchrun's does alone
+        if os.environ.get('RANK', '0') != '0':                         # torchrun's first process does the rest alone
             return 0
         if verb == 'evaluate':
             return evaluate_run(paths[0], overrides)
@@ -7781,10 +7783,10 @@ def main(argv=None):
         return 130
     except SystemExit as error:                                        # --help, or a signal with nothing to save yet
         return error.code
-    except BrokenPipeError:                                            # piped into head
+    except BrokenPipeError:                                            # such as a pipe into head
         return 1
     except (Rewind, RuntimeError) as error:
-        if world().size > 1 and re.search('(closed|reset) by peer|Broken pipe', str(error)):       # of gloo
+        if world().size > 1 and re.search('(closed|reset) by peer|Broken pipe', str(error)):       # gloo's words
             print(f'process {world().rank}: another one has ended; unless it was killed it says why', file=sys.stderr)
             return 1
         if not is_out_of_memory(error):
