@@ -6259,14 +6259,14 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         except (DataError, OneTooLarge, MemoryError) as error:         # a file is broken, or memory ran out
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:
-            is_of_data = 'in DataLoader worker process' in str(error)  # raised by a sample: no worker died
-            has_died = re.search(r'DataLoader (worker \(|timed out)', str(error)) or config['num_workers'] and \
-                not isinstance(error, RuntimeError) and not is_of_data
-            deaths += 1
+            of_sample = 'in DataLoader worker process' in str(error)   # what a data set raised: no death
+            lost_pipe = config['num_workers'] and not isinstance(error, RuntimeError) and not of_sample
+            has_died = lost_pipe or re.search(r'DataLoader (worker \(|timed out)', str(error))
+            is_validating, deaths = state.window == loader.batch_sampler.num_windows, deaths + 1
             if has_died and deaths > 3 or is_out_of_memory(error):
                 end_with_advice(error, state, config, run)
-            if not has_died or several and state.window == loader.batch_sampler.num_windows:
-                raise                                                  # in validation the others wait in a collective
+            if not has_died or several and is_validating:              # then the others wait in a collective
+                raise
             stop_workers(loader, val_loader)                           # new ones begin at the next window
             if not run.asked:                                          # else a signal to the job ended them
                 log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
