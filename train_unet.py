@@ -5514,7 +5514,7 @@ class ScreenHandler(logging.Handler):
     """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
-        if not (world().rank if world().size > 1 else os.environ.get('RANK', '0') != '0'):     # until they have met
+        if not world().rank and (world().size > 1 or os.environ.get('RANK', '0') == '0'):      # RANK: not joined yet
             say(clean(self.format(record)), sys.stdout)
 
 
@@ -7461,12 +7461,8 @@ class Candidate:
     @property
     def name(self):
         """As the table shows it."""
-        words = ['TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype]
-        if self.channels_last:
-            words.append('channels_last')
-        if self.compiled:
-            words.append('compiled')
-        return ', '.join(words)
+        precision = 'TF32' if self.dtype == 'float32' and self.tf32 != 'highest' else self.dtype
+        return precision + ', channels_last' * self.channels_last + ', compiled' * bool(self.compiled)
 
     @property
     def median(self):
@@ -7727,25 +7723,23 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     first, *_ = split_batch(window[0], config['batch_size'])
     measured = measure_memory(winner.state, first, loss_fn, winner.memory)
     print(describe_memory(measured, 'measured' if winner.memory else 'measured but for its workspace'))
-
-    def runs(size):
-        batch = {key: one[key].expand(size, *one[key].shape[1:]) for key in ('image', 'mask')}
-        winner.state.batch_size = size
-        return len(in_halves(attempt, batch)) == 1
+    one = to_device({key: first[key][:1] for key in ('image', 'mask')}, winner.state.device)
 
     def attempt(batch):                                                # without an update a scaler unscales only once
         winner.state.scaler = build_scaler(winner.dtype, config, winner.state.device)
         return train_step(winner.state, [batch], loss_fn, config)
 
-    fits = runs
-    if hardware.kind == 'cpu':
-        two, four = (sum(estimate_memory({**config, 'batch_size': size}, winner.dtype).values()) for size in (2, 4))
-        fits = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory
+    def runs(size):
+        winner.state.batch_size = size
+        return len(in_halves(attempt, {key: x.expand(size, *x.shape[1:]) for key, x in one.items()})) == 1
+
+    fits, how, size = runs, 'tried', 1
+    if hardware.kind == 'cpu':                                         # the estimate is linear in the batch size
+        two, four = (sum(estimate_memory({**config, 'batch_size': n}, winner.dtype).values()) for n in (2, 4))
+        fits, how = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory, 'estimated'
     winner.state.model._compiled_call_impl = None                      # eager, or each size would be compiled
-    size, one = 1, to_device({key: value[:1] for key, value in first.items()}, winner.state.device)
     while size < 4096 and fits(2 * size):
         size *= 2
-    how = 'estimated' if hardware.kind == 'cpu' else 'tried'
     print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {size} ({how})')
 
 
