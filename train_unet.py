@@ -4793,6 +4793,11 @@ def to_float32(values):
     return pytree.tree_map(cast, values)
 
 
+def is_finite(value):
+    """False for a floating-point tensor that holds NaN or infinity."""
+    return not (torch.is_tensor(value) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+
+
 def to_device(batch, device):
     """Move every tensor of a batch (dict, list, tuple or tensor). Copies to CUDA are not waited for: its kernels do
     that, while a copy on the CPU may be read at once."""
@@ -5069,8 +5074,6 @@ class OneTooLarge(UserError):
 
 TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
              'activation_checkpointing=True, a smaller encoder, --preset low_memory or device=cpu')
-
-
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
              'larger image_size, progressive_resizing=0, give more images, or start fewer processes')
 
@@ -6205,11 +6208,6 @@ class Plain(torch.utils.data.Dataset):
             sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # transformers' own mappings
         return self.join(samples)                                      # draws on from the last sample's seed
-
-
-def is_finite(value):
-    """False for a floating-point tensor that holds NaN or infinity."""
-    return not (torch.is_tensor(value) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
 def name_images(*datasets):
