@@ -3840,34 +3840,34 @@ def settle(config, hardware, data, is_demo):
     on_cpu = hardware.kind == 'cpu'
     largest, usual_steps, fewest_epochs = (256, 1000, 10) if on_cpu else (512, 4000, 20)
 
-    def decide(key, value, reason):
+    def choose(key, value, reason):
         if config[key] == 'auto':
             config[key], why[key] = value, reason
 
-    decide('num_classes', data.coding.num_classes, 'found in the masks')
+    choose('num_classes', data.coding.num_classes, 'found in the masks')
     class_names(config, config['num_classes'])                         # as many as there are classes?
-    decide('image_size', *usual_size(config, data, largest))
+    choose('image_size', *usual_size(config, data, largest))
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
-    decide('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
-    decide('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
+    choose('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
+    choose('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
     if config['architecture'] in HAVE_WIDTHS:
-        decide('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
+        choose('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
                'half the usual width, for a CPU' if on_cpu else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
-    decide('num_epochs', epochs, 'enough for the demo' if is_demo else
+    choose('num_epochs', epochs, 'enough for the demo' if is_demo else
            f'about {usual_steps:,} steps, {fewest_epochs} to 200 epochs')
-    decide('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
-    decide('learning_rate', *usual_rate(config))
+    choose('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
+    choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
-    decide('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
+    choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
     size, free = cached_bytes(config, data), free_memory() / processes_here()
     fits = config['size_policy'] == 'resize' and size < free / 4
-    decide('num_workers', *usual_workers(config, hardware, fits))
+    choose('num_workers', *usual_workers(config, hardware, fits))
     forks = sys.platform == 'linux' or config['num_workers'] == 0
-    decide('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free')
+    choose('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free')
     return config, why
 
 
@@ -5700,10 +5700,10 @@ class Result:
         lines = [f'epoch {row["epoch"]}: train {show_numbers(row, "train_")}, val {show_numbers(row, "val_")}'
                  for row in rows]
         pictures = [self.run_dir / name for name in ('curves.png', 'samples.png')]
-        shown = [base64.b64encode(path.read_bytes()).decode() for path in pictures if path.exists()]
+        encoded = [base64.b64encode(path.read_bytes()).decode() for path in pictures if path.exists()]
         text = html.escape('\n'.join([f'{self.run_dir}: {score}', *lines]))
         return f'<pre>{text}</pre>' + ''.join(
-            f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in shown)
+            f'<img src="data:image/png;base64,{data}" style="max-width: 100%">' for data in encoded)
 
 
 def forget_shown():
@@ -6401,8 +6401,8 @@ def warn_of_size(model, precision):
 
 def amp_settings(dtype):
     """The settings that ask for a dtype."""
-    mixed = dtype != 'float32'
-    return {'use_amp': mixed, 'amp_dtype': dtype if mixed else 'auto'}
+    is_mixed = dtype != 'float32'
+    return {'use_amp': is_mixed, 'amp_dtype': dtype if is_mixed else 'auto'}
 
 
 def load_best(path):
@@ -6533,8 +6533,8 @@ def sheet(rows, titles, path, legend=()):
     fits into a square. legend: (colour, word) pairs for the foot of the page."""
     side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
-    fit = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
-    rows = [(caption, [fit(PIL.Image.fromarray(picture), exact if column else smooth)
+    fitted = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
+    rows = [(caption, [fitted(PIL.Image.fromarray(picture), exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
     high = heading + max((tiles[0].height for _, tiles in rows), default=0)
     wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # widths of a row, of a legend's word
@@ -7336,8 +7336,8 @@ def estimate_memory(config, dtype):
                  'mask': torch.zeros((shape[0], *shape[2:]), dtype=torch.uint8)}
         activations, largest = saved_bytes(model, batch, SegmentationLoss(config), dtype)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    states = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1}
-    states = states.get(config['optimizer'].lower(), 2)                # at most: Adafactor keeps less
+    per_weight = {'sgd': int(config['momentum'] > 0), 'rmsprop': 1, 'adagrad': 1, 'asgd': 1}
+    states = per_weight.get(config['optimizer'].lower(), 2)            # at most: Adafactor keeps less
     return {'weights': weights, 'gradients': weights, 'optimizer states': states * weights,
             'averaged weights': weights if config['ema_decay'] else 0, 'activations': activations,
             'workspace': 2 * largest}
