@@ -3934,7 +3934,7 @@ def image_dtype_of(mode):
 
 
 def find_image_dtype(data):
-    """What all images are stored as; 'float32' for 8 and 16 bits mixed, 'mixed' if only some are scaled to 0..1."""
+    """What all images are stored as; 'float32' for 8 and 16 bits together, 'mixed' if only some are scaled to 0..1."""
     kinds = {*map(image_dtype_of, data.modes)}
     return kinds.pop() if len(kinds) == 1 else 'mixed' if 'float32' in kinds else 'float32'
 
@@ -4205,7 +4205,7 @@ def buffers_kept(module):
         yield
     finally:
         for buffer, value in zip(module.buffers(), kept):
-            buffer.data.copy_(value)  # .data: else autograd finds what it saved modified
+            buffer.data.copy_(value)                                   # .data, or autograd sees what it saved change
 
 
 def checkpointable(model):
@@ -4239,7 +4239,7 @@ class SegmentationLoss:
         self.kind, self.num_classes = usual_loss(config), config['num_classes']
         self.class_weights = class_weights
         self.tiles = None if config['size_policy'] == 'resize' else (config['image_size'], config['batch_size'])
-        self.reach = None  # see find_reach; measured at the first validation
+        self.reach = None                                              # found at the first validation, see find_reach
 
     def __call__(self, model, batch):
         images, target = batch['image'], batch['mask'].long()
@@ -4346,7 +4346,7 @@ def find_reach(model, images, tile, config=None):
     """How many pixels deep the logits of a tile (h, w) depend on what lies around it: half the receptive field.
 
     Measured: the deepest logit that changes when the pixels of the rim do. The tile is noise of the type of `images`
-    (1, C, ...); float noise has the config's mean and spread.
+    (1, C, ...); noise for float images has the config's mean and std.
     """
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile)))
     other = 255 - noise
@@ -4514,7 +4514,7 @@ def update_average(parts, decay, step, good):
     """
     decay = min(decay, (1 + step) / (10 + step))
     averaged, current, weight = parts.average.averaged(), parts.averaged(), good * (1 - decay)
-    if weight.device.type == 'cpu':  # one pass over memory; a GPU's float() would wait
+    if weight.device.type == 'cpu':                                    # one pass over memory; on a GPU it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
         steps = torch._foreach_sub(current, averaged)
@@ -4983,14 +4983,14 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
         try:
             result = train_step(state, window, loss_fn, config, is_trial)
             break
-        except UserError:  # memory allows one image, which BatchNorm refuses
+        except UserError:                                              # BatchNorm refuses the one image that fits
             is_starved = True
             if state.batch_size == config['batch_size']:
                 raise
         except compiler_faults() as error:
             is_starved = is_out_of_memory(error)
             if not is_starved and (world().size > 1 and not is_trial or not gives_up_compiling(state.model, error)):
-                raise  # a process that retries alone keeps the others waiting
+                raise                                                  # other processes would wait for this one
         # outside the except block, because the exception keeps the tensors of the failed step alive
         state.optimizer.zero_grad(set_to_none=True)
         before.put_back()
@@ -5082,7 +5082,7 @@ def halve(state, config):
     """Half the micro-batch, or UserError with advice: always that in one of several processes, which cannot retry or go
     back alone while the others wait."""
     effective = config['batch_size'] * config['accumulation_steps']
-    several = world().size > 1  # these divide accumulation_steps, then batch_size
+    several = world().size > 1                                         # these divide accumulation_steps first
     at_once = min(config['batch_size'] if several else state.batch_size, effective // world().size)
     if at_once == 1:
         raise OneTooLarge(TOO_LARGE)
@@ -5144,8 +5144,8 @@ def refuse_nonfinite_sample(state, window, loss_fn, names):
     is_lost, is_lost_without = (find_nonfinite(state, one, loss_fn, 'float32')[0] for one in (window, without))
     if unsound and is_lost and not is_lost_without:
         number, row = unsound[0]
-        samples = names(number)                                        # collate_fn may make more or fewer of them
-        is_usual = len(samples) == batch_length(window[number])
+        samples = names(number)
+        is_usual = len(samples) == batch_length(window[number])        # collate_fn may make more or fewer of them
         raise DataError(f'{samples[row] if is_usual else "one of " + ", ".join(shorten(samples))}: holds values that '
                         'are not finite; no precision helps against that')
 
@@ -5550,7 +5550,7 @@ def train_epoch(state, loader, loss_fn, config, run):
                 bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
         run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
     if images:                                                         # none if resumed after the epoch's last step
-        seconds = max(1e-9, time.monotonic() - begun)                  # averaged, as totals are sums over processes
+        seconds = max(1e-9, time.monotonic() - begun)                  # / size, as totals are summed over processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
 
 
@@ -6019,7 +6019,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
                             'it began with', 'cannot resume')
         device = join_processes(config)
-        if len({*map(str, from_all(folder))}) > 1:                     # they would wait for each other for ever
+        if len({*map(str, from_all(folder))}) > 1:                     # they would wait for each other forever
             raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
                             'machines share', 'cannot resume')
         config['resume'] = str(folder) if folder else None
@@ -6037,7 +6037,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        error = sys.exc_info()[1]  # SystemExit (SIGTERM): the job may be started again
+        error = sys.exc_info()[1]                                      # SystemExit (SIGTERM): the job may go on
         is_lost = world().size > 1 and isinstance(error, RuntimeError)             # another process may have died
         is_mistake = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
         if is_mistake and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:    # best.pt: not new
@@ -6409,7 +6409,7 @@ def load_best(path):
     """What best.pt holds; None if it is missing or, which is logged, damaged."""
     try:
         return load_checkpoint(path) if path.exists() else None
-    except OSError as error:  # raised in one process it would leave others waiting
+    except OSError as error:                                           # raised, it would leave other processes waiting
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
 
 
@@ -7035,7 +7035,7 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
     what = f'{split} images'.removeprefix('train ')                    # split 'train': all of other data
     what += f' of {clean(model.config["data"])}' if other_data else ''
-    two = len(names) == 2  # printed once all is written: a pipe may be closed
+    two = len(names) == 2                                              # printed after writing: a pipe may be closed
     at_half = ', at threshold 0.50' if two and not other_data else ''
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}{at_half}')
