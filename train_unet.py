@@ -3845,7 +3845,7 @@ def settle(config, hardware, data, is_demo):
             config[key], why[key] = value, reason
 
     choose('num_classes', data.coding.num_classes, 'found in the masks')
-    class_names(config, config['num_classes'])                         # as many as there are classes?
+    class_names(config, config['num_classes'])                         # refuses a wrong number of names
     choose('image_size', *usual_size(config, data, largest))
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
@@ -4041,7 +4041,7 @@ def build_model(config, own=None):
 
 
 def laid_out(model, config, device):
-    """A model in channels_last, where that is asked for.
+    """Put a model into channels_last if the config asks for it -> the model.
 
     On a CPU norms whose channels leave vector registers half empty stay in NCHW: the backward pass of 8 channels took
     43 ms instead of 2 (8 x 256 x 256 pixels, AVX512, torch 2.14). On an Apple GPU nothing is in channels_last, even
@@ -4543,7 +4543,7 @@ class TrainState:
     best_epoch: int = -1
     history: list = dataclasses.field(default_factory=list)
     totals: dict = dataclasses.field(default_factory=dict)    # of the running epoch, on the device
-    engine: nn.Module = None       # what a training forward pass calls: the model, or DistributedDataParallel around it
+    engine: nn.Module = None       # of several processes: DistributedDataParallel around the model
     bad: dict = dataclasses.field(default_factory=dict)       # unsound steps: total, untold, run (in a row)
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
     images: str = ''               # a hash: does a resumed run still have the images and the split it began with?
@@ -5101,11 +5101,11 @@ def record(state, event):
 
 
 def look(state, window, loss_fn, config, names, folder, in_vain=False):
-    """Read the counters of unsound steps. Enough in a row raise DataError for a sample that is not finite itself, else
-    Rewind to a safer precision, else TrainingDiverged, with the window saved for replay.
+    """Read the counters of unsound steps. After max_bad_steps in a row raise DataError if a sample is not finite
+    itself, else Rewind to a safer precision, else (there is none) TrainingDiverged, with the window saved for replay.
 
     Under float16 a non-finite gradient with a finite loss is the scaler's normal search, until its scale is below 1.
-    `in_vain`: this was the last step of the run, and no step of its last epoch was sound: that is enough as well.
+    `in_vain`: this was the last step of the run, and no step of its last epoch was sound: raise as well.
     """
     in_a_row = int(state.bad['run'])
     if untold := int(state.bad['untold']):
@@ -5132,7 +5132,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
 
 
 def refuse_nonfinite_sample(state, window, loss_fn, names):
-    """DataError that names a sample which is not finite itself, if the loss is lost with it and not without it."""
+    """DataError naming a sample that is not finite itself, if the loss is finite only once its values are replaced."""
     unsound = []
     for number, batch in enumerate(window):
         for value in pytree.tree_leaves(batch):
@@ -5210,13 +5210,13 @@ def running_shell():
 
 
 def progress(iterable, total, description):
-    """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file (there, plain lines tell)."""
+    """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file, where the log's lines suffice."""
     shows = not world().rank and (sys.stderr and sys.stderr.isatty() or running_shell())       # services have no stderr
-    width = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
+    layout = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
     with contextlib.suppress(OSError, ValueError, AttributeError):     # stderr is no terminal
         if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers report 0
-            width |= {'dynamic_ncols': False, 'ncols': 100, 'nrows': 20}
-    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, **width)
+            layout |= {'dynamic_ncols': False, 'ncols': 100, 'nrows': 20}
+    return tqdm(iterable, total=total, desc=description, leave=False, disable=not shows, **layout)
 
 
 def windows(loader, sampler):
@@ -5429,7 +5429,7 @@ class Run:
         """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk."""
         self.last_save = time.monotonic()
         self.save_best()
-        totals = add_totals(state.totals)                              # of all processes: all of them come here
+        totals = add_totals(state.totals)                              # collective: every process calls save
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
                            | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
@@ -5446,8 +5446,8 @@ class Run:
             self.unsaved = None
 
     def other_holder(self):
-        """Who says to hold the folder, if that is not this run."""
-        with contextlib.suppress(OSError):                             # it is gone, or a network drive for a while
+        """The run that .holder names, if that is not this one; else ''."""
+        with contextlib.suppress(OSError):                             # gone, or its network drive is for a while
             name = self.holder.read_text()
             return name * (name != self.name)
         return ''
@@ -6168,7 +6168,7 @@ def made_by(value):
 
 
 class Plain(torch.utils.data.Dataset):
-    """A user's map-style data set asked for keys as ours are: (epoch, index), or index in validation. The key and the
+    """A user's map-style data set, read by the keys that our own takes: (epoch, index), or index in validation. Key and
     seed decide what a sample draws at random, and what collate_fn draws after the last one."""
 
     def __init__(self, dataset, seed):
@@ -6271,7 +6271,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
 
 
 def end_with_advice(error, state, config, run):
-    """Save what was learnt, and raise the error with what to type."""
+    """Save the state (in a single process), and raise the error with advice on what to type."""
     if isinstance(error, OneTooLarge):
         state.batch_size = config['batch_size']                        # it may fit when resumed, with other settings
     if world().size == 1:
@@ -6406,7 +6406,7 @@ def amp_settings(dtype):
 
 
 def load_best(path):
-    """What best.pt holds; None if it is missing or, which is logged, damaged."""
+    """What best.pt holds; None if it is missing, or damaged (which is logged)."""
     try:
         return load_checkpoint(path) if path.exists() else None
     except OSError as error:                                           # raised, it would leave other processes waiting
@@ -6664,7 +6664,7 @@ def load_with(run, overrides):
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # 'auto' keeps the run's own
     model = load(run, settings.get('device', 'auto'))
     model.config |= settings
-    class_names(model.config, model.config['num_classes'])             # as many as there are classes?
+    class_names(model.config, model.config['num_classes'])             # refuses a wrong number of names
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
     warn(precision.warnings)
@@ -6778,7 +6778,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
 
 
 def warn_of_other_depth(name, modes, model):
-    """Warn of images stored otherwise than those trained on, by their modes() -> whether there are any."""
+    """Warn of images stored otherwise than those trained on -> whether there are any. modes() is called if needed."""
     others = {*map(image_dtype_of, modes())} - {model.pixels} if model.pixels in ('uint16', 'float32') else ()
     if others:
         log.warning('%s: stored as %s, what was trained on as %s; is the scale the same? uint8 and uint16 become 0 to '
@@ -6959,7 +6959,7 @@ def inspect_other(model):
         known = f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding or "")})'
         error.problems = [*(line for line in error.problems if 'num_classes=' not in line), known]
         raise
-    data.notes = [note for note in data.notes if not note.startswith('no validation')]     # nobody trains on them
+    data.notes = [note for note in data.notes if not note.startswith('no validation')]     # no matter here
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
     plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')         # the share of noise differs everywhere
@@ -7664,7 +7664,7 @@ def judge(dtype, numbers):
 
 
 def print_speeds(candidates, images):
-    """The table of what was measured so far; the first candidate is the measure of the others."""
+    """Print the table of what was measured so far, with speeds relative to the first candidate."""
     print(f'\n{"":<34}{"images/s":>9}{"against":>9}{"peak":>10}\n{"":<34}{"median":>9}{"float32":>9}{"memory":>10}')
     for c in candidates:
         memory = f'{c.memory / 2**20:.0f} MiB' if c.memory else '-'
