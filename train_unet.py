@@ -6032,9 +6032,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             atexit.register(leave_processes)
         return result
     except (UserError, KeyboardInterrupt) as error:
-        # a notebook keeps the last error, and with its frames the network on the GPU
-        error.__context__ = None
-        traceback.clear_frames(error.__traceback__)
+        error.__context__ = None                                       # a notebook keeps the last error, and with its
+        traceback.clear_frames(error.__traceback__)                    # frames a network on the GPU
         raise
     finally:
         error = sys.exc_info()[1]                                      # SystemExit (SIGTERM): the job may go on
