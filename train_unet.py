@@ -4592,7 +4592,8 @@ def set_random_states(states):
 def state_dict(state):
     """TrainState -> a dict of tensors and plain values."""
     return {'model': state.model.state_dict(), 'optimizer': state.optimizer.state_dict(),
-            'scaler': state.scaler.state_dict(), 'average': state.average.state_dict() if state.average else None,
+            'scaler': state.scaler.state_dict(),
+            'average': None if state.average is None else state.average.state_dict(),
             **{name: getattr(state, name) for name in TrainState.PLAIN}, 'random': random_states(),
             'threads': torch.get_num_threads()}
 
@@ -5884,11 +5885,7 @@ def build_state(model, config, precision, device, sizes=()):
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # the argument's name differs among versions
-    whole = model.network if isinstance(model, SegmentationModel) else model
-    held = [module for module in whole.modules() if whole.training and not module.training]
     model.train()                                                      # all of it: a part may have come in eval mode
-    if any(module.training for module in held):
-        warn(['the network came with parts in eval mode, which are trained like the rest: its train() can keep them'])
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 
@@ -6078,6 +6075,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     config |= amp_settings(precision.dtype)
     warn(notes)
     seed_everything(config['seed'])
+    warn_of_held_parts(model)
     model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
     run.is_own = own_data or model.is_own
     warn_of_size(model, precision)
@@ -6388,6 +6386,16 @@ def tell_precision(precision, hardware):
     effect = '' if has_effect else ' (no effect: no TF32 here)'
     log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, effect)
     warn(precision.warnings)
+
+
+def warn_of_held_parts(model):
+    """Say that parts of a given network (or None) are trained although they came in eval mode, as frozen norms do."""
+    if model is None or not model.training:                            # as a whole in eval mode: load() gives it so
+        return
+    held = [module for module in model.modules() if not module.training]
+    model.train()
+    if any(module.training for module in held):
+        warn(['the network came with parts in eval mode, which are trained like the rest: its train() can keep them'])
 
 
 def warn_of_size(model, precision):

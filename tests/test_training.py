@@ -478,6 +478,13 @@ def test_parts_in_eval_mode_that_are_trained_all_the_same_are_told(kind, change,
     assert torch.equal(net[1].running_mean, before) == (kind is Frozen)
 
 
+def test_parts_in_eval_mode_are_told_on_a_folder_of_images_too(small_set, caplog):
+    net = network()
+    net[1].eval()
+    tu.train(model=net, data=str(small_set), **{**PLAIN, 'num_epochs': 1, 'image_size': 32})
+    assert 'came with parts in eval mode' in caplog.text
+
+
 def test_a_batch_without_a_tensor_is_told():
     class Numbers(Samples):
         collate_fn = staticmethod(lambda samples: {'names': [sample['index'] for sample in samples]})
