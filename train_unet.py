@@ -23,7 +23,7 @@ In a notebook:  import train_unet;  result = train_unet.train(data='PATH', num_e
 
 The file, top to bottom:
     CONFIG          the settings, each with its unit, its choices, or when to change it
-    config          presets, overrides, validation: every problem at once, before anything heavy loads
+    config          presets, overrides, validation: every problem at once, before torch is imported
     runtime         what the machine has, and the precision that follows from it, with the reason
     data            pairing, reading, checking, augmenting and loading images and masks
     settling        every 'auto' gets its value, with the reason
@@ -39,8 +39,8 @@ The file, top to bottom:
     measuring       memory by part, check, tune
     command line
 
-To see how it trains read fit, then down from there: train_epoch, guarded_step, commit. Most of the data sections tell
-what somebody's files mean; who reads for the training may skip them.
+To see how it trains read fit, then what it calls: train_epoch, guarded_step, commit. Most of the data sections are
+about finding out what somebody's files mean; if you read for the training, skip them.
 """
 import ast
 import atexit
