@@ -103,29 +103,29 @@ from pathlib import Path
 CONFIG = {
     # --- data ---
     'data': 'demo',               # folder, or list file (csv: image,mask[,split]); 'demo' draws a set of pebbles
-    'images': None,               # folder of the images inside data, where its name does not tell; * stands for any
+    'images': None,               # folder of the images inside data, if its name does not say so; * matches any name
     'masks': None,                # folder of the masks inside data, likewise: images='*/scans' masks='*/manual'
-    'image_pattern': None,        # file names of the images, where suffixes differ: '{stem}_image.png'
+    'image_pattern': None,        # file names of the images, if only a part of each name is shared: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
-    'rescale_masks': False,       # True: masks smaller or larger than their images are brought to their size;
-                                  # 'stretch': those of another shape too, which were squeezed into one size
+    'rescale_masks': False,       # True: bring masks of the same proportions to the size of their images;
+                                  # 'stretch': masks of any proportions, such as were squeezed into one size
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
                                   # training images, which proves nothing but that the network can learn them
     'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
     'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
     'class_names': None,          # ['background', 'nucleus']; for the tables
-    'mask_values': None,          # what they mean: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero', 'alpha'; None: find out
+    'mask_values': None,          # their meaning: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero', 'alpha'; None: find out
     'ignore_index': 255,          # mask value left out of loss and metrics; None if 255 is a class
     'in_channels': 3,             # 1 grey, 3 RGB, more for .npy and multi-band TIFF
     'image_size': 'auto',         # pixels: 512, or height x width as 384x512 or [384, 512]; 'auto' follows the images,
                                   # at most 512 (CPU: 256); with size_policy=pad the largest
     'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
                                   # 'pad' to image_size without scaling
-    'augment': 'default',         # 'none', 'default' (mirror images; in long runs turned, scaled and brightened too),
+    'augment': 'default',         # 'none', 'default' (mirrored; in long runs turned, scaled and brightened too),
                                   # 'strong', or an albumentations file (A.to_dict as JSON or YAML)
-    'mean': 'auto',               # per channel, in the unit of the images; 'auto': of the training images,
-    'std': 'auto',                # or ImageNet's under ImageNet weights
+    'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
+    'std': 'auto',                # or ImageNet's with encoder_weights on 8-bit RGB
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, else up to 8
@@ -143,21 +143,21 @@ CONFIG = {
                                   # on a CPU about 1,000 steps, from 10 to 200 epochs
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
-    'optimizer': 'AdamW',         # of torch.optim, but LBFGS, SparseAdam and Muon; SGD gets momentum
+    'optimizer': 'AdamW',         # any of torch.optim except LBFGS, SparseAdam and Muon; SGD gets momentum
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam and RMSprop, at most 0.01;
                                   # for SGD 0.02 x (effective batch / 8), at most 0.1; for others torch's own default
-    'weight_decay': 0.01,         # on weights of two dimensions and more, but those of norms and embeddings
+    'weight_decay': 0.01,         # on weights of two or more dimensions, except those of norms and embeddings
     'momentum': 0.9,              # of SGD
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
                                   # 'ce+dice' for two classes or with class_weights, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'ema_decay': 'auto',          # moving average of the weights, the one validated; None: off; 'auto': 5 % of the run,
-                                  # off for data sets of your own
-    'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: sooner good;
+    'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
+                                  # 5 % of the run, off for Dataset objects given to train()
+    'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
                                   # 'auto': 0.18 for the default network on a CPU, not compiled, if images are
-                                  # resized to 128 and more, else 0
+                                  # resized to 128 or more, else 0
     'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
     'seed': 0,                    # of weights, split, order and augmentation
 
@@ -174,17 +174,17 @@ CONFIG = {
     'max_bad_steps': 5,           # unsound steps in a row before precision steps down (float16 -> bfloat16 -> float32)
 
     # --- speed and memory ---
-    'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that is there
+    'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that this machine has
     'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
-    'channels_last': 'auto',      # memory layout, faster for most convolutions: True (but on Apple GPUs, where it is
-                                  # left), False, 'auto': not for exact float32 on a GPU
+    'channels_last': 'auto',      # memory layout, faster for most convolutions: True (without effect on Apple GPUs),
+                                  # False, 'auto': where it is faster, which exact float32 on a GPU is not
     'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result
-    'deterministic': False,       # repeatable GPU kernels, where there are some; slower (a CPU is repeatable without)
+    'deterministic': False,       # repeatable GPU kernels, where they exist; slower (on a CPU runs repeat without it)
 
     # --- the run ---
     'run_dir': 'auto',            # folder for everything a run writes; 'auto': runs/<data>-<number>
-    'resume': None,               # run folder to continue; 'auto': run_dir, or the newest run on this data if that is
-                                  # not finished; else a new run
+    'resume': None,               # run folder to continue; 'auto': run_dir if given, else the newest run on this data
+                                  # if it is not finished, else a new run
     'checkpoint_minutes': 10.0,   # last.pt is also written every so often inside an epoch
     'tensorboard': False,         # True: curves and predictions for TensorBoard too (pip install tensorboard)
 }
