@@ -1081,24 +1081,24 @@ def told_role(name):
 
 @functools.cache
 def read_place(folder, role='', which=-1):
-    """What a folder relative to data says of its files -> (split, role, kind, rest), '' where it says nothing.
-    split: of SPLITS; role: 'image' or 'mask', given where the user named the folder; kind: the folder name that gave
-    the role; rest: what is left, a subfolder per city, per patient, per image. `which` name counts, of those for images
-    or masks: -1 the last, 0 the first."""
+    """What the path of a folder, relative to data, says of its files -> (split, role, kind, rest), '' where it says
+    nothing. split: one of SPLITS; role: 'image' or 'mask' (passed in where the user named the folder); kind: the part
+    of the path that told the role; rest: the parts that told nothing, such as a folder per city, patient or image.
+    `which` part tells the role where several could: -1 the last, 0 the first."""
     split, kind, rest, parts = '', '', [], Path(folder).parts
-    roles = [*map(told_role, parts)]
-    told = [at for at, said in enumerate(roles) if said and (which or not role)]       # 0: none below what was named
-    roles = [said * (at in told[which:][:1]) for at, said in enumerate(roles)]         # masks in Train Images/masks1
-    role = role or ''.join(roles)
-    for part, said in zip(parts, roles):
-        words = folder_words(part)
-        is_alone = said or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)   # DIS-TE1, not TCGA-TS-A7P1
+    told = [at for at, part in enumerate(parts) if told_role(part) and (which or not role)]    # 0: not if role is given
+    chosen = told[which] if told else None                             # which=-1: masks1 in Train Images/masks1
+    said = told_role(parts[chosen]) if told else ''
+    role = role or said
+    for at, part in enumerate(parts):
+        words = folder_words(part)                                     # DIS-TE1 is for test, not TCGA-TS-A7P1
+        is_alone = at == chosen or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
-        found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ holds both
+        found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ names two
         split = split or found
-        if said and said == role:
+        if at == chosen and said == role:
             kind = part
-        elif not found or re.search(r'\d', part):                      # train_001/ is for one image, of training
+        elif not found or re.search(r'\d', part):                      # train_001/ names the split and one image
             rest.append(part)
     return split, role, kind, '/'.join(rest)
 
