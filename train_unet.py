@@ -1766,25 +1766,25 @@ def pair_roles(config, root, files, which=-1):
 
 
 def lines_that_pair(config, root, files):
-    """Lines to type, each of them tried on the files: the likeliest of those that pair the most."""
+    """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
     works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])])
-    most = max((len(found) for _, found in works.values()), default=0)
+    most = max((len(answer.pairs) for answer in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
-    united = lambda line: [mask for _, mask in works[line][1] if UNITED in mask]
+    united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
     of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
-    plainest = lambda line: (of_test(line), -len(works[line][1]), 'skip_' in line, 'masks=' not in line,
+    plainest = lambda line: (of_test(line), -len(works[line].pairs), 'skip_' in line, 'masks=' not in line,
                              of_classes(line), len(line))
-    share = lambda line: 0.5 if 'masks=' in line else 0.75
-    enough = [line for line in sorted(works, key=plainest) if len(works[line][1]) >= share(line) * most]
-    best, lines = max((works[line][0] for line in enough), default=None), []
-    for line in enough:                                                # one folder of several may lack a few masks
-        (score, is_whole), found = works[line]
-        is_best = (score, is_whole) == best or 'masks=' in line and score == best[0]
-        if is_best and not any(found <= works[other][1] for other in lines):       # none that another line has too
+    enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
+              if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
+    best, lines = max((works[line][:2] for line in enough), default=None), []
+    for line in enough:                                                # with masks= files may be left over
+        answer = works[line]
+        is_best = answer[:2] == best or 'masks=' in line and answer.score == best[0]
+        if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
-    lines = [f'    {line}   ({counted(len(works[line][1]), "pair")}{note(line)})' for line in lines]
+    lines = [f'    {line}   ({counted(len(works[line].pairs), "pair")}{note(line)})' for line in lines]
     lines = [f'    {line}   ({counted(len(pairs), "pair")}, by {rule})'
              for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
@@ -1843,14 +1843,17 @@ def size_in_header(path, config):
             return read_header(path, config)[:2]
 
 
+Answer = namedtuple('Answer', 'score is_whole pairs')      # how likely; whether no file is left over; {(image, mask)}
+
+
 def settings_that_pair(config, root, files):
-    """{line to type: ((how likely it is, whether no file is left over), {(image, mask), ...})}, of those that work."""
+    """{line to type: Answer}, of settings that work."""
     works, deadline = {}, time.monotonic() + 10                        # seconds
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
-    folders = () if config['images'] else folder_answers(files)        # what was typed is meant
+    folders = () if config['images'] else folder_answers(files)        # typed folders are not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:
@@ -1859,28 +1862,28 @@ def settings_that_pair(config, root, files):
             pairs, rule, _, images, masks = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
             some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
             sizes = [(size(image), size(mask)) for image, mask in some]
-        except (DataError, *UNREADABLE):                               # a stack of images, names of tissues
+        except (DataError, *UNREADABLE):                               # nothing pairs, or what does is no picture
             continue
         if any(image.path == mask.path for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
-            continue                                                   # two kinds of pictures
+            continue                                                   # no pair fits: not images and their masks
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
-        if skip and are_numbered(pairs, images, masks):                # 1 to 10 beside 0 to 9 are numbered otherwise
+        if skip and are_numbered(pairs, images, masks):                # 1 to 10 beside 0 to 9: each pair would be wrong
             continue
         of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         differ = any(None not in two and len({*two}) > 1 for two in sizes)
         score = likelihood(image, mask, of_images, of_masks) - differ / 2
         score -= skip and rule.startswith('the last number')           # 003 of the good ones, and of the broken ones
         if any(UNITED in path and not flat(path) for _, path in some):
-            continue                                                   # masks of one thing by several people
+            continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
-        is_chance = settings and 20 * len(pairs) < sum(held[place] for place in where)     # one name's own pattern
+        is_chance = settings and 20 * len(pairs) < sum(held[place] for place in where)     # a pattern that fits a few
         are_masks = has_photos and of_images == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            works[line] = (score, not skip), {(image.path, mask.path) for image, mask in pairs}
+            works[line] = Answer(score, not skip, {(image.path, mask.path) for image, mask in pairs})
     return works
 
 
