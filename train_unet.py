@@ -2021,8 +2021,8 @@ def group_of(image, pattern):
 
 
 def choose_splits(images, config):
-    """Index into SPLITS of each image (N,), and whether chance chose it (N,). Those whose folder names none, or the
-    training images of a set without validation, are split by a seeded draw of groups. DataError if that is one."""
+    """Index into SPLITS of each image (N,), and whether chance chose it (N,). Images without a named split, or else the
+    training images if none validate, are split by a seeded draw of groups. DataError if there is only one group."""
     train, val = SPLITS.index('train'), SPLITS.index('val')
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
@@ -2030,8 +2030,9 @@ def choose_splits(images, config):
     if config['val_fraction'] == 0 or val in splits:
         return np.where(splits < 0, train, splits), np.zeros(len(splits), bool)
     pattern = config['group_pattern']
-    for drawn in ([-1], [-1, train]):                                  # those of no split, or where they are too few
-        pool = np.flatnonzero(np.isin(splits, drawn))
+    for to_draw in ([-1], [-1, train]):                                # the second where the first makes one group
+        drawn = np.isin(splits, to_draw)
+        pool = np.flatnonzero(drawn)
         groups = list(grouped(pool, lambda row: group_of(images[row], pattern) if pattern else row).values())
         if len(groups) > 1:
             break
@@ -2039,7 +2040,6 @@ def choose_splits(images, config):
         several = f'{counted(len(pool), "image")} in {counted(len(groups), "group")}'
         raise DataError([f'{several} cannot be split into train and val',
                          'val_fraction=0 validates on the training images'])
-    drawn = np.isin(np.arange(len(images)), pool)
     splits[pool] = train
     splits[hold_out(groups, len(pool), config)] = val
     return splits, drawn
