@@ -451,10 +451,9 @@ def translate(settings, notes):
 
 
 def resolve_config(preset=None, overrides=None, base=None, found=()):
-    """CONFIG, then the preset, then the overrides, in this order -> (config, sources, notes).
+    """CONFIG (or `base`), overridden by the preset, then by the overrides -> (config, sources, notes).
 
-    `sources` tells for each key where its value came from; `notes` are translations to be told to the user. `base`
-    takes the place of CONFIG.
+    `sources` says for each key where its value came from; `notes` are translations to be told to the user.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
     config, sources, notes, problems, layers = {}, {}, [], [*found], [('default', base or CONFIG)]
@@ -464,8 +463,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     except ConfigError as error:
         problems += error.problems
     for origin, settings in [*layers, ('you', overrides or {})]:
-        settings, found = translate(settings, notes)
-        problems += found
+        settings, contradictions = translate(settings, notes)
+        problems += contradictions
         for key, value in settings.items():
             if key in TYPES:
                 config[key], sources[key] = value, origin
@@ -478,7 +477,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     problems += validate_config(config)
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
-    if problems and ('smp' in globals() or NAMES.items() <= config.items()):       # else main tells of these names too
+    if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
         given = [f'preset {str(preset)!r}'] if preset is not None else []
         if overrides:
             given.append(counted(len(overrides), 'override'))
