@@ -647,8 +647,8 @@ def find_fault(key, value):
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
     number = (int, float) if 'float' in kinds or key == 'class_weights' else int
-    is_short = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
-    if is_short or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
+    has_wrong_length = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
+    if has_wrong_length or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
         return f'must hold {LENGTHS.get(key, "at least one")} {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
