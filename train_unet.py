@@ -1265,19 +1265,19 @@ def shared_folder(files):
 
 
 def tell_apart(files):
-    """Files whose folders tell no role -> (images, masks): by a word in the name, else as lossless twins of photos."""
+    """Files whose folders tell no role -> (images, masks): by a word in the name, or as x.png beside x.jpg."""
     word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
     are_masks = [bool(word.search(file.stem)) for file in files]
     if not any(are_masks):
         times = Counter((file.split, file.rest, file.stem) for file in files)
         are_masks = [times[file.split, file.rest, file.stem] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)
                      for file in files]
-    roles = {False: [], True: []}
-    for file, is_mask in zip(files, are_masks):                        # a folder of both tells nothing: img_0_json/
-        is_above = f'/{file.kind}/{file.rest}/' in f'/{file.path}'     # whole names, in the order they have there
+    images, masks = [], []
+    for file, is_mask in zip(files, are_masks):                        # the folder holds both roles: its name is rest
+        is_above = f'/{file.kind}/{file.rest}/' in f'/{file.path}'     # keeps the order that they have in the path
         parts = (file.kind, file.rest) if is_above else (file.rest, file.kind)
-        roles[is_mask].append(dataclasses.replace(file, kind='', rest='/'.join(filter(None, parts))))
-    return roles[False], roles[True]
+        (masks if is_mask else images).append(dataclasses.replace(file, kind='', rest='/'.join(filter(None, parts))))
+    return images, masks
 
 
 def existing_folder(path):
@@ -1556,7 +1556,7 @@ def find_pairs(config):
 
 
 def doubts(pairs, splits, config):
-    """What may be wrong with the splits of these pairs, as notes: images that leak, one mask for many, torn groups."""
+    """Notes on doubtful pairs and splits: images in no split, one mask for many images, groups that are torn apart."""
     images, notes = [image for image, _ in pairs], []
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for image, split in zip(images, splits)):
         notes.append('no image is named for training: all of them were split afresh')
@@ -1571,13 +1571,13 @@ def doubts(pairs, splits, config):
     if 'val' not in named and not config['group_pattern']:
         notes += doubts_of_groups(images)
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
-    pattern = config['group_pattern'] or roboflow                      # its versions of a photograph
+    pattern = config['group_pattern'] or roboflow                      # x.rf.1 and x.rf.2 are versions of one photo x
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
              if config['group_pattern'] or '.rf.' in image.stem}
-    count = Counter(group for group, _ in sides)
-    if torn := sum(number > 1 for number in count.values()):
+    counts = Counter(group for group, _ in sides)
+    if torn := sum(number > 1 for number in counts.values()):
         advice = f'; type {as_typed("group_pattern", pattern)}' * (not config['group_pattern'] and 'val' not in named)
-        notes.append(f'{torn} of {len(count)} groups of images ({pattern}) are on several sides of the split: scores '
+        notes.append(f'{torn} of {len(counts)} groups of images ({pattern}) are on several sides of the split: scores '
                      f'flatter{advice}')
     return notes
 
@@ -1634,15 +1634,15 @@ def tail_of(path, parts):
 
 
 def split_by_names(pairs, root, files, notes):
-    """Pairs whose folders name no split get it from text files that list all of them, train.txt and val.txt, or all but
-    those for training, or from the first word of all names, train_1.png and testA_1.png; else they stay as they are."""
+    """Pairs whose folders name no split get it from text files (train.txt, val.txt) that list all images, or all but
+    the training images, or from the first word of all names (train_1.png, testA_1.png); else they stay as they are."""
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
     if not any(image.split for image, _ in pairs):
         paths = [image.path for image, _ in pairs]
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
-        stems = [tail_of(path, parts) for path in paths]               # A/0 where B/0 is another image
+        stems = [tail_of(path, parts) for path in paths]               # with folders, A/0, where B/0 exists too
         ways = ways_to_split(stems, lists, root, parts)
         for how, listed in ways:
             splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
@@ -1650,12 +1650,12 @@ def split_by_names(pairs, root, files, notes):
                 notes.append(f'the images are split by {how}')
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
         why = f'{kinds}, which do not list every image once'
-        listed = {posixpath.basename(name) for _, names in ways for name in names}
+        wanted = {posixpath.basename(name) for _, names in ways for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
-        meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in listed
+        meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in wanted
                         and os.path.dirname(os.path.join(root, folder, name)) not in used)
         for folder, count in meant.most_common(1):
-            if 2 * count > len(listed):                                # tiles of the images, say
+            if 2 * count > len(wanted):                                # tiles of the images, say
                 both = ' '.join(as_typed(key, folder) for key in ('images', 'masks'))
                 notes.append(f'the text files list images in {folder}, not these: if those are meant type {both}')
     notes += tell_ignored({why: [posixpath.join(*place) for place in lists]})
