@@ -1477,14 +1477,14 @@ def read_tables(path):
 
 
 def read_list(path, skip_unpaired=False):
-    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or to the
-    nearest above that in which the first image lies."""
+    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or else to
+    the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     first = (tables[path][0][0].get('image') or '').strip()
     base = next((folder for folder in (path.parent, *path.absolute().parents) if os.path.isfile(folder / first)),
                 path.parent)
-    for file, number, row, told in ((file, *line, told) for file, (table, told) in tables.items()
-                                    for line in enumerate(table, 2)):
+    lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table, 2)]
+    for file, told, number, row in lines:
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
@@ -1503,7 +1503,7 @@ def read_list(path, skip_unpaired=False):
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
         problems = [f'{" and ".join(map(str, tables))}: {image} is listed {count} times'
                     for image, count in times.items() if count > 1]
-    if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # folders may be so; a list is meant
+    if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # in folders it is accepted (doubts)
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
         advice = [f'to leave out the {unpaired} without a mask type skip_unpaired=True'] if pairs and unpaired else []
