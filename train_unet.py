@@ -1358,15 +1358,15 @@ def match_split(images, masks):
         return grouped(files, lambda file: (place_of(file), stem_key(file.stem.casefold())))
 
     places = (lambda file: file.rest, lambda file: re.sub(r'\D', '', file.kind) + '/' + file.rest, lambda file: '')
-    best, most = None, -math.inf
-    rules = ((*rule, place_of) for rule in stem_rules(images, masks) for place_of in places)   # images_1 and masks_1
-    for rule, image_key, mask_key, place_of in rules:                  # drawn one by one: later ones take time
+    best, most = None, -math.inf                                       # places, the second: images_1/ and masks_1/
+    rules = ((*rule, place_of) for rule in stem_rules(images, masks) for place_of in places)
+    for rule, image_key, mask_key, place_of in rules:                  # lazily: later ones are costly to make
         of_image, of_mask = keyed(images, image_key, place_of), keyed(masks, mask_key, place_of)
         common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
         clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
         pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
-        if len(pairs) - len(clashes) > most:
-            best, most = (pairs, rule, clashes), len(pairs) - len(clashes)
+        if (score := len(pairs) - len(clashes)) > most:
+            best, most = (pairs, rule, clashes), score
         if len(pairs) == len(images) == len(masks) and not clashes:
             break
     pairs, rule, clashes = best
@@ -1374,7 +1374,7 @@ def match_split(images, masks):
     images, masks = ([file for file in files if file.path not in used] for files in (images, masks))
     of_image, of_mask = (keyed(files, str, places[0]) for files in (images, masks))
     same = {key: None for key in of_image if len(of_image[key]) == len(of_mask.get(key, ())) == 1}
-    if same:                                                           # 1.png with 1.png, 2.png with 2_mask.png
+    if same:                                                           # 1.png with 1.png, but 2.png with 2_mask.png
         pairs, rule = pairs + [(*of_image[key], *of_mask[key]) for key in same], f'{rule} and equal stems'
         images, masks = ([file for key, files in table.items() if key not in same for file in files]
                          for table in (of_image, of_mask))
