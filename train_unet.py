@@ -2908,14 +2908,16 @@ def read_header(path, config):
 
 
 def scan_pair(image, mask, config):
-    """Header of the image, every pixel of the mask -> a record for JSON. DataError if one is unusable."""
+    """Read the header of an image and all of its mask -> a record for JSON: 'size' (H, W); 'mode', and that of the
+    mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge';
+    'palette', colours of the codes that are indices. DataError if a file is unusable."""
     try:
         height, width, mode = read_header(image, config)
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
-    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique would sort them
+    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique sorts, which takes longer
         counts = np.bincount(codes.ravel())
         found = np.flatnonzero(counts)
         counts = counts[found]
@@ -2923,7 +2925,7 @@ def scan_pair(image, mask, config):
         found, counts = np.unique(codes, return_counts=True)
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     at_edge = np.bincount(np.searchsorted(found, edge), minlength=len(found))
-    if len(found) > 2 and same_file(image, mask):                      # both may be black
+    if len(found) > 2 and same_file(image, mask):                      # an image and its mask may both be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
     headers = [mask_header(part) for part in mask.split(UNITED)]
     mask_mode, _, turned = headers[0]
