@@ -2570,10 +2570,10 @@ def say_ignored(ignored):
 
 
 def find_coding(values, palette, config, counts_up, lossy):
-    """{code: (pixels, images)} of all masks -> Coding. DataError with the line to type where unclear.
-    `counts_up`: most masks hold exactly 0 to n, with many different n, as the ids of objects do. `lossy`: JPEG."""
+    """{code: (pixels, images)} of all masks -> Coding. DataError, with lines to type, where the meaning is unclear.
+    `palette`: some have one; `counts_up`: they look like ids of objects (see count_up); `lossy`: all are JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
-    if isinstance(wish, int):
+    if isinstance(wish, int):                       # 255 is white, or to nonzero, beside ids up to 253, void
         is_white = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         left_out = [ignore] if ignore in values and not is_white else []
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
@@ -2598,14 +2598,14 @@ def find_coding(values, palette, config, counts_up, lossy):
 
 
 def coding_from_table(wish, values, special, lossy):
-    """The user's mask_values -> Coding. Other values are noise around them, background, or errors if 0 is named."""
+    """The user's mask_values -> Coding. Other values are noise around these, else background; errors if 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
     named, all_named = dict.fromkeys(special, IGNORE) | wish, 0 in wish.values()
     colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
     near = {}
-    if len(colours) > MOST_CLASSES:                                    # who names the background has named all
+    if len(colours) > MOST_CLASSES:                                    # if class 0 is named, all else is noise
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
     elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
@@ -2639,9 +2639,9 @@ def nearest(codes, named, most):
 
 
 def peaks(values, codes, reach):
-    """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: the
-    commonest within `reach` in each channel, half of it for a hundredth of the pixels, with five times the mean of the
-    others there. values: {code: pixels}."""
+    """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: more
+    than a thousandth of the pixels, the most frequent within `reach` in each channel, and five times as frequent as the
+    mean code there. Half the reach will do for a hundredth of the pixels. values: {code: pixels}."""
     whole = sum(values[code] for code in codes)
 
     def stands_out(code, reach):
@@ -2669,8 +2669,8 @@ def is_noisy(values, lossy=False):
 
 
 def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
-    """The codings that need no question: 0/1, 0/255, class indices, noisy 0/255. All else is explained. special: what
-    is ignored of the values; wanted: how many classes, or 'auto'."""
+    """The Coding, if it is beyond doubt: 0/1, 0/255, class indices, noisy 0/255; else a DataError that explains the
+    values. special: those of them that are ignored; wanted: num_classes, perhaps 'auto'."""
     plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
     between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
     if set(values) <= {0, 255, 65535} and 0 not in special and (wanted in ('auto', 2) or 65535 in values):
@@ -2685,7 +2685,7 @@ def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
     dense = len(plain) >= (0.8 if highest > 4 else 1) * (highest + 1) and between > void / 10
     if wanted == 'auto':
         fits = plain[:1] == [0] and highest < MOST_CLASSES and (palette or dense) and not counts_up and not lossy
-    else:                                                              # who gives a number means indices
+    else:                                                              # a given num_classes means class indices
         fits = plain and 0 <= plain[0] and highest < wanted
     if fits:
         table = {code: code for code in range(highest + 1 if wanted == 'auto' else wanted)} | ignored
@@ -2704,7 +2704,8 @@ def numbered(codes):
 
 
 def explain_values(values, images, plain, special, counts_up, lossy):
-    """What was found, what it may be, and the line to type for each reading. values, images: {code: how many}."""
+    """Lines for the user: what was found, then what to type for each possible meaning, the likeliest first. values,
+    images: {code: how many pixels, images}; plain, special: the codes that are not ignored, and those that are."""
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
@@ -2720,30 +2721,30 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         reach = 48 if colours else 16
         main = peaks(values, codes, reach)
         around = share_of(nearest(codes, main, reach), values)
-        if 1 < len(main) <= MOST_CLASSES and around > 2 / 3:           # else they are pictures
+        if 1 < len(main) <= MOST_CLASSES and around > 2 / 3:           # else these are photographs
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, images, plain, special, what)
     are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
     if plain[:1] in ([0], [COLOUR]) or many:
-        is_void = counts_up and plain[-1] < 254                        # 255 is no id: it lies around the objects
+        is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
-        are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K, no noise
+        are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K: 0..150
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
     if not many and len(plain) > 2 and usual not in (0, COLOUR) and share_of([usual], values) > 1 / 2:
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
-    is_clear = noisy or share_of(range(112, 144), values) < 0.05       # else a class may be 127 here, 128 there
+    is_clear = noisy or share_of(range(112, 144), values) < 0.05       # else >127 may split a class of 127 and 128
     if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         lines.insert(1 if leans_on_white(values, images, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
-    if not noisy and not (special and len(plain) == 1):                # else nothing would be background
+    if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
         last = 255 if 255 in values else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
