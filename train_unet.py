@@ -3156,21 +3156,21 @@ def palettes_of(records):
 
 
 def copies_of(pairs, records):
-    """For each row the first one whose image is the same file, byte for byte: itself, if there is none before. A
-    picture without an object, a black slice of a scan, is no copy of others."""
-    firsts, unlike = [*range(len(records))], defaultdict(list)         # mark -> rows of different files that have it
+    """For each row the first row whose image has the same bytes, which is itself if there is none before. Images whose
+    mask holds one value only, such as the black slices of a scan, count as no copies."""
+    firsts, unlike = [*range(len(records))], defaultdict(list)         # unlike: {mark: rows of files that differ}
     for row, record in enumerate(records):
         if len(record['codes']) > 1:
-            others = unlike[tuple(record['mark'])]                     # alike by chance, as of black rims
+            others = unlike[tuple(record['mark'])]                     # black rims may give equal marks
             firsts[row] = next((other for other in others[:8] if same_file(*pairs.images[[other, row]])), row)
             others += [row] * (firsts[row] == row)
     return firsts
 
 
 def turned_copies(pairs, records, firsts, config):
-    """firsts, as copies_of has them, with images that were turned, mirrored or saved anew: their masks have the same
-    counts of the same values, and their pixels, sorted, are alike. Of more than a hundred such groups the others are
-    believed where four of five are so."""
+    """firsts, as from copies_of, with images that were turned, mirrored or saved anew: their masks have the same counts
+    of the same values, and their pixels, sorted, are alike. Of more than a hundred groups with such masks only about a
+    hundred are read; if more than four of five of these are copies, so are the others."""
     alike = defaultdict(list)
     for row, record in enumerate(records):
         if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
@@ -3183,22 +3183,22 @@ def turned_copies(pairs, records, firsts, config):
     for rows in same:
         for row in rows:
             firsts[row] = rows[0]
-    return [firsts[first] for first in firsts]                         # a copy of a copy
+    return [firsts[first] for first in firsts]                         # copies of a copy
 
 
 def hold_one_image(paths, config):
-    """Whether these images have the same pixels in any order, give or take what JPEG changes, and more than a shade."""
+    """Whether images hold the same pixels in any order, give or take what JPEG changes; not if they are uniform."""
     try:
         first, *others = (np.sort(read_image(os.fsdecode(path), config), axis=None) for path in paths)
         change = max(np.abs(np.subtract(first, other, dtype=float)).mean() for other in others)
-    except (DataError, *UNREADABLE):                                   # told by others
+    except (DataError, *UNREADABLE):                                   # reported when the image is needed
         return False
     return change < np.ptp(first) / 500
 
 
 def with_copies_together(pairs, firsts, config):
-    """The pairs, split anew where chance had parted copies of an image, with all of them on one side, in training where
-    a name puts one there. firsts: as copies_of has them."""
+    """The pairs, split anew if chance had parted copies of an image, with all copies on one side: in training if a name
+    puts one of them there. firsts: as from copies_of."""
     if config['group_pattern'] or not pairs.drawn.any():
         return pairs
     train, val = SPLITS.index('train'), SPLITS.index('val')
@@ -3218,7 +3218,7 @@ def with_copies_together(pairs, firsts, config):
 
 def find_leaks(pairs, records, firsts):
     """Notes on images of validation or test that are trained on too, under any name, and on copies whose masks differ.
-    firsts: as copies_of has them."""
+    firsts: as from copies_of."""
     copied = {firsts[row]: row for row in pairs.rows('train')[::-1]}
     copies = [row for row in np.flatnonzero(pairs.splits) if firsts[row] in copied]
     name = lambda paths, row: os.fsdecode(paths[row])
