@@ -1587,18 +1587,18 @@ AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror
 
 
 def doubts_of_groups(images):
-    """A note on groups that chance would tear, by folders and names of images: of one patient or film, or of one image
-    and what somebody made of it by augmentation."""
+    """[a note] if folders or names suggest groups that a random split would tear apart: the images of one patient or
+    film, or an image and its augmented versions; else []."""
     first_number, last_number = '^[^0-9]*[0-9]+', '(?:.*[^0-9])?([0-9]+)'
     if any(AUGMENTED.search(f'{image.rest}/{image.stem}') for image in images):
         ways = {pattern: groups_in(images, pattern, least=1) for pattern in (first_number, last_number)}
-        pattern = max(ways, key=lambda pattern: len(ways[pattern]))    # of crack_1_flip, rot90_1: not all of rot90
+        pattern = max(ways, key=lambda pattern: len(ways[pattern]))    # in rot90_1 the last number names the image
         if ways[pattern]:
             return [f'the names tell of augmented images: so that those of one, such as {ways[pattern][0]}, stay on '
                     f'one side of the split type {as_typed("group_pattern", pattern)}']
     folders, splits = Counter(image.rest for image in images if image.rest), {image.split for image in images}
     of_one = 'if each is of one patient, film or scan type'
-    if len(splits) < len(folders) <= len(images) / 3 and folders.total() == len(images):       # not train/ and test/
+    if len(splits) < len(folders) <= len(images) / 3 and folders.total() == len(images):   # more folders than splits
         return [f'the images lie in {len(folders)} folders, such as {os.path.dirname(images[0].path)}: {of_one} '
                 f'{as_typed("group_pattern", "(.*)/")}']
     for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
@@ -1609,8 +1609,8 @@ def doubts_of_groups(images):
 
 
 def groups_in(images, pattern, least):
-    """What this pattern finds in the names of the images, with a digit, if that makes groups of several: about even
-    ones of at least so many each, or, if that is 0, of three and more in the mean; else []."""
+    """The group names, each with a digit, that this pattern finds in the stems, if all have one and the groups look
+    real: about even, with `least` images or more each, or, if that is 0, three or more on average; else []."""
     found = [re.search(pattern, image.stem) for image in images]
     groups = Counter(match[match.lastindex or 0] for match in found if match and re.search(r'\d', match[0]))
     if groups.total() < len(images) or len(groups) < 2:
@@ -1887,9 +1887,9 @@ def settings_that_pair(config, root, files):
 
 
 def are_numbered(pairs, images, masks):
-    """Whether chance may have paired by numbers, by the images and masks left over: one mask, with the number before
-    those of all images; or as many images as masks, and all images and these have numbers for names, or these are two,
-    one number before and one after all others."""
+    """Whether the images and masks left over suggest that numbers paired the wrong files, as when images count from 1
+    and masks from 0. That is: one mask is left over, numbered just before the first image; or as many images as masks
+    are, and either names are mere numbers, or the two left over have the numbers just before and after all pairs."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
     numbers, others = numbers_in(image for image, _ in pairs), numbers_in(images + masks)
     if numbers and numbers_in(masks) == [numbers[0] - 1]:
@@ -1900,12 +1900,12 @@ def are_numbered(pairs, images, masks):
 
 
 def likelihood(image, mask, of_images, of_masks):
-    """How much two paths sound like image and mask, by the words that only one of them has, and the flatness of each
-    looks so."""
+    """A score, higher is likelier: how much two paths sound like image and mask, by the words that only one of them
+    has, and how much their flatness (of_images, of_masks) looks so."""
     shared = len(os.path.commonpath([image, mask]))
     of_image, of_mask = ({word for part in Path(path[shared:]).parts for word in folder_words(part)}
                          for path in (image, mask))
-    if of_mask & MASK_WORDS:                                           # gt_images are masks
+    if of_mask & MASK_WORDS:                                           # gt_images/ holds masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
     of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5}
@@ -1913,7 +1913,7 @@ def likelihood(image, mask, of_images, of_masks):
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
     (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
-    fits -= 2 * (len(others) > 1 and not {told_role(top), told_role(other_top)} & {'image', 'mask'})     # of two sets
+    fits -= 2 * (len(others) > 1 and not {told_role(top), told_role(other_top)} & {'image', 'mask'})     # two data sets
     splits, others = ({SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in (of_image, of_mask))
     return fits - 6 if splits and others and splits != others else fits
 
