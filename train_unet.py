@@ -923,8 +923,8 @@ AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': '
 
 
 def resolve_precision(config, hardware, typed=None):
-    """(wish, hardware) -> Precision. Pure: asks nothing of the machine. `typed` are the keys that the user set: only a
-    wish is warned about, never a default, nor (None) what a run was trained with."""
+    """(config, hardware) -> Precision. Pure: asks nothing of the machine. `typed`: the keys that the user set, as only
+    settings that someone wished for are warned of; None: warn of none, as they are those of a trained run."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
@@ -956,15 +956,14 @@ def works_on_cpu(tf32, hardware):
 
 
 def suits_channels_last(precision, hardware):
-    """Whether convolutions are faster in channels_last: on a CPU they are, on a GPU those of Tensor Cores. In float32 a
-    V100 took 1.6 times as long as in NCHW (pytorch issue 44943, torch 1.6), and Apple's are wrong (see laid_out)."""
-    uses_tf32 = 'tf32' in hardware.units and precision.tf32 != 'highest'       # cuDNN's own setting allows it
+    """Whether convolutions are faster in channels_last: always on a CPU, on a GPU only with Tensor Cores. In float32 a
+    V100 took 1.6 times as long as in NCHW (pytorch issue 44943, torch 1.6); Apple GPUs got it wrong (see laid_out)."""
+    uses_tf32 = 'tf32' in hardware.units and precision.tf32 != 'highest'       # None too: cuDNN's default allows it
     return hardware.kind == 'cpu' or hardware.kind == 'cuda' and (precision.dtype != 'float32' or uses_tf32)
 
 
 def warn_of_settings(config, hardware, dtype, typed):
-    """Settings that the user typed, or edited in CONFIG, and that do nothing, or something unexpected, at this
-    precision."""
+    """Warnings of settings, typed or edited in CONFIG, that do nothing, or something unexpected, at this precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
     wishes = {key for key, delivered in AS_DELIVERED.items() if key in typed or config[key] != delivered}
     if 'decoder_channels' in wishes and config['architecture'] not in HAVE_WIDTHS:
@@ -984,20 +983,20 @@ def warn_of_settings(config, hardware, dtype, typed):
 
 
 def apply_tf32(setting):
-    """Set TF32 for matrix products and for convolutions (cuDNN allows it by default). None: PyTorch's own.
+    """Set TF32 for matrix products and for convolutions (cuDNN allows it by default). None: leave PyTorch's setting.
 
-    From torch 2.9 on there is a new way to say it beside the old one. Both are told the same, the old one first: where
-    they differ, whoever reads the old one gets an error, and torch.compile is among those who do.
+    From torch 2.9 on there are new settings (fp32_precision) beside the old ones. Both are set alike, the old ones
+    first: where they differ, reading the old ones raises an error, and torch.compile reads them.
     """
     if setting is None:
         return
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    with warnings.catch_warnings():                                    # some versions call the old one deprecated
+    with warnings.catch_warnings():                                    # some versions call the old ones deprecated
         warnings.simplefilter('ignore')
         torch.set_float32_matmul_precision(setting)
         cudnn.allow_tf32 = setting != 'highest'
     if hasattr(cudnn, 'conv') and hasattr(cuda.matmul, 'fp32_precision'):
-        if setting == 'highest':                                       # of everything, whatever was set before
+        if setting == 'highest':                                       # for all operations, whatever was set before
             torch.backends.fp32_precision = 'ieee'
         for part in (cudnn, cuda.matmul, cudnn.conv, cudnn.rnn):
             part.fp32_precision = 'ieee' if setting == 'highest' else 'tf32'
