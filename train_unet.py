@@ -2083,7 +2083,7 @@ DAMAGED = {b'version https://git-lfs': 'is a pointer of Git LFS, not the file: t
 
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
-    PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has one that can be set
+    PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has a limit that users can set
     if not os.path.getsize(path):
         raise ValueError('is empty')
     try:
@@ -2097,11 +2097,11 @@ def open_pillow(path, config):
         raise PIL.UnidentifiedImageError('is no picture of a known format, whatever its name says') from None
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
-        picture.filename = ''                                          # else Pillow maps a rotated one, side for side
+        picture.filename = ''          # else Pillow may memory-map it, and gets the sides of a rotated one wrong
     if picture.format in ('GIF', 'PNG', 'WEBP') and (frames := getattr(picture, 'n_frames', 1)) > 1:
         raise ValueError(f'holds {frames} pictures, a film; save the one that is meant')
     if picture.format in ('BMP', 'DIB') and picture.mode == '1' and picture.tile[0][0] == 'raw':
-        codec, box, start, (_, *rest) = picture.tile[0]                # Pillow takes black and white for one bit
+        codec, box, start, (_, *rest) = picture.tile[0]                # Pillow reads 8 bits of two colours as 1 bit
         if rest[0] == (picture.width * 8 + 31) // 32 * 4 and picture.width > 4:
             picture.tile = [(codec, box, start, ('1;8', *rest))]
     return picture
@@ -2126,20 +2126,20 @@ def names_colours(config):
 
 
 def mask_pixels(picture, config):
-    """An opened mask -> (H, W) numbers, or (H, W, 3) colours where it means these. ValueError if alpha holds it."""
-    PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair sees that its image is turned alike
+    """An opened mask -> (H, W) numbers, or (H, W, 3) colours. ValueError if its shape is in the alpha channel alone."""
+    PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair checks that its image is turned alike
     if config['mask_values'] == 'alpha':
         if not picture.has_transparency_data:
             raise ValueError('has no alpha channel, which mask_values=alpha takes')
         return np.array(picture.convert('RGBA').getchannel('A'))
-    if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # a soft rim is no shape
-        if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour; none: a photograph has more
+    if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # not just a soft rim
+        if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour, or (None) a photograph's many
             raise ValueError('its shape is in the alpha channel; type mask_values=alpha')
         shown = picture.getchannel('A').point(lambda alpha: 255 * (alpha > 0))
-        if shown.getbbox():                                            # what cannot be seen is black, not hidden white
+        if shown.getbbox():                                            # invisible pixels may be white: make them black
             picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), shown)
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
-        codes = np.arange(256, dtype=np.int32)                         # what is ignored stays so
+        codes = np.arange(256, dtype=np.int32)                         # ignore_index keeps its number
         for index, code in palette_colours(picture).items():
             if index != config['ignore_index'] or code in parse_mask_values(config['mask_values']):
                 codes[index] = code
@@ -2152,10 +2152,10 @@ def mask_pixels(picture, config):
 
 
 def palette_meaning(picture):
-    """How a palette mask is meant -> a mode to convert it to: 'P' where its numbers count, as in most. Colours count in
-    a GIF of greys ('L'), in black and white with nothing near them in the palette ('L'), and where black is not number
-    0, no number is left out and the palette ends with them ('RGB'): it was made for this file. A palette of classes may
-    end in black, for what is ignored."""
+    """How a palette mask is meant -> the mode to convert it to. 'P': its numbers count, as in most. 'L': its greys
+    count, in a GIF of greys, or in a mask of black and white if the palette holds nothing else or a number is above 63.
+    'RGB': its colours count, as the palette was made for this file: black is not number 0, no number is left out, and
+    the palette ends with them. (That is asked because one of classes may have black last, for what is ignored.)"""
     used, palette = palette_colours(picture), picture.getpalette('RGB')
     shown, last = set(used.values()), max(used, default=0)
     colours = {tuple(palette[at:at + 3]) for at in range(0, len(palette), 3)}
