@@ -249,7 +249,7 @@ class UserError(Exception):
 
     def __init__(self, problems, title=None):
         self.title = title or self.title
-        if isinstance(problems, str):                                  # torch wraps what a data worker raised
+        if isinstance(problems, str):     # torch raises a worker's error again with its traceback as the one argument
             told = problems.rpartition(f'{self.title}:\n')[2] if problems.startswith('Caught ') else ''
             problems = [line.strip() for line in told.splitlines()] or [problems]
         self.problems = list(problems)
@@ -269,7 +269,7 @@ class DataError(UserError):
     title = 'the data cannot be used'
 
 
-UNITED = '\0'                      # between the paths of masks that are one together: no path can hold it
+UNITED = '\0'                      # joins the paths of several mask files that make one mask; no path can hold it
 
 
 def clean(text):
@@ -286,13 +286,13 @@ def did_you_mean(word, candidates):
 
 
 def as_typed(key, value, quoted=False):
-    """key=value as a shell takes it, whatever characters the value holds; quoted if they are not plain."""
+    """key=value as a shell takes it: in quotes if `quoted`, or if the value holds more than plain characters."""
     escaped = re.sub(r'([$`"\\])', r'\\\1', value.as_posix() if isinstance(value, Path) else str(value))
     return f'{key}="{escaped}"' if quoted or re.search(r'[^\w./,+-]', escaped) else f'{key}={escaped}'
 
 
 def quoted(path):
-    """A path as any shell takes it: those of Windows know / too."""
+    """A path as any shell takes it, with / on Windows too."""
     return shlex.quote(Path(path).as_posix())
 
 
@@ -307,14 +307,14 @@ def counted(number, noun):
     return f'{number} {noun}{"s" * (number != 1)}'
 
 
-SHORT = reprlib.Repr()             # looks only at so many items, and not far into nested ones
+SHORT = reprlib.Repr()             # cuts values off after so many items, letters and levels
 SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 40
 SHORT.maxstring = SHORT.maxother = SHORT.maxlong = 200
 SHORT.maxlevel = 3
 
 
 def shown(value):
-    """repr, short enough for a message, of anything a person can type."""
+    """The repr of a value, short enough for a message, whatever the value is."""
     try:
         return SHORT.repr(value)[:200]
     except ValueError:                                                 # Python refuses to print huge integers
@@ -322,15 +322,15 @@ def shown(value):
 
 
 def in_words(error):
-    """The message of an exception, short, on one line and without the colours of a terminal; its type before it, unless
-    it is one whose messages need none."""
+    """The message of an exception: short, on one line, without terminal colours. The type comes first, except where the
+    message alone says enough."""
     plain = ' '.join(re.sub(r'\x1b\[[\d;]*m', '', str(error)).split())[:300]
     needs_none = type(error) in (OSError, ValueError, PIL.UnidentifiedImageError)
     return plain if plain and needs_none else f'{type(error).__name__}: {plain}'
 
 
 def read_literal(source):
-    """As ast.literal_eval, but a key that stands twice in a dict, of which Python keeps the last, is a ConfigError."""
+    """As ast.literal_eval, but raises ConfigError if a dict has a key twice (Python would silently keep the last)."""
     tree = ast.parse(source.strip(), mode='eval') if isinstance(source, str) else source
     dicts = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
     keys = Counter((node, ast.unparse(key)) for node in dicts for key in node.keys if key)
@@ -390,7 +390,7 @@ def load_preset(name):
     path = PRESETS.get(str(name)) or Path(in_run if os.path.isfile(in_run) else str(name))
     try:
         if path.exists() and not (path.is_file() and path.stat().st_size < 2**20):
-            raise OSError('not a file of less than 1 MiB')             # a pipe has no end, nor has /dev/zero
+            raise OSError('not a file of less than 1 MiB')             # reading a pipe or /dev/zero would never end
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
         raise ConfigError(f'preset={shown(name)}: {path} cannot be read: {getattr(error, "strerror", None) or error}'
@@ -425,13 +425,13 @@ FOREIGN = {   # words of other trainers: key -> what each value means in ours
 
 
 def translate(settings, notes):
-    """Settings under any of their names -> (settings under those of CONFIG, problems such as contradictions); `notes`
-    gets a line for each name of another trainer."""
+    """Settings under any of their names -> (settings under the names of CONFIG, problems such as contradictions). Adds
+    a line to `notes` for each name of another trainer."""
     own, typed, problems = {}, {}, []
     plain = lambda value: shown(value).strip("'\"").lower()
     others = {'fp16': 'bfloat16', 'bf16': 'float16'}
     refused = {key for key in others if plain(settings.get(key)) == 'false'}
-    for key in sorted(settings, key=lambda key: (key in FOREIGN, key in refused)):     # ours first
+    for key in sorted(settings, key=lambda key: (key in FOREIGN, key in refused)):     # own names first
         if key in refused and plain(own.get('amp_dtype')) == others[key]:
             continue                                                   # bf16=True fp16=False is one wish, not two
         value, name = settings[key], SHORT_NAMES.get(key, key)
@@ -487,7 +487,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
 
 
 def validate_config(config):
-    """Types, choices, ranges -> list of problems. In place: plain types, lists, floats and cases as they are meant."""
+    """Types, choices, ranges -> list of problems. Normalises values in place: plain types, lists, floats, spelling."""
     problems = []
     for key, value in config.items():
         kinds = TYPES.get(key, [])
@@ -515,16 +515,16 @@ NAMES = {'encoder': 'auto', 'encoder_weights': None, 'optimizer': 'AdamW', 'augm
 
 
 def check_names(config):
-    """Problems with the values of NAMES; none are found before the libraries are loaded."""
+    """Problems with the values of NAMES. Before the libraries that know the names are loaded it finds none."""
     if 'smp' not in globals() or any(find_fault(key, config[key]) for key in NAMES):
         return []
-    encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm's may name their weights
-    if encoder != 'auto':                                              # timm takes seconds, as smp's encoders do
-        is_older = encoder.startswith('timm-') or timm.is_model(encoder[3:])   # names nobody lists now
+    encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm: NAME.WEIGHTS
+    if encoder != 'auto':                                              # importing timm or smp takes seconds
+        is_older = encoder.startswith('timm-') or timm.is_model(encoder[3:])   # works, but no longer listed
         encoders = smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
         encoders = {encoder: {}} | encoders if is_older else encoders
     known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
-             'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: one each
+             'encoder_weights': encoders.get(encoder, {}).get('pretrained_settings', ['imagenet'])}    # timm: no others
     typed = config | {'encoder': encoder, 'optimizer': config['optimizer'].lower()}
     return [f'{key}={config[key]!r}: there is no such {"name or file" if key == "augment" else "name"}'
             f'{did_you_mean(config[key], words) or ";"} there are {", ".join(shorten(words, 12)) or "none"}'
@@ -532,7 +532,7 @@ def check_names(config):
             if typed[key] not in (None, *words) and not (key == 'augment' and os.path.isfile(typed[key]))]
 
 
-MOST_CLASSES = 64  # more values or colours than these are noise around those of classes, or ids of objects
+MOST_CLASSES = 64  # masks with more values or colours hold noise around those of classes, or ids of objects
 COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and grey values cannot be confused
 
 
@@ -562,8 +562,8 @@ def parse_mask_values(mask_values):
 
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
-OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # not settings of a training
-IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir'}, 'predict': {'preset'},   # settings without a use
+OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # key=value that is not in CONFIG
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir'}, 'predict': {'preset'},   # settings refused as useless
         'export': {'preset', *TYPES, *FOREIGN}}
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
@@ -662,15 +662,15 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:        # --help | head: nobody reads the rest, nor what Python would flush at its end
+    except BrokenPipeError:        # --help | head: the rest has no reader; Python's flush at exit would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
-os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # its import would ask a server for its version
+os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # else importing it asks a server for a newer version
 
 
 class ImportedWhenUsed:
-    """A module that loads at its first use: who brings a network or data waits for no other."""
+    """A module that is imported at its first use, which with a network and data of your own may never come."""
 
     def __init__(self, name):
         self.name = name
@@ -704,8 +704,8 @@ except (ImportError, KeyboardInterrupt) as error:
     sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
-logging.getLogger('PIL').addHandler(logging.NullHandler())             # it tells of bands that tifffile then reads
-warnings.filterwarnings('ignore', 'Palette images with Transparency')  # which is what they are converted to
+logging.getLogger('PIL').addHandler(logging.NullHandler())             # it reports TIFFs that tifffile reads instead
+warnings.filterwarnings('ignore', 'Palette images with Transparency')  # to lose transparency is meant
 logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what matters is raised, with the file's name
 
 # ===== runtime: what the machine has, and the precision that follows from it ==========
