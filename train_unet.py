@@ -713,7 +713,7 @@ logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what ma
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """One device as precision sees it. `units` names the dtypes it multiplies natively (tf32 among them)."""
+    """What the choice of a precision must know of a device. `units`: the dtypes it multiplies natively, or 'tf32'."""
     kind: str                      # 'cuda', 'mps' or 'cpu'
     name: str
     capability: tuple = (0, 0)     # CUDA compute capability
@@ -741,7 +741,7 @@ def cuda_units(name, capability):
 def cpu_units():
     """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16.
     (Not AVX512-FP16: the gradients of a convolution took 80 times as long there as in float32, with torch 2.15.)"""
-    if not torch.backends.mkldnn.is_available():                       # nobody would use the units
+    if not torch.backends.mkldnn.is_available():                       # only oneDNN makes use of these units
         return frozenset()
     flags = {name for name, there in getattr(torch.cpu, 'get_capabilities', dict)().items() if there is True}
     with contextlib.suppress(OSError):
@@ -762,16 +762,16 @@ def choose_device(wish):
 
 def set_up_device(device):
     """Limit threads and memory to what this process may use. ConfigError for a GPU that cannot be used: this torch has
-    no kernels for it, or others hold its memory."""
-    if torch.get_num_threads() > cpu_quota():                          # they would wait for each other
+    no kernels for it, or other processes hold its memory."""
+    if torch.get_num_threads() > cpu_quota():                          # threads beyond it wait for each other
         torch.set_num_threads(cpu_quota())
     if device.type == 'mps' and 'PYTORCH_MPS_HIGH_WATERMARK_RATIO' not in os.environ:
-        torch.mps.set_per_process_memory_fraction(1.0)                 # usually 1.7: it would swap, and not be told
+        torch.mps.set_per_process_memory_fraction(1.0)                 # at its default, 1.7, it swaps without a word
     try:
         if device.type == 'cuda':
             with torch.cuda.device(device):
                 image = torch.zeros(1, 1, 8, 8, device=device).add_(1)
-                F.conv2d(image, image[..., :3, :3])                    # cuDNN may know fewer GPUs than torch does
+                F.conv2d(image, image[..., :3, :3])                    # cuDNN may support fewer GPUs than torch
     except RuntimeError as error:
         raise ConfigError(f'device={device}: cannot be used ({in_words(error)}): if others hold its memory (nvidia-smi '
                           'shows them) end them, if torch or cuDNN has no kernels for it install a build of torch '
@@ -788,8 +788,8 @@ def world():
 
 
 def join_processes(config):
-    """Under torchrun, meet the other processes -> the device of this one. ConfigError for a bad number: the effective
-    batch belongs to the config, and they share its accumulation steps first and then the batch."""
+    """Under torchrun, meet the other processes -> the device of this one. However many they are, the effective batch
+    stays that of the config, of which each takes an equal share; ConfigError if it cannot be shared evenly."""
     count, device = max(world().size, int(os.environ.get('WORLD_SIZE', 1))), choose_device(config['device'])
     if count == 1:
         if (tasks := os.environ.get('SLURM_STEP_NUM_TASKS', '1')) != '1' and os.environ.get('SLURM_PROCID') == '0':
@@ -801,11 +801,11 @@ def join_processes(config):
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
                           'two for each: start a number that divides it, or type another batch_size')
     if device.type == 'cuda':
-        local = world().rank % torch.cuda.device_count()               # of a group that the user's script made
+        local = world().rank % torch.cuda.device_count()               # if the user's own script made the group
         device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'        # what is agreed on waits for no GPU
+        backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
         dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
         if device.type == 'cpu':
             atexit.register(leave_processes)
@@ -813,13 +813,13 @@ def join_processes(config):
 
 
 def leave_processes():
-    """At exit: gloo's threads abort a process that still has them. NCCL may wait for the others: not after an error."""
+    """At exit, else gloo's threads abort the process. With NCCL not after an error, as it may wait for the others."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def from_first(make):
-    """make() on the first process, its answer on all; a UserError is raised on all (for any other they would wait)."""
+    """make() on the first process -> its answer, on all. A UserError is raised on all; others leave them waiting."""
     try:
         answer = [None if world().rank else make()]
     except UserError as error:
@@ -850,13 +850,13 @@ def detect_hardware(device):
             units = frozenset({'float16', 'bfloat16'} if native else {'float16'})
         return Hardware('cuda', properties.name, capability, units, properties.total_memory)
     if device.type == 'mps':
-        units = frozenset({'float16'} if torch.__version__ >= (2, 8) else ())          # before, scaling wants float64
+        units = frozenset({'float16'} if torch.__version__ >= (2, 8) else ())      # before, its scaler needs float64
         return Hardware('mps', 'Apple GPU', units=units, memory=torch.mps.recommended_max_memory())
     return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
 
 
 def common_hardware(hardware):
-    """The hardware with the units that all processes have, for one precision. ConfigError if some have no GPU."""
+    """The hardware with only the units that all processes have, for one precision. ConfigError if some have no GPU."""
     kinds, units = zip(*from_all((hardware.kind, hardware.units)))
     if len({*kinds}) > 1:
         raise ConfigError(f'the processes found different devices ({", ".join(sorted({*kinds}))}): find out why some '
@@ -865,7 +865,7 @@ def common_hardware(hardware):
 
 
 def cpu_quota():
-    """Cores that a container may keep busy (docker --cpus, Kubernetes) while it sees all of them; infinite without."""
+    """Cores that a container may keep busy (docker --cpus, Kubernetes), though it sees all of them; else inf."""
     with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
         quota, period = map(int, Path('/sys/fs/cgroup/cpu.max').read_text().split())
         return max(1, quota // period)
@@ -879,8 +879,8 @@ def num_cores():
 
 
 def processes_here():
-    """How many processes torchrun started on this machine, among whom its cores and memory are shared; of a group that
-    the user's script made, all, or under srun as many on each of its machines."""
+    """How many of the processes run on this machine and share its cores and memory. torchrun tells; of a group that the
+    user's own script made it is all of them, or under srun an equal share for each machine."""
     machines = int(os.environ.get('SLURM_STEP_NUM_NODES', 1))
     return int(os.environ.get('LOCAL_WORLD_SIZE', math.ceil(world().size / machines)))
 
@@ -895,7 +895,7 @@ def free_memory():
                     - int(Path('/sys/fs/cgroup/memory.current').read_text()))
     if not free:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)
+            free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)     # macOS: half, at a guess
         with contextlib.suppress(AttributeError):                      # Windows
             status = (ctypes.c_ulonglong * 8)(64)                      # MEMORYSTATUSEX, which begins with its size
             ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
@@ -915,11 +915,11 @@ def keep_freed_memory():
         libc.mallopt(-1, 2**31 - 1)                                    # M_TRIM_THRESHOLD
 
 
-# The decision: autocast dtype ('float32' is none; float16 is scaled), TF32 setting, why, and what to warn of.
+# The decision: autocast dtype ('float32': no autocast; 'float16': with a scaler), TF32 setting, reason, warnings.
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
-AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto'}    # or CONFIG was edited
+AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto'}    # else CONFIG was edited
 
 
 def resolve_precision(config, hardware, typed=None):
