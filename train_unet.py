@@ -1039,17 +1039,17 @@ CLASS_LIST = re.compile(r'.*(class|label|colou?r|codes).*\.(txt|csv|tsv)', re.IG
 
 
 def may_be_read(name):
-    """Whether a file of this name may be an image or a mask: a suffix of ours, and not hidden."""
+    """Whether a file of this name may be an image or a mask: a suffix that can be read, and not hidden."""
     return name[name.rfind('.'):].lower() in SUFFIXES and not name.startswith('.')
 
 
 @dataclasses.dataclass
 class Pairs:
-    """Images and masks that belong together. Paths are NumPy bytes: no Python object per file in a worker."""
+    """Images and masks that belong together. Paths are NumPy bytes: forked workers would copy Python strings in use."""
     images: np.ndarray             # (N,) bytes
-    masks: np.ndarray              # (N,) bytes; a folder means the union of its files, UNITED that of several paths
+    masks: np.ndarray              # (N,) bytes; a folder is the union of its files, paths joined by UNITED likewise
     splits: np.ndarray             # (N,) index into SPLITS
-    drawn: np.ndarray              # (N,) whether chance chose that, not a name
+    drawn: np.ndarray              # (N,) whether the split was drawn by chance, not told by a name
     rule: str                      # how they were paired, in words
     notes: list                    # what was ignored
     class_lists: tuple = ()        # text files that may list the classes
@@ -1072,7 +1072,7 @@ def folder_words(name):
 
 
 def told_role(name):
-    """'mask', 'image' or '', by the words in the name of a folder."""
+    """'mask', 'image' or '', by the words in the name of a folder. Mask words win: gt_images/ holds masks."""
     words = set(folder_words(name))
     return 'mask' if MASK_WORDS & words else 'image' if IMAGE_WORDS & words else ''
 
@@ -1102,7 +1102,7 @@ def read_place(folder, role='', which=-1):
 
 
 def stem_in(pattern, between=''):
-    """A function of a name -> its {stem} in this pattern, or None. Where {stem} stands twice `between` joins both."""
+    """A function: name -> what {stem} stands for in the pattern, joined by `between` if it has two; None: no match."""
     regex = re.compile('(.*)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
 
     def stem_of(name):
@@ -1112,18 +1112,18 @@ def stem_in(pattern, between=''):
 
 
 def list_files(root):
-    """Every file below root as (folder, name), sorted; links are followed, loops and hidden folders are not."""
+    """Every file below root as (folder, name), sorted. Links are followed once; no hidden folders, no runs."""
     def refuse(error):
         raise DataError(f'{error.filename}: cannot be read: {error.strerror}')
 
-    ours = {os.path.realpath('runs')} - {os.path.realpath(root)}       # no data, unless it is asked for
+    ours = {os.path.realpath('runs')} - {os.path.realpath(root)}       # holds no data, unless data= names it
     found, seen = [], {}                                               # {real path: the path it was met by}
     for path, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         real = os.path.realpath(path)
         first = seen.setdefault(real, path)
         if first != path and real not in ours:
             log.warning('ignored %s: it is the same folder as %s', path, first)
-        if first != path or real in ours or {'config.py', 'log.txt'} <= set(names):        # these are in any run
+        if first != path or real in ours or {'config.py', 'log.txt'} <= set(names):        # both: a run folder
             folders.clear()
             continue
         folders[:] = sorted(folder for folder in folders if not folder.startswith('.'))
@@ -1136,21 +1136,21 @@ def list_files(root):
 class Found:
     """One file that may be an image or a mask, with what read_place told of its folder."""
     path: str
-    stem: str                      # or the part of the name that stands for {stem} in a pattern
+    stem: str                      # the name without its suffix, or what {stem} stands for in its pattern
     split: str = ''
     kind: str = ''
     rest: str = ''
 
 
 def matcher(base):
-    """A function of a folder -> a match, if it is base or below it: what * stands for, and the rest, in its groups."""
+    """A function: folder -> a match if it is base or below it. Its groups: what each * means, and the path below."""
     start = '()' if base == '.' else re.escape(base).replace(r'\*', '([^/]*)')
     return re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
 
 
 def files_of(base, root, files):
-    """The files in a folder that the user named -> [(path, what * stands for and the folders below it, name)].
-    base may hold *, is relative to root or to folders in it, or leads out of it; `files` are those below root."""
+    """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
+    base may hold *; it is relative to root or to any folder in it, or leads out of root. `files`: those below root."""
     base = os.path.normpath(base).replace(os.sep, '/')
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
@@ -1166,18 +1166,18 @@ def files_of(base, root, files):
 
 def by_role(candidates, config, root, ignored):
     """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
-    `ignored` takes the others. Folders tell the role, else the patterns. Two patterns alone tell it where no folder is
-    named after masks, and in a folder for one image: img_0_json/ holds img.png and label.png."""
+    the others go into `ignored`. Folders tell the role, else the patterns. With two patterns folders tell nothing where
+    none is named after masks, nor in a folder for one image: img_0_json/ holds img.png and label.png."""
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
 
     def stems_of(name):
-        """{role: stem} of the patterns that fit, the longest alone: x_RGB.png is no {stem}.png"""
+        """{role: stem} of the patterns that fit, or only of the longest: x_RGB.png does not count as {stem}.png"""
         found = {role: stem for role, stem_of in stem_keys.items() if (stem := stem_of(name)) is not None}
         longest = max((len(patterns[role]) for role in found), default=0)
         return {role: stem for role, stem in found.items() if len(patterns[role]) == longest}
 
-    held = defaultdict(set)                                            # folder: the roles that its names alone tell
+    held = defaultdict(set)                                            # folder: the roles that names in it tell
     for _, folder, name, _ in candidates:
         if len(stems_of(name)) == 1:
             held[folder] |= stems_of(name).keys()
@@ -1186,7 +1186,7 @@ def by_role(candidates, config, root, ignored):
     for path, folder, name, (split, role, kind, rest) in candidates:
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
-            if not split_listed(name):                                 # split_by_names tells of these
+            if not split_listed(name):                                 # of train.txt split_by_names tells
                 ignored[f'*{suffix.lower()}' if suffix else 'without an ending'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
@@ -1200,7 +1200,7 @@ def by_role(candidates, config, root, ignored):
         if role in patterns and role not in stems or not role and len(patterns) == 2:
             unlike[path] = patterns.get(role) or ' or '.join(patterns.values())
             continue
-        stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac's letters, taken apart, are the same
+        stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac splits letters from their accents
         found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
     in_use = {file.path for file in itertools.chain(*found.values())}  # images= and masks= may be one folder
     for path, pattern in unlike.items():
