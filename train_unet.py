@@ -1210,13 +1210,13 @@ def by_role(candidates, config, root, ignored):
 
 
 def collect(config, root, files, which):
-    """All candidate files of a folder -> (images, masks, notes). DataError where roles are not plain."""
+    """All candidate files of a folder -> (images, masks, notes). DataError if only images= or only masks= is given."""
     sources = {'image': config['images'], 'mask': config['masks']}
     if not any(sources.values()):
         sources = {'': '.'}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
-    told = len(shared_folder(files)) if '' in sources else 0           # from here on folders tell something
+    told = len(shared_folder(files)) if '' in sources else 0           # what all paths share tells nothing
     candidates = [(path, folder, name, read_place(folder[told:].lstrip('/'), role, which))
                   for role, base in sources.items() for path, folder, name in files_of(base, root, files)]
     ignored, seen = defaultdict(list), {path for path, *_ in candidates}       # ignored: {why: names of files}
@@ -1225,22 +1225,22 @@ def collect(config, root, files, which):
     images, masks, loose = by_role(candidates, config, root, ignored).values()
     for file in loose if images else ():
         folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
-        folder = re.sub(r'\d+', '*', folder)                           # one line for a thousand of them
+        folder = re.sub(r'\d+', '*', folder)                           # one note for a thousand numbered folders
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
-    if '' in sources and not images and not loose and all(both := tell_apart(masks)):      # annotations/ holds all
+    if '' in sources and not images and not loose and all(both := tell_apart(masks)):      # in annotations/ alone
         images, masks = both
-    elif not masks:                                                    # all in one folder, perhaps named Imgs
+    elif not masks:                                                    # together in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
-    elif not images:                                                   # their folders have no telling names
+    elif not images:                                                   # the names of their folders tell no role
         images = loose
-    images = best_of_twins(images, '.mat', 0, ignored)                 # a photograph's matrix
-    masks = best_of_twins(masks, JPEG_SUFFIXES, 0.5, ignored)          # a mask's picture
+    images = best_of_twins(images, '.mat', 0, ignored)                 # x.mat goes with the photograph x.jpg
+    masks = best_of_twins(masks, JPEG_SUFFIXES, 0.5, ignored)          # x.jpg is a picture of the mask x.png
     return images, masks, tell_ignored(ignored)
 
 
 def best_of_twins(files, suffixes, least, ignored):
-    """Files without those of these suffixes that lie beside another of the same name, if at least this share of the
-    others have one: less is a mistake to be told. `ignored` takes them."""
+    """The files without those of these suffixes that lie beside another of the same stem; they go into `ignored`. Only
+    if at least the share `least` of the others have such a twin: fewer are a mistake, which is reported later."""
     is_lesser = lambda file: file.path.lower().endswith(suffixes)
     others = {os.path.splitext(file.path)[0] for file in itertools.filterfalse(is_lesser, files)}
     twins = {file.path for file in filter(is_lesser, files) if os.path.splitext(file.path)[0] in others}
@@ -1257,7 +1257,7 @@ def tell_ignored(ignored):
 
 
 def shared_folder(files):
-    """The folder that all folders of images and masks are in: its name tells nothing of any one of them."""
+    """The folder that all folders of images and masks lie in; '' for data itself. Its name tells none from another."""
     folders = [folder for folder, name in files if may_be_read(name)]
     shared = posixpath.commonpath(folders) if folders else ''
     return posixpath.dirname(shared) if shared in folders else shared
@@ -1293,8 +1293,8 @@ def existing_folder(path):
 
 
 def name_patterns(image, masks):
-    """How the stem of an image may become that of its mask, {stem} for what both share: {stem}_sat and {stem}_mask
-    -> [(image pattern, mask pattern), ...], those with the fewest letters of their own first"""
+    """The stem of one image and those of all masks -> [(image pattern, mask pattern), ...] that may pair them, with
+    {stem} for what both share, as in {stem}_sat and {stem}_mask; those with the fewest letters besides come first."""
     tokens, found = re.compile(r'[^\W\d_]+|\d+|\W|_').findall, set()
     digits = max(re.findall(r'\d+', image), key=len, default='')
     of_image = tokens(image)
@@ -1313,7 +1313,7 @@ def name_patterns(image, masks):
 
 
 def stem_rules(images, masks):
-    """Ways to make casefolded stems equal, most literal first: (description, image -> key, mask -> key)."""
+    """Ways to turn casefolded stems into equal keys, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
     usual, stems = images[len(images) // 2].stem.casefold(), [mask.stem.casefold() for mask in masks]
     some = [usual, *(images[len(images) * at // 7].stem.casefold() for at in (2, 5))]          # one may have no mask
@@ -1337,9 +1337,9 @@ def grouped(items, key):
 
 
 def match_pairs(images, masks):
-    """As match_split, each split by a rule of its own where folders on both sides tell splits: in DRIVE 21_training
-    goes with 21_manual1 and 01_test with 01_manual1."""
-    are_told = all(any(file.split for file in files) for files in (images, masks))         # not train/ on one side
+    """match_split over all files, or over each split by itself where folders of images and of masks tell splits, since
+    each may want its own rule: in DRIVE 21_training goes with 21_manual1 and 01_test with 01_manual1."""
+    are_told = all(any(file.split for file in files) for files in (images, masks))         # on both sides
     of_image, of_mask = (grouped(files, lambda file: are_told and file.split) for files in (images, masks))
     parts = [match_split(of_image[split], of_mask[split]) for split in sorted(of_image.keys() | of_mask.keys())]
     pairs, rules, *others = zip(*parts)
@@ -1382,17 +1382,17 @@ def match_split(images, masks):
 
 
 def unite_folders(images, masks):
-    """One folder of mask files per image, one for each object (DSB-2018) -> as match_pairs, the folders for masks where
-    some hold several; or None. The folder lies beside the image, or has the name of its stem."""
+    """Pairs where each image has its own folder of masks, one file per object (DSB-2018), beside it or named after its
+    stem -> as match_pairs, the folders being the masks if some hold several files; None where files do not lie so."""
     groups = grouped(masks, lambda mask: (mask.split, mask.rest))
     places = {(image.split, image.rest or image.stem): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
-    is_one_each &= len({os.path.dirname(mask.path) for mask in masks}) == len(groups)      # mask-0/ and mask-1/ are two
+    is_one_each &= len({os.path.dirname(mask.path) for mask in masks}) == len(groups)      # no mask-0/ beside mask-1/
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
     mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
-    if len(mixed) > 1.5 * len(groups):                                 # mask.png and its mask_color.png
+    if len(mixed) > 1.5 * len(groups):                                 # most hold a mask.png and its mask_color.png
         return None
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
     if len(groups) < len(masks):
@@ -1408,8 +1408,8 @@ def unite(masks):
 
 
 def unite_siblings(images, masks, config):
-    """Masks of one stem in folders of one parent are one where masks= ends in a * that images= has not: leftMask and
-    rightMask by "ManualMask/*Mask". Not where the folders are those of images too."""
+    """Unite masks of one stem in sibling folders where masks= ends in a * that images= lacks: "ManualMask/*Mask" means
+    leftMask and rightMask together. Not where images lie in such folders too."""
     of_masks, of_images = (config[key] or '' for key in ('masks', 'images'))
     is_meant = '*' in posixpath.basename(of_masks) and of_masks.count('*') - of_images.count('*') == 1
     if not is_meant or {image.rest for image in images} & {mask.rest for mask in masks}:
@@ -1421,13 +1421,13 @@ def unite_siblings(images, masks, config):
 
 
 def unite_numbered(pairs, images, masks, config):
-    """Of the masks left over x_mask_1 is one with x_mask; not if it may belong to an image left over, x_1, nor if the
-    first three of these show the same place, as those of several people do -> (pairs, the others)"""
+    """Unite leftover masks x_mask_1 with the paired x_mask -> (pairs, masks still left over). Not one that may be of
+    a leftover image x_1; and none if masks of the first three unions overlap, as drawings of several people do."""
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
     further, united = grouped(masks, place), []
     for image, mask in pairs:
         key, word = (os.path.dirname(mask.path), mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
-        is_part = key in further and word.casefold() in MASK_WORDS     # 7_1 is no part of 7
+        is_part = key in further and word.casefold() in MASK_WORDS     # without a mask word 7_1 is no part of 7
         is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
         united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
     try:
