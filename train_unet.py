@@ -1439,17 +1439,17 @@ def unite_numbered(pairs, images, masks, config):
 
 
 def read_table(path):
-    """A csv whose columns tell images and masks -> its rows as dicts. DataError for another."""
+    """A csv with columns for images and masks -> its rows as dicts. DataError for any other."""
     try:
         with open(path, newline='', encoding='utf-8-sig') as file:
             head = file.readline()
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel's
+            reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel: ;
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             roles = [name if may_be_read(name) else told_role(name) for name in reader.fieldnames]
-            if roles.count('mask') == 1 and len(roles) == 2:           # xrays, masks
+            if roles.count('mask') == 1 and len(roles) == 2:           # a header such as xrays,masks
                 roles = [role or 'image' for role in roles]
-            if roles.count('image') == roles.count('mask') == 1:       # image_path, label
+            if roles.count('image') == roles.count('mask') == 1:       # a header such as image_path,label
                 reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
             table = list(reader) if {'image', 'mask'} <= set(reader.fieldnames) else ()    # other tables may be large
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -1462,8 +1462,8 @@ def read_table(path):
 
 
 def read_tables(path):
-    """{a list file: (its rows, the split that its name tells)}: with train.csv also val.csv and test.csv, if they name
-    masks too; of any other list itself alone, without a split."""
+    """{list file: (its rows, the split that its name tells)}. train.csv brings val.csv and test.csv along, if they name
+    masks too; any other list stands alone, without a split."""
     tables, word = {path: (read_table(path), '')}, re.compile(rf'(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])')
     alike = [other for other in sorted(path.parent.glob('*.csv')) if other.is_file()
              and word.sub('', other.name.lower()) == word.sub('', path.name.lower())]
@@ -1527,7 +1527,7 @@ def shorten(lines, most=10):
 
 
 def find_pairs(config):
-    """All pairs of a data set and their splits. DataError names each file without a partner, and lines that pair."""
+    """All pairs of a data set and their splits. DataError names files without a partner, and what to type instead."""
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes, files = read_list(root, config['skip_unpaired']), [], []
@@ -1547,7 +1547,7 @@ def find_pairs(config):
         raise DataError([f'{selves[0]}: would be an image and its mask at once', *lines_that_pair(config, root, files)])
     try:
         splits, drawn = choose_splits([image for image, _ in pairs], config)
-    except DataError as error:                                         # perhaps because all pages are in one file
+    except DataError as error:                                         # one pair: perhaps a stack in a single file
         raise DataError([*error.problems, *problems_of_files(pairs[:8], config)], error.title) from None
     named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
     lists = tuple(path for path in named if os.path.isfile(path))      # a pipe would be waited for
@@ -1621,12 +1621,12 @@ def groups_in(images, pattern, least):
 
 
 def split_listed(name):
-    """The split that a text file of this name, val.txt, lists the images of; None for others."""
+    """The split whose images a text file of this name lists: val.txt; None for other names."""
     return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith(('.txt', '.csv')) else None
 
 
 def tail_of(path, parts):
-    """The last parts of a path, without the suffix of an image or mask; scan.v2 has none."""
+    """The last `parts` parts of a path, without the suffix of an image or mask (.v2 in scan.v2 is no such suffix)."""
     path = path.replace(os.sep, '/')
     path = os.path.splitext(path)[0] if may_be_read(posixpath.basename(path)) else path
     return '/'.join(path.split('/')[-parts:])
@@ -1662,15 +1662,15 @@ def split_by_names(pairs, root, files, notes):
 
 
 def ways_to_split(stems, lists, root, parts):
-    """The first word of the stems, and the text files of each folder -> [(what they are, {stem: split}), ...], the
-    likeliest first. A stem in the lists of two splits has None. `parts`: of a path, that make a stem."""
+    """Splits by the first word of the stems, and by the text files of each folder -> [(what tells them, {stem: split}),
+    ...], the likeliest first; None for a stem in two splits. `parts`: how many parts of a path make a stem."""
     ways = {}
     split_of = lambda stem: SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0])
-    if all(map(split_of, stems)):                                      # as a rule the first tells nothing
+    if all(map(split_of, stems)):                                      # mostly ends at the first stem
         ways['the first word of their names'] = {stem: split_of(stem) for stem in stems}
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}
     for folder, name in lists:
-        if folder in halved and re.match('(?i)train[-_]?val', name):   # train.txt says it better
+        if folder in halved and re.match('(?i)train[-_]?val', name):   # it repeats train.txt and val.txt
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError):
@@ -1678,13 +1678,13 @@ def ways_to_split(stems, lists, root, parts):
                 words = re.split('[,;]', line)[:1] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
                 for stem in {tail_of(word.strip(' "'), parts) for word in words}:
                     listed[stem] = split if listed.get(stem, split) == split else None
-    return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has others too
+    return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
 
 
 def splits_told(stems, rests, listed):
-    """The split of each stem by {name: split}; None where it tells none. A name may be that of a folder, of `rests`, or
-    lack what all stems begin or end with: 00000 stands for 00000_img. If no name is for training, and all of them are
-    stems, the others are."""
+    """The split of each stem by `listed`, {name: split}; None where no name tells it. A name may also be a folder in
+    `rests`, or lack what all stems begin or end with: 00000 means 00000_img. If no name is listed for training, and all
+    names are stems, the stems that are not listed are for training."""
     films = [next((listed[part] for part in rest.split('/') if part and listed.get(part)), None) for rest in rests]
     if all(films) and not {*stems} <= listed.keys():                   # a list of films stands for all their frames
         return films
