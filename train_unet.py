@@ -1701,10 +1701,10 @@ def paths_of(pairs):
 
 
 def problems_of_pairs(config, root, files):
-    """What is wrong with the files that do pair: told beside those that do not, instead of by the next run."""
+    """What is wrong with the files that do pair, to be reported with the unpaired ones instead of by the next run."""
     try:
         pairs, _, _ = pair_files({**config, 'skip_unpaired': True}, root, files)
-    except DataError:                                                  # which files belong together is not known
+    except DataError:                                                  # no pairs, nothing to look at
         return []
     return problems_of_files(pairs, config)
 
@@ -1715,8 +1715,8 @@ def problems_of_files(pairs, config):
 
 
 def pair_files(config, root, files):
-    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. Folders
-    in those for images and masks may have such names too, a film seg_01, a room lab: then the first name counts."""
+    """Images and masks among the files below root -> (pairs, rule, notes); DataError names what has no partner. If the
+    last folder name that tells a role misleads (images/lab/, images/seg_01/), the first one is tried."""
     try:
         return pair_roles(config, root, files)[:3]
     except DataError as error:
@@ -1726,17 +1726,17 @@ def pair_files(config, root, files):
 
 
 def pair_roles(config, root, files, which=-1):
-    """The same, by what read_place tells, with the images and masks that have no partner, if these may be skipped."""
+    """pair_files by `which` part of paths (read_place) -> (pairs, rule, notes, unpaired images, unpaired masks)."""
     images, masks, notes = collect(config, root, files, which)
     if not images or not masks:
         there = ', '.join(sorted(p.name for p in root.iterdir())[:12]) or 'nothing'
         raise DataError([f'{root}: found {len(images)} images and {len(masks)} masks; it holds {there}',
                          *shorten(notes, 5)])
-    above = {file.rest for file in images}                             # photos/images beside manual/images
+    above = {file.rest for file in images}                             # photos/images/ and manual/images/: which?
     if {'image', 'mask'} <= {told_role(part) for rest in above for part in rest.split('/')}:
         raise DataError(f'several folders could hold the images: {", ".join(sorted(above)[:12])}')
-    for role, found in (('images', images), ('masks', masks)):         # different tasks: only the user knows which
-        kinds = sorted({(file.split, file.kind) for file in found})    # Test_v2_Masks are a test's only
+    for role, found in (('images', images), ('masks', masks)):         # of several tasks only the user knows which
+        kinds = sorted({(file.split, file.kind) for file in found})    # by split: each may name its folders otherwise
         for several in grouped(kinds, lambda key: key[0]).values():
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
@@ -1745,7 +1745,7 @@ def pair_roles(config, root, files, which=-1):
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
-    if pairs and not is_tested:                                        # a contest keeps its test masks
+    if pairs and not is_tested:                                        # a contest does not publish its test masks
         of_test = [os.path.basename(image.path) for image in images if image.split == 'test']
         images = [image for image in images if image.split != 'test']
         notes += tell_ignored({'images of the test split, which has no masks': of_test})
@@ -1795,7 +1795,7 @@ def lines_that_pair(config, root, files):
 
 
 def lists_there(root, files):
-    """{line to type: (pairs, rule)} of the csv files in the topmost folder with some, which list images and masks."""
+    """{line to type: (pairs, rule)} of the csv files that list images and masks, in the topmost folder with any csv."""
     depth = lambda place: place[0].count('/') + bool(place[0])
     places = sorted((place for place in files if place[1].lower().endswith('.csv')),
                     key=lambda place: (depth(place), 'train' not in place[1].lower(), place))
@@ -1821,8 +1821,8 @@ def data_above(root):
 def flatness(path, config):
     """The share of a file's pixels that have its 32 most frequent values: near 1 in masks, far below in photographs."""
     with contextlib.suppress(DataError, *UNREADABLE):                  # a folder has no header
-        if math.prod(read_header(path, config)[:2]) > 2**24:           # not to be decoded for a guess
-            return 0.8                                                 # may be either
+        if math.prod(read_header(path, config)[:2]) > 2**24:           # too large to decode for a guess
+            return 0.8                                                 # passes for either
     try:
         codes = read_mask(path, config).ravel()
     except DataError:                                                  # fractions, many bands
@@ -1832,8 +1832,8 @@ def flatness(path, config):
 
 
 def size_in_header(path, config):
-    """(height, width) of an image or a mask; None where its header does not tell, as of arrays or folders. One of
-    UNREADABLE is raised for an array that is no picture."""
+    """(height, width) of an image or a mask; None for arrays and folders, which have no such header. Raises one of
+    UNREADABLE for a .npy that is no picture."""
     if path.lower().endswith('.npy'):
         read_header(path, config)
     with contextlib.suppress(DataError, *UNREADABLE):
@@ -1918,8 +1918,8 @@ def likelihood(image, mask, of_images, of_masks):
 
 
 def folder_shapes(files, shared):
-    """Folders as images= and masks= take them, with * for numbers, splits, or folders of three names and more
-    -> ({shape: the folders it stands for}, those that hold the most files first, all folders there are)."""
+    """Values for images= and masks= ("shapes"): paths of folders with * for numbers, splits, or a level with three
+    folders or more -> ({shape: the folders it stands for}, those with the most files first; all folders there are)."""
     count, weight, depth = Counter(folder for folder, _ in files), Counter(), len(Path(shared).parts)
     everywhere = {path for folder in count for path in itertools.accumulate(Path(folder).parts, posixpath.join)}
     siblings = Counter(map(posixpath.dirname, everywhere))
@@ -1927,11 +1927,11 @@ def folder_shapes(files, shared):
     for folder, number in count.items():
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
-        stars[1:] = [star.replace(above, '*') for above, star in zip(names, stars[1:])]        # Cod GT in Cod
+        stars[1:] = [star.replace(above, '*') for above, star in zip(names, stars[1:])]        # Cod/Cod GT: Cod/* GT
         above = ['*' if siblings['/'.join(names[:at])] > 2 or star != name else name
                  for at, (star, name) in enumerate(zip(stars, names))]
-        for end in range(depth + 1, len(names) + 1):                   # of each folder on the way down
-            shapes = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]       # one by its own name
+        for end in range(depth + 1, len(names) + 1):                   # for each folder on the way down
+            shapes = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]       # one level by its name
             shapes += [stars[:end], *((*above[:end - 1], last) for last in {names[end - 1], stars[end - 1]})]
             weight.update({'/'.join(shape): number for shape in shapes})
     usual = [shape for shape, _ in weight.most_common(60)]
@@ -1969,14 +1969,14 @@ def folder_answers(files):
                    and role[other] == 'mask']
         is_of_others = kind[mask] and kind[mask] in brothers or kind[image] and kind[image] in sisters
         if kind[image] != kind[mask] and is_of_others:
-            continue                                                   # normal_mask is of normal, not of abnormal
+            continue                                                   # normal_mask/ goes with normal/, not abnormal/
         first, second = (re.sub(r'\d', '', posixpath.basename(side)) for side in (image, mask))
         parts = zip(image.split('/')[::-1], mask.split('/')[::-1])
         numbers = zip(re.findall(r'\d+', image), re.findall(r'\d+', mask))
         twins = {twin for a, b in (*parts, *numbers) if '*' not in (a, b)
                  for twin in (image.replace(a, b), mask.replace(b, a))}
         if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
-            continue                                                   # masks/frog are not of images/worm
+            continue                                                   # masks/frog does not go with images/worm
         yield {'images': image, 'masks': mask}
         if image in doubled:                                           # 3.tif beside 3.jpg, which all others are
             yield {'images': image, 'masks': mask, 'image_pattern': '{stem}' + doubled[image]}
@@ -1985,11 +1985,11 @@ def folder_answers(files):
         if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
             end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
-            yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # left, right
+            yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # */*Mask
 
 
 def pattern_answers(files):
-    """mask_pattern with or without image_pattern, by what names share, or for img.png and label.png in all folders."""
+    """mask_pattern, with or without image_pattern: by what names share, or for img.png and label.png in each folder."""
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
@@ -2006,11 +2006,11 @@ def pattern_answers(files):
         if first != second:
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
-            yield {'image_pattern': second, 'mask_pattern': first}     # the example was a mask
+            yield {'image_pattern': second, 'mask_pattern': first}     # if the example was a mask
 
 
 def group_of(image, pattern):
-    """What a group_pattern finds in the name of an image: all its groups in parentheses, or the whole."""
+    """The group of an image: what the pattern's parentheses match in its name, or the whole match if it has none."""
     match = re.search(pattern, image.stem) or re.search(pattern, f'{image.rest}/{image.stem}')
     if not match:
         raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
@@ -2044,12 +2044,12 @@ def choose_splits(images, config):
 
 
 def hold_out(groups, count, config):
-    """The rows that validate, about val_fraction of `count`: whole groups of rows, by a seeded draw."""
+    """The rows that validate: groups of rows, by a seeded draw, that together come close to val_fraction of `count`."""
     held, wanted = [], max(1, round(config['val_fraction'] * count))
-    for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:
+    for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:       # one always trains
         if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it
             held += groups[position]
-    return held or min(groups, key=len)
+    return held or min(groups, key=len)                                # all are too large
 
 
 # ===== data: reading ==================================================================
