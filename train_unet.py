@@ -2067,7 +2067,7 @@ WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows 
 
 
 def check_pixels(path, shape, config):
-    """Refuse an image of shape (H, W[, bands]) that would explode in memory."""
+    """DataError for an image of shape (H, W[, bands]) above max_image_pixels; many bands count as more pixels."""
     (height, width, *bands), most = shape, config['max_image_pixels']
     pixels = max(height * width, math.ceil(math.prod(shape) / max(4, config['in_channels'])))
     if pixels > most:
@@ -2111,9 +2111,9 @@ def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
         if pillow_mode(picture) == 'RGB48':
-            if picture.getexif().get(274, 1) != 1:                     # which OpenCV may follow or not
+            if picture.getexif().get(274, 1) != 1:                     # OpenCV's versions differ in following it
                 raise ValueError(ROTATED)
-            content = np.fromfile(path, np.uint8)                      # imread: on Windows ASCII names
+            content = np.fromfile(path, np.uint8)                      # cv2.imread wants ASCII names on Windows
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3] if colours.shape[2] == config['in_channels'] == 4 else [2, 1, 0]]
         return mask_pixels(picture, config) if as_mask else pillow_pixels(
@@ -2121,7 +2121,7 @@ def read_pillow(path, config, as_mask):
 
 
 def names_colours(config):
-    """Whether the user's mask_values names nothing but colours: then those of palettes count, not their numbers."""
+    """Whether mask_values names nothing but colours: then the colours of palette masks count, not their numbers."""
     return isinstance(config['mask_values'], dict) and all(isinstance(code, str) for code in config['mask_values'])
 
 
@@ -2177,7 +2177,7 @@ def palette_colours(picture):
 
 def orientation(picture):
     """How EXIF turns an opened image: 1 not at all, 2 to 8 mirrored or rotated. (Pillow turns a TIFF by itself.)"""
-    known = picture.format != 'TIFF' and (picture.format != 'PNG' or 'exif' in picture.info)    # else a PNG is decoded
+    known = picture.format != 'TIFF' and (picture.format != 'PNG' or 'exif' in picture.info)    # getexif decodes PNGs
     turned = picture.getexif().get(274, 1) if known else 1
     return turned if turned in range(1, 9) else 1                      # 0 is written too, and turns nothing
 
@@ -2199,17 +2199,17 @@ def pillow_pixels(picture, channels, kind=''):
 
 
 def pillow_sees_all(path, config):
-    """Whether Pillow shows all of a TIFF: one page, its bands grey or RGB of 8 bits, or one band of any depth that it
-    knows, which uint32 and int8 are not."""
+    """Whether Pillow reads all of a TIFF: one page, grey or RGB bands of at most 8 bits, or one band of any depth that
+    Pillow knows, which uint32 and int8 are not."""
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
         page, *others = file.pages
-        check_pixels(path, page.chunks[:2], config)                    # of a tile
+        check_pixels(path, page.chunks[:2], config)                    # a tile may be larger than the image
         bits, samples = np.max(page.bitspersample), page.samplesperpixel
-        is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # True as black
+        is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # else inverted
         if is_bool or (bits, page.sampleformat) in ((32, 1), (8, 2)):  # uint32 and int8, which Pillow would wrap
             return False
         plain = samples == len(picture.getbands()) and bits <= 8 and 1 not in page.extrasamples
-        return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 5: a smaller copy, its mask
+        return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 1: a smaller copy, 4: mask
     return False
 
 
@@ -2217,7 +2217,7 @@ def open_tiff(path):
     """A TIFF as tifffile sees it, to be closed. Raises ValueError for one that is none."""
     try:
         return tifffile.TiffFile(path)
-    except tifffile.TiffFileError as error:                            # of no common kind in older versions
+    except tifffile.TiffFileError as error:                            # no ValueError in older versions
         raise ValueError(str(error)) from None
 
 
@@ -2237,7 +2237,7 @@ def open_series(path, config):
 
 
 def read_segment(path, page, index):
-    """A strip or tile of a TIFF as it is stored. Refuses one of Deflate or LZMA that unpacks to more."""
+    """The stored bytes of a strip or tile of a TIFF. DataError if Deflate or LZMA unpack them to more than it holds."""
     page.parent.filehandle.seek(page.dataoffsets[index])
     data = page.parent.filehandle.read(page.databytecounts[index])
     most = math.prod(page.chunks) * page.dtype.itemsize
@@ -2257,10 +2257,10 @@ def read_tiff(path, config, as_mask):
         with open_series(path, config) as (series, _, bands):
             for page in filter(None, series.pages):
                 check_pixels(path, page.chunks[:2], config)            # a tile may be larger than the image
-                for index in range(len(page.dataoffsets)):
+                for index in range(len(page.dataoffsets)):             # refuses bombs, before tifffile unpacks them
                     read_segment(path, page, index)
             array = series.asarray() if bands is None else np.moveaxis(series.asarray(), bands, -1)
-    if not as_mask and array.dtype.kind in 'fi':                       # of heights, say; in photographs it is a rim
+    if not as_mask and array.dtype.kind in 'fi':       # heights, say; in unsigned photographs it is a harmless rim
         with open_tiff(path) as file, contextlib.suppress(ValueError):
             if (missing := float(file.pages[0].tags.valueof(42113, default=0))) and (array == missing).any():
                 raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
@@ -2283,8 +2283,8 @@ def open_npy(path, config, as_mask):
 
 
 def check_compressed(path, most):
-    """Refuse a MATLAB file whose compressed elements hold more than `most` bytes, without ever holding them: 128 bytes
-    of header, then elements of type (15 is zlib), size, content (MAT-File Format, level 5)."""
+    """DataError for a MATLAB file whose compressed elements unpack to more than `most` bytes, never held at once.
+    The file: 128 bytes of header, then elements of type (15: zlib), size, content (MAT-File Format, level 5)."""
     total = 0
     with open(path, 'rb') as file:
         order = '>II' if file.read(128)[126:] == b'MI' else '<II'
@@ -2296,11 +2296,11 @@ def check_compressed(path, most):
                 rest = stream.unconsumed_tail
                 if total > most:
                     raise DataError(f'{path}: unpacks to more than {most} bytes; '
-                                    f'if it is no bomb, raise max_image_pixels')
+                                    'if it is no bomb, raise max_image_pixels')
 
 
 def read_mat(path, config, as_mask):
-    """The only matrix of a MATLAB file, or the only one whose name is that of a mask."""
+    """The only matrix of a MATLAB file, or the only one that is named like a mask."""
     import scipy.io                                                    # only .mat needs it
     check_compressed(path, 8 * config['max_image_pixels'])             # doubles
     try:
@@ -2345,7 +2345,7 @@ def read_array(path, config, as_mask=False):
         array = READERS.get(os.path.splitext(path)[1].lower(), read_pillow)(path, config, as_mask)
         if array.ndim == 3 and array.shape[2] == 1:
             array = array[..., 0]
-        if as_mask and array.ndim == 3 and len(array) == 1 and array.shape[2] > 4:     # as torch has it
+        if as_mask and array.ndim == 3 and len(array) == 1 and array.shape[2] > 4:     # (1, H, W) was saved
             array = array[0]
         if array.dtype.kind not in 'biuf':
             raise ValueError(f'holds {array.dtype}; expected numbers')
@@ -2374,7 +2374,7 @@ def convert_pixels(array, path, config):
         array = array.astype(np.uint8)                                 # 0 to 255 in a wider type
     array = array[..., None] if array.ndim == 2 else array
     found = array.shape[2]
-    may_be_alpha = found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8     # else perhaps infrared
+    may_be_alpha = found == channels + 1 and channels in (1, 3) and array.dtype == np.uint8     # deeper: infrared?
     if may_be_alpha and str(path).lower().endswith(('.npy', '.mat')):
         may_be_alpha = not np.ptp(array[..., -1])                      # opaque
     if found == 1 < channels <= 4:
@@ -2385,11 +2385,11 @@ def convert_pixels(array, path, config):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
-        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else ''     # a trained network has its own
+        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else ''     # else the network is trained
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
-    if array.dtype == np.uint8:                                        # 0..1 beside deeper images
+    if array.dtype == np.uint8:                                        # float32: beside deeper images, scaled alike
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
-    if config['image_dtype'] == 'uint8':                               # 0..1 would look black
+    if config['image_dtype'] == 'uint8':                               # to a network of 0..255, 0..1 is black
         raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; a network trained on 8-bit '
                         'images needs 8-bit images; one still to be trained image_dtype=auto')
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
@@ -2399,8 +2399,8 @@ def convert_pixels(array, path, config):
 
 
 class TiffRows:
-    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold them, keeps no others. DataError
-    or ValueError in the beginning for a size, a layout or a compression that is to be read as a whole."""
+    """A large TIFF read by rows: image[a:b] decodes only the strips or tiles that hold these rows, and keeps no others.
+    The constructor raises DataError or ValueError for a size, layout or compression that must be read as a whole."""
 
     def __init__(self, path, config):
         self.path, self.config = path, config
@@ -2417,10 +2417,10 @@ class TiffRows:
             raise ValueError('to be read as a whole')
         self.step = page.tilelength if page.is_tiled else page.rowsperstrip
         self.flat = tifffile.memmap(path, mode='r').reshape(self.shape) if page.is_memmappable else None
-        self.kept = {} if page.is_memmappable else {0: self.decode(0)}     # number of a row of tiles: its pixels
+        self.kept = {} if page.is_memmappable else {0: self.decode(0)}     # {row of tiles: pixels}; can it be decoded?
 
     def __getitem__(self, rows):
-        if self.flat is not None:                                      # uncompressed: perhaps one strip of everything
+        if self.flat is not None:                                      # uncompressed; all may be in a single strip
             return convert_pixels(np.array(self.flat[rows]), self.path, self.config)
         first, last = rows.start // self.step, (min(rows.stop, self.shape[0]) - 1) // self.step
         try:
@@ -2445,7 +2445,7 @@ class TiffRows:
 
 
 def refuse_other_scale(image, name, config):
-    """DataError for a deep image (H, W, C) that is mostly a hundred deviations from what the network was trained on."""
+    """DataError for a float32 image (H, W, C) most of which is 100 standard deviations away from the trained mean."""
     if config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std']):
         some = image[::max(1, image.shape[0] // 256), ::max(1, image.shape[1] // 256)]
         if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
@@ -2464,8 +2464,8 @@ def open_image(path, config):
 
 
 def read_mask(path, config):
-    """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. A folder becomes 0 and 1; of UNITED
-    files each gives what is not 0 or black. DataError where these show the same."""
+    """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. The files of a folder become 0 and 1;
+    UNITED files give what is not 0 or black in any, the first one winning. DataError if those show the same place."""
     if UNITED in str(path):
         parts = [read_mask(part, config) for part in path.split(UNITED)]
         if len({part.shape for part in parts}) != 1:
@@ -2481,22 +2481,22 @@ def read_mask(path, config):
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
         names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
-        levels = [127 if name.lower().endswith(JPEG_SUFFIXES) else 0 for name in names]        # noise around black
+        levels = [127 if name.lower().endswith(JPEG_SUFFIXES) else 0 for name in names]        # its black is noisy
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]
         if len({part.shape for part in parts}) != 1:
             raise DataError(f'{path}: its masks have different sizes')
         return np.any(parts, axis=0).astype(np.int32)
     array = read_array(path, config, as_mask=True)
-    if array.dtype == bool:                                            # white, as in masks of 8 bits beside it
+    if array.dtype == bool:                                            # True is 255, as in 8-bit masks beside it
         array = array * np.uint8(255)
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
         raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
     if array.ndim == 3:
-        if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # the fourth is no alpha
+        if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # it varies: no alpha
             raise DataError(f'{path}: a mask of the shape {array.shape}; expected one channel (values) or 3 (colours); '
                             'of a stack of pages each wants a file of its own')
-        if array.dtype == np.uint16 and not (array % 257).any():       # stands for 8 bits, as in LabelMeFacade
+        if array.dtype == np.uint16 and not (array % 257).any():       # 8 bits, widened, as in LabelMeFacade
             array = array // 257
         if not 0 <= array.min() <= array.max() <= 255:
             raise DataError(f'{path}: holds colours beyond 8 bits; save it with 8, or the channel that holds the '
@@ -2504,7 +2504,7 @@ def read_mask(path, config):
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
     worst = max(array.max().item(), array.min().item(), key=abs)
-    if abs(worst) >= COLOUR and not names_colours(config):             # else those of a palette
+    if abs(worst) >= COLOUR and not names_colours(config):             # names_colours: a palette gives colour codes
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
     return array.astype(np.int32)
 
