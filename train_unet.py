@@ -2515,18 +2515,18 @@ def read_mask(path, config):
 @dataclasses.dataclass
 class Coding:
     """How stored mask codes become class ids: a table, or a threshold above which a pixel is foreground."""
-    table: dict                    # code -> class id (255 ignored); None with a threshold
+    table: dict                    # code -> class id (255: ignored); None with a threshold
     threshold: int = None
     num_classes: int = 2
-    words: str = ''                # for the user
-    below: bool = False            # what is not above the threshold is foreground
-    ignored: int = -1              # beside a threshold: the code that is left out, as all below 0 are
+    words: str = ''                # the same, for the user
+    below: bool = False            # the foreground is what is not above the threshold
+    ignored: int = -1              # with a threshold: the code that is ignored, as all codes below 0 are
 
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
             left_out = (codes < 0) | (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
-            if codes.max() >= COLOUR:                                  # seven times the memory of the codes
+            if codes.max() >= COLOUR:                                  # takes seven times the memory of the codes
                 codes = np.where(codes >= COLOUR, np.max([codes >> at & 0xff for at in (16, 8, 0)], 0), codes)
             return np.where(left_out, IGNORE, (codes > self.threshold) != self.below).astype(np.uint8)
         ids = looked_up(tuple(self.table.items()))[codes]
@@ -2538,8 +2538,8 @@ class Coding:
 
 @functools.lru_cache(4)
 def looked_up(table):
-    """((code, class id), ...) -> class id + 1 at the place of each code, 0 where there is none. Negative codes are
-    places from the end; what is never written to takes no memory."""
+    """((code, class id), ...) -> an array with class id + 1 at the index of each code, and 0 for codes without a class.
+    Negative codes index from the end. Nearly all of its 96 MiB is never touched, and so takes no memory."""
     places = np.zeros(3 * COLOUR, np.uint16)
     for code, class_id in table:
         if -COLOUR < code < 2 * COLOUR:                                # no mask holds others
@@ -2558,13 +2558,13 @@ def share_of(codes, values):
 
 
 def as_grey(code, most=0):
-    """The grey value of a colour whose channels differ by `most` at most, such as #0a0a0a; any other code as it is."""
+    """The grey value of a colour such as #0a0a0a, whose channels differ by at most `most`; any other code as it is."""
     channels = [code >> at & 0xff for at in (16, 8, 0)]
     return max(channels) if code >= COLOUR and max(channels) - min(channels) <= most else code
 
 
 def say_ignored(ignored):
-    """'; 254, 255 is ignored', of these codes; nothing of none."""
+    """'; 254, 255 is ignored', for these codes; '' for none."""
     return f'; {", ".join(map(name_code, sorted(ignored)[:12]))} is ignored' if ignored else ''
 
 
@@ -2629,7 +2629,7 @@ def coding_from_table(wish, values, special, lossy):
 
 
 def nearest(codes, named, most):
-    """{code: the nearest of the named ones}, for colours and greys; each channel is at most so far away."""
+    """{code: the nearest of the named ones}, for colours or greys with no channel further away than `most`."""
     if not named or not codes:
         return {}
     channels = lambda codes: np.array(codes)[:, None] >> np.array([16, 8, 0]) & 255
@@ -2658,11 +2658,11 @@ def suggest(table):
 
 
 def is_noisy(values, lossy=False):
-    """Whether {grey: pixels} are those of 0 and 255 with JPEG noise or soft edges between."""
+    """Whether {grey: pixels} look like 0 and 255 with JPEG noise or soft edges in between."""
     if 0 not in values or max(values) != 255 or len(values) <= (2 if lossy else 16):
         return False
     dark, between, bright = (share_of(range(*ends), values) for ends in ((0, 33), (33, 223), (223, 256)))
-    peak = max(share_of(range(low, low + 16), values) for low in range(64, 176, 16))       # a class would be one
+    peak = max(share_of(range(low, low + 16), values) for low in range(64, 176, 16))       # high: a class
     has_noise = any(code in values for code in range(223, 255))
     return dark + bright > 0.9 and has_noise and between / 2 < bright and peak < max(between / 2, 1e-4)
 
@@ -2750,12 +2750,12 @@ def explain_values(values, images, plain, special, counts_up, lossy):
 
 
 def leans_on_white(values, images, plain):
-    """Whether bright is likely to be foreground; arguments as of explain_values. 255 may lie around objects: then it is
-    in no mask without another value."""
+    """Whether "bright is foreground" should come first; arguments as in explain_values. 255 that marks what lies around
+    objects is in no mask without another value."""
     white, others = share_of([255], values), [code for code in plain if 0 < code < 255]
     between, bright = (share_of(range(*ends), values) for ends in ((33, 223), (223, 256)))
     has_noise = len(plain) > MOST_CLASSES and plain[-1] > 222 and bright > between > 0
-    is_map = max(values) == 255 and is_scale(values) and 16 < len(plain) <= MOST_CLASSES       # of saliency
+    is_map = max(values) == 255 and is_scale(values) and 16 < len(plain) <= MOST_CLASSES       # saliency
     is_alone = share_of(others, values) < white < 1 / 10 and sum(map(images.get, others)) < images[255]    # cracks
     has_specks = share_of([0, 255], values) > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247]
     return has_noise or is_map or is_alone or has_specks
@@ -2776,9 +2776,10 @@ def is_scale(values):
 
 
 def read_as_classes(values, images, plain, special, what):
-    """Lines that make each value a class; those that often mark what is ignored may be so, first if they are rare."""
+    """Lines that make each value a class, with or without ignoring specks and values that often mean ignored;
+    these come first if they are rare."""
     lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
-    whole, count = sum(values.values()), max(images.values())          # pixels and images; a rare class has its place
+    whole, count = sum(values.values()), max(images.values())          # a rare class still fills its own images
     specks = [code for code in plain if values[code] < whole * min(1 / 2000, images[code] / count / 250)
               and not is_scale(values)]
     rare = share_of(special, values) < 1 / 10                          # a void label covers no more
@@ -2796,7 +2797,7 @@ def read_as_classes(values, images, plain, special, what):
 
 
 def lines_of(path):
-    """The lines of a text file, of its first 16 KiB; [] for what is none."""
+    """The lines in the first 16 KiB of a text file; [] if it is none."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
         return file.read(2**14).splitlines()
     return []
@@ -2825,16 +2826,16 @@ def read_class_list(path):
         listed = dict(sorted((numbers[0], name) for name, numbers in rows))
     else:
         listed = dict(enumerate(name for name, _ in rows))
-    return listed if len({*listed.values()}) == len(listed) == len(rows) else {}       # each is there once
+    return listed if len({*listed.values()}) == len(listed) == len(rows) else {}       # no name or code twice
 
 
 def offer_names(paths, values, coding=None):
-    """[what to type] if one of these text files lists all that the masks hold; `coding`: what they are taken for."""
+    """[what to type] if one of these text files lists all that the masks hold, else []. `coding`: how they are read."""
     known = coding.table if coding else dict.fromkeys({code for code in values if code < 0} | {IGNORE}, IGNORE)
     seen = {code for code in values if known.get(code) != IGNORE} if known else set()  # a threshold has no table
     grey_only, total = max(values) < COLOUR, sum(pixels for pixels, _ in values.values())
     is_rare = lambda code, times=10: times * values.get(code, (0, 0))[0] < total       # a void label covers no more
-    for alike in grouped(paths, os.path.basename).values():            # labelme's label_names.txt
+    for alike in grouped(paths, os.path.basename).values():            # labelme writes label_names.txt per image
         is_for_each = len(alike) > max(2, max(images for _, images in values.values()) // 2)
         contents = {(*lines_of(path),): path for path in alike} if is_for_each else ()
         if len(contents) > 1 and re.search('(?i)name|class', os.path.basename(alike[0])):
@@ -2848,7 +2849,7 @@ def offer_names(paths, values, coding=None):
             listed = {black: 'background'} | listed
         stray = {code for code in seen - listed.keys() if not grey_only and is_rare(code, 1000)}
         if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
-            continue                                                   # of other masks, or of boxes
+            continue                                                   # it belongs to other masks, or to boxes
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
                    or re.search('(?i)void|ignore|unlabel' if is_rare(code) else r'(?i)no[-_ ]?data|outside', name)}
         kept = [code for code in listed if code not in ignored]
