@@ -2870,7 +2870,7 @@ def offer_names(paths, values, coding=None):
 
 TURNED = ' (turned upright, EXIF {})'
 OTHER_SCALE, OTHER_SHAPE = ', of the same shape', ', of another shape'
-ONE_LARGE = threading.Lock()       # of the threads only one at a time decodes a mask of many pixels
+ONE_LARGE = threading.Lock()       # only one thread at a time decodes a large mask, for the sake of memory
 
 
 @dataclasses.dataclass
@@ -2888,7 +2888,7 @@ class Data:
 
 
 def read_header(path, config):
-    """(height, width, mode such as 'RGB' or 'uint16 x 4') of an image, its pixels left alone where that can be."""
+    """(height, width, mode such as 'RGB' or 'uint16 x 4') of an image, without decoding pixels except in a .mat."""
     suffix = os.path.splitext(path)[1].lower()
     if not os.path.isfile(path):
         raise DataError(f'{path}: cannot be read: is no file')         # a pipe would be waited for
@@ -2946,7 +2946,7 @@ def scan_pair(image, mask, config):
 
 
 def mark_of(path):
-    """The size of a file and a checksum of three places in it: those of a copy are the same."""
+    """The size of a file and a checksum of three places in it, by which copies of a file are found quickly."""
     size, checksum = os.path.getsize(path), 0
     with open(path, 'rb') as file:
         for place in (size // 4, size // 2, 3 * size // 4):
@@ -2956,14 +2956,14 @@ def mark_of(path):
 
 
 def same_file(first, second):
-    """Whether two files hold the same bytes; one that is gone, a folder and UNITED ones are like no other."""
+    """Whether two files hold the same bytes; False for folders, UNITED paths and files that are gone."""
     with contextlib.suppress(OSError, ValueError):
         return filecmp.cmp(first, second, shallow=False)
     return False
 
 
 def same_shape(first, second):
-    """Whether two sizes (H, W) are one shape at different scales, give or take a pixel."""
+    """Whether two sizes (H, W) have the same aspect ratio, give or take a pixel."""
     return abs(first[0] / first[1] * second[1] - second[0]) <= max(1, second[1] / first[1], second[0] / first[0])
 
 
@@ -2973,7 +2973,7 @@ def may_be_scaled(mask, image, config):
 
 
 def mask_header(path):
-    """(mode of a Pillow mask or else its suffix, {code: colour} of a palette whose numbers count, its orientation)."""
+    """(mode, or suffix if Pillow cannot open it; {code: colour} of a palette whose numbers count; orientation)."""
     with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
         colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
         kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
@@ -2982,15 +2982,15 @@ def mask_header(path):
 
 
 def fingerprint(path):
-    """Size and time of a file, of UNITED ones, or of those in a folder: what tells that a cached record is true."""
+    """Size and time of a file, of UNITED ones, or of those in a folder: while they stay, so does a cached record."""
     states = [*map(os.stat, path.split(UNITED))]
     if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
         states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
-    times = [max(state.st_mtime_ns, state.st_ctime_ns) for state in states]    # rsync -t brings back the first
+    times = [max(state.st_mtime_ns, state.st_ctime_ns) for state in states]    # rsync -t keeps an old mtime
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 19                       # the form of the records: one more whenever what is in them changes
+RECORDS = 19                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -3003,10 +3003,10 @@ def cache_file(config):
 
 
 def look_at(images, masks, config, decode=False):
-    """Paths of images and of their masks (N,) -> [(record or None, what is wrong or None), ...], read in parallel,
-    cached. `decode`: images too."""
+    """Paths of images and of their masks (N,) -> [(record or None, what is wrong or None), ...], read in parallel or
+    taken from the cache. `decode`: decode the images as well."""
     path, cache = cache_file(config), {}
-    with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: what is no table
+    with contextlib.suppress(OSError, ValueError, TypeError):          # TypeError: JSON, but no dict
         cache = dict(json.loads(path.read_text(encoding='utf-8')))
 
     def look(row):
@@ -3025,7 +3025,7 @@ def look_at(images, masks, config, decode=False):
         return key, entry, None
 
     count = len(images)
-    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over rows costs too
+    chunks = np.array_split(np.arange(count), math.ceil(count / 32))   # handing over single rows costs time
     with ThreadPoolExecutor(min(8, num_cores())) as pool:              # on Ctrl-C map cancels what has not begun
         parts = pool.map(lambda rows: [look(row) for row in rows], chunks)
         found = list(progress(itertools.chain.from_iterable(parts), count, 'Looking at the data'))
@@ -3037,12 +3037,12 @@ def look_at(images, masks, config, decode=False):
 
 
 def scan(pairs, config, decode=False):
-    """(the sound pairs, their records). DataError names bad files, with lines to type. `decode`: images too."""
+    """(the sound pairs, their records). DataError names bad files, with lines to type. `decode`: as in look_at."""
     found = look_at(pairs.images, pairs.masks, config, decode)
     problems = [problem for _, problem in found if problem]
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
-        advice = ['to leave them out type skip_broken=True'] * is_any_sound
+        advice = ['to leave them out type skip_broken=True'] * is_any_sound    # next: W x H of masks, in the problems
         scaled, squeezed = ([' '.join(problem.removesuffix(words).split()[-3:]) for problem in problems
                              if problem.endswith(words)] for words in (OTHER_SCALE, OTHER_SHAPE))
         if len(squeezed) > 1 and len({*squeezed, *scaled}) == 1:
@@ -3070,7 +3070,7 @@ def inspect_data(config, decode=False):
     if twins and isinstance(wish := parse_mask_values(config['mask_values']), dict):
         config = {**config, 'mask_values': {twins.get(code, code): class_id for code, class_id in wish.items()}}
     if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
-        config = {**config, 'ignore_index': None}                      # it is white
+        config = {**config, 'ignore_index': None}                      # 255 is white there
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
     of_training = itertools.compress(records, pairs.splits == SPLITS.index('train'))
@@ -3080,7 +3080,7 @@ def inspect_data(config, decode=False):
         if not twins:
             refuse_palettes(records, pairs.class_lists)
     numbers = [[code for code in codes if code != config['ignore_index']] for codes in masks]
-    counts_up = count_up(numbers) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # 16 bits
+    counts_up = count_up(numbers) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # I: 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     try:
         coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
@@ -3106,7 +3106,7 @@ def inspect_data(config, decode=False):
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, numbers, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
-    edges = by_class(pixels_of(records, 'edge'), meaning)              # the ground lies there, objects within
+    edges = by_class(pixels_of(records, 'edge'), meaning)              # there background usually prevails
     at_edge = edges[1] / max(edges.total() - edges[IGNORE], 1)
     if coding.num_classes == 2 and len(classes) > 1 \
             and (shares[1] > 0.85 or shares[1] > 0.4 and at_edge > 0.8 and 1 - at_edge < 0.6 * (1 - shares[1])):
@@ -3125,8 +3125,8 @@ def by_class(counts, meaning):
 
 
 def in_grey(records, config):
-    """The records with greys for codes where all are grey colours, or all but grey and those of noisy black and
-    white."""
+    """The records with grey values in place of colours, if all colours are grey, or nearly grey and look like noisy
+    black and white; else the records as they are."""
     codes = {*itertools.chain.from_iterable(record['codes'] for record in records)}
     for most in (0, 32) if config['mask_values'] is None else (0,):
         greys = {code: as_grey(code, most) for code in codes}
@@ -3141,13 +3141,13 @@ def pixels_of(records, where='pixels'):
     """{code: its pixels in these masks}; where='edge': in their first and last rows and columns"""
     counts = Counter()
     for record in records:
-        for code, pixels in zip(record['codes'], record[where]):       # grey stored as RGB may be there twice
+        for code, pixels in zip(record['codes'], record[where]):       # after in_grey a code may occur twice
             counts[code] += pixels
     return counts
 
 
 def palettes_of(records):
-    """{index: {its colour in palettes, as a code: masks}}"""
+    """{index: {its colour in palettes, as a code: how many masks have it}}"""
     seen = defaultdict(Counter)
     for record in records:
         for index, colour in zip(record['codes'], record['palette']):
@@ -3270,10 +3270,10 @@ def doubts_of_classes(data, found):
 
 
 def doubts_of_values(data, masks, config):
-    """A note where numbers that were taken for classes may be ids of objects. masks: the codes of each, without what is
-    ignored."""
+    """[a note] if numbers that were taken for classes may be ids of objects; else []. masks: the codes of each mask,
+    without the ignored one."""
     falling = falls([images for code, (_, images) in sorted(data.values.items()) if 0 < code < 255])
-    falling &= 2 * sum(codes == [*range(len(codes))] for codes in masks) > len(masks)     # most have all up to theirs
+    falling &= 2 * sum(codes == [*range(len(codes))] for codes in masks) > len(masks)     # most leave out no number
     count = data.coding.num_classes
     few = count > 20 and 3 * np.median([len(codes) for codes in masks]) < count
     up_to = {(*range(n),) for n in range(2, count + 1)}                # one object here, two there, three, ...
@@ -3286,40 +3286,39 @@ def doubts_of_values(data, masks, config):
 
 
 def count_up(masks):
-    """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: as above."""
+    """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: the codes of each."""
     highest = [codes[-1] for codes in masks if codes and codes == [*range(len(codes))]]
     return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 
 def line_that_inverts(data, kinds, wish):
-    """What to type where foreground and background are swapped. kinds: of masks; wish: the user's mask_values,
-    parsed."""
+    """What to type if foreground and background are swapped. kinds: modes of the masks; wish: mask_values, parsed."""
     coding = data.coding
     if kinds == {'folder'}:
         return 'invert the files: what is bright in any of an image is united'
     if coding.table is None:
         return f'type mask_values="{">" if coding.below else "<"}{coding.threshold + (not coding.below)}"'
-    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else data.meaning  # without noise
+    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else data.meaning  # wish: without noise
     return f'type mask_values={suggest({code: {0: 1, 1: 0}.get(i, IGNORE) for code, i in meaning.items()})}'
 
 
 def falls(counts):
-    """Whether higher values are in ever fewer masks, as ids of objects are: every mask begins anew with 1."""
+    """Whether higher values occur in ever fewer masks, as ids of objects do: they begin with 1 in every mask."""
     return len(counts) > 4 and all(a >= b for a, b in itertools.pairwise(counts)) and counts[-1] < counts[0] / 2
 
 
 def is_plain(record):
-    """Whether a mask is a picture of black and white: of 1 bit, or with a palette of these."""
+    """Whether a mask is stored as black and white: with 1 bit, or with a palette of these two."""
     is_own = record['mask'] == 'P' and not record['palette'] and {*map(as_grey, record['codes'])} <= {0, 255}
     return record['mask'] == '1' or is_own
 
 
 def refuse_mixtures(records):
-    """DataError for masks of 0 and 1 beside others of 0 and 255, and for numbers beside black and white (1 bit, or a
-    palette of these): what 255 or white means there only the user knows."""
+    """DataError for masks of 0 and 1 beside others of 0 and 255, and for masks of numbers beside black and white ones
+    (is_plain): only the user knows what 255 or white means there."""
     levels = [found for record in records if (found := set(record['codes']) - {0})]
     ones, tops = levels.count({1}), levels.count({255}) + levels.count({65535})
-    noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # JPEG of black and white
+    noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # black and white as JPEG
     if ones and tops + noisy and ones + tops + noisy == len(levels):
         top = 65535 if {65535} in levels else 255
         lines = [f'if {top} is foreground too type mask_values={suggest({1: 1, 255: 1, top: 1})}',
@@ -3348,8 +3347,8 @@ def refuse_mixtures(records):
 
 
 def palette_twins(records):
-    """{colour code: index} where masks with palettes lie beside others of colours, all of which these palettes have,
-    each under one number: then both mean the same. {} elsewhere."""
+    """{colour code: index} if some masks have palettes and others hold colours, all of which these palettes have, each
+    under one number: then both mean the same. Else {}."""
     numbered = {(colour, code) for code, shown in palettes_of(records).items() for colour in shown}
     colours = {code for record in records for code in record['codes'] if code >= COLOUR}
     known, indices = map(set, zip(*numbered)) if numbered else (set(), set())
@@ -3358,8 +3357,8 @@ def palette_twins(records):
 
 
 def refuse_palettes(records, lists):
-    """DataError for palettes that number their colours anew in each file, and for those beside masks of their colours
-    under no one number (palette_twins): there the colours count. lists: text files that may list the classes."""
+    """DataError for palettes that number their colours anew in each file, and for palettes beside masks of the same
+    colours that are no palette_twins: there the colours count. lists: text files that may list the classes."""
     seen = palettes_of(records)
     numbers = Counter(itertools.chain.from_iterable(seen.values()))    # colour -> how many indices it has
     moved = {colour for colour, count in numbers.items() if count > 1 and colour != COLOUR}
@@ -3377,7 +3376,7 @@ def refuse_palettes(records, lists):
 
 
 def differing_palettes(records):
-    """A note where one index has several colours: it may not mean the same everywhere."""
+    """[a note] if one index has several colours, and so may not mean the same everywhere; else []."""
     for code, colours in palettes_of(records).items():
         if len(colours) > 1:
             found = ', '.join(f'#{colour - COLOUR:06x} in {count}' for colour, count in colours.most_common(4))
@@ -3387,7 +3386,7 @@ def differing_palettes(records):
 
 
 def describe_data(data, config):
-    """The table that check prints: pairs, sizes, what each class is and how much of it there is."""
+    """The lines that check prints: pairs, sizes, a table of values, classes and their shares, notes."""
     counts = ', '.join(f'{count} {split}' for split, count in
                        zip(SPLITS, np.bincount(data.pairs.splits, minlength=len(SPLITS))) if count)
     sizes = ', '.join(f'{w} x {h} ({n})' for (h, w), n in data.sizes.most_common(4))
@@ -3408,7 +3407,7 @@ def describe_data(data, config):
 
 
 def class_names(config, num_classes):
-    """The user's names, or stand-ins. ConfigError for names of more or fewer classes than there are."""
+    """The user's names of the classes, or stand-ins. ConfigError if there are more or fewer names than classes."""
     if names := config['class_names']:
         if len(names) != num_classes:
             raise ConfigError(f'class_names has {len(names)} names, there are {num_classes} classes with background')
