@@ -3455,7 +3455,7 @@ def draw_demo(number, size=160):
 def write_demo(folder, seed=0, num_train=240, num_val=60):
     """Draw the demo set as PNG files under folder/images and folder/masks, unless it is there already."""
     done, count = folder.with_name(f'.{folder.name}_is_complete'), num_train + num_val
-    if done.exists() and folder.is_dir():                              # rm -r runs/* leaves the mark
+    if done.exists() and folder.is_dir():                              # rm -r runs/* leaves the hidden mark alone
         return folder
     for number in progress(range(count), count, 'Drawing the demo set'):
         split = 'train' if number < num_train else 'val'
@@ -3476,9 +3476,9 @@ WORKER_TIMEOUT = 300               # seconds after which a data worker that deli
 
 def build_augmentation(config):
     """The albumentations pipeline of one training sample, after resizing or cropping; None: nothing to do.
-    Strangeness slows learning and prevents learning by heart. By default an image seen up to 25 times is only mirrored,
-    one seen 32 times is changed further with a chance of 1 in 10, one seen 60 times or more with 1 in 2. Raises
-    ConfigError for a file that is no saved pipeline."""
+    Stronger changes slow learning, but keep the network from memorising images that it sees often. By default images
+    are only mirrored in runs of up to 25 epochs; in runs of 32 they are changed further with a chance of 1 in 10, in
+    runs of 60 or more of 1 in 2. Raises ConfigError for a file that is no saved pipeline."""
     wish, dtype = config['augment'], config['image_dtype']
     if wish == 'none':
         return None
@@ -3500,24 +3500,24 @@ def build_augmentation(config):
 
 
 def load_augmentation(path, shape, dtype):
-    """A pipeline saved with A.to_dict as JSON or YAML, tried on an image of this shape (H, W, C) and dtype. Only
-    transforms of albumentations itself can be named. Those of IN_THE_MODEL are left out, the mask is filled with the
-    ignored value. Raises ConfigError for what is no pipeline, or fails on such an image."""
+    """A pipeline saved with A.to_dict as JSON or YAML, tried on an image of this shape (H, W, C) and dtype. It can only
+    name transforms of albumentations itself. Those of IN_THE_MODEL are left out; masks are filled with IGNORE. Raises
+    ConfigError for a file that is no pipeline, or fails on such an image."""
     try:
-        text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # as yaml.dump has them
+        text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # yaml.dump's tuples
         pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
         left_out, is_in_model = [], lambda step: type(step).__name__ in IN_THE_MODEL
         for step in all_steps(pipeline):
-            if isinstance(step, (A.Compose, A.Sequential)):            # one may stand in another
+            if isinstance(step, (A.Compose, A.Sequential)):            # these may be nested
                 left_out += [type(inner).__name__ for inner in step.transforms if is_in_model(inner)]
                 step.transforms = [inner for inner in step.transforms if not is_in_model(inner)]
         pipeline = A.Compose(pipeline.transforms, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
         for step in all_steps(pipeline):
-            step.deterministic = False                                 # of ReplayCompose
+            step.deterministic = False                                 # ReplayCompose sets it
             if hasattr(step, 'fill_mask'):
                 step.fill_mask = IGNORE
-            if getattr(step, 'area_for_downscale', None):
+            if getattr(step, 'area_for_downscale', None):              # 'image_mask' would mix class ids
                 step.area_for_downscale = 'image'
         pipeline.cuts_off = try_augmentation(pipeline, shape, dtype)
     except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
@@ -3529,11 +3529,11 @@ def load_augmentation(path, shape, dtype):
 
 
 def try_augmentation(pipeline, shape, dtype):
-    """Whether some step limits float images to 0..1, which suits 16-bit images but not float ones beyond. ValueError if
-    the pipeline makes something else of an image, or images of different sizes."""
+    """Whether some step limits float images to 0..1, which suits 16-bit images but no float images above. ValueError
+    if the pipeline returns another shape or dtype than it got, or images of different sizes."""
     trial, sizes, brightest = copy.deepcopy(pipeline), set(), math.inf
     for step in all_steps(trial):
-        step.p = 1                                                     # also what is rarely applied
+        step.p = 1                                                     # try the rarely applied ones too
     for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
         made = tried(image=np.full(shape, 50, dtype), mask=np.zeros(shape[:2], np.uint8))
         pixels = np.atleast_3d(made['image'])
@@ -3546,7 +3546,7 @@ def try_augmentation(pipeline, shape, dtype):
 
 
 def all_steps(step):
-    """A transform and, of one that holds others, all of those."""
+    """A transform and all those that it holds."""
     yield step
     for inner in getattr(step, 'transforms', ()):
         yield from all_steps(inner)
@@ -3571,21 +3571,21 @@ def shrink_by_rows(image, height, width, step=256):
     for first in range(0, image.shape[0], step):
         band = image[first:first + step]
         rows = np.arange(first, first + len(band))
-        share = np.minimum(edges[1:, None], rows + 1) - np.maximum(edges[:-1, None], rows)    # of a row in a new row
+        share = np.minimum(edges[1:, None], rows + 1) - np.maximum(edges[:-1, None], rows)    # (new rows, rows)
         total = total + np.tensordot(share.clip(0), resize(band.astype(np.float32), len(band), width), 1)
     mean = total * (height / image.shape[0])
     return mean.round().astype(np.uint8) if band.dtype == np.uint8 else mean.astype(np.float32)
 
 
 def shared_zeros(shape, dtype=np.uint8):
-    """An array in anonymous memory, which forked workers share and no limit of /dev/shm applies to."""
+    """An array of zeros in anonymous memory: forked workers share it, and the size of /dev/shm does not limit it."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return np.ndarray(shape, dtype, mmap.mmap(-1, max(size, 1)))
 
 
 class SegmentationDataset(torch.utils.data.Dataset):
     """Samples {'image': (C, H, W), 'mask': (H, W) uint8, 'index': row}; validation adds 'full_mask' at original size.
-    Asked for (epoch, index), so that augmentation is a function of (seed, epoch, index): the same for any number of
+    The key is (epoch, index), so that augmentation is a function of (seed, epoch, index): the same for any number of
     workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.)"""
 
     def __init__(self, data, split, config, is_training):
@@ -3600,8 +3600,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_resized and is_training:
             cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **BORDER)
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
-        self.kept = {}                                                 # validation samples, as they are read
-        self.cache = None                                              # resized images, masks, which of them were read
+        self.kept = {}                                                 # {index: validation sample}, kept once read
+        self.cache = None                                              # resized images, masks, and which are filled in
         if is_training and self.is_resized and config['cache_images'] is True:
             shape = len(self.rows), self.height, self.width, config['in_channels']
             self.cache = shared_zeros(shape, config['image_dtype']), shared_zeros(shape[:3]), shared_zeros(shape[:1])
@@ -3610,7 +3610,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         return len(self.rows)
 
     def batch_bytes(self):
-        """The most that a batch takes. In validation the masks come at their original size too."""
+        """The most bytes that a batch takes. Validation adds the masks at their original size."""
         count, each = self.config['batch_size'], sample_bytes(self.config)
         if self.is_training:
             return count * each
@@ -3624,7 +3624,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
     def read(self, index):
         """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times."""
         image_path, mask_path = self.name(index), os.fsdecode(self.pairs.masks[self.rows[index]])
-        for wait in (0.2, 0.4, 0):                                     # network drives come back
+        for wait in (0.2, 0.4, 0):                                     # seconds; a network drive may come back
             try:
                 mask = self.coding.encode(read_mask(mask_path, self.config), mask_path)
                 image = read_image(image_path, self.config)
@@ -3637,7 +3637,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 time.sleep(wait)
         if may_be_scaled(mask.shape, image.shape[:2], self.config):
             mask = resize(mask, *image.shape[:2], is_mask=True)
-        if image.shape[:2] != mask.shape:                              # another file than the one that was looked at
+        if image.shape[:2] != mask.shape:                              # a file has changed since it was looked at
             raise DataError(f'{image_path}: is {image.shape[1]} x {image.shape[0]} pixels, its mask {mask_path} '
                             f'{mask.shape[1]} x {mask.shape[0]}')
         return image, mask
@@ -3667,7 +3667,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             if not self.config['skip_broken']:
                 raise
             log.warning('left out: %s', error.problems[0])
-            sample['_left_out'] = True                                 # an image of ignored pixels has no loss
+            sample['_left_out'] = True                                 # its pixels are all ignored: they add no loss
             image = np.zeros((self.height, self.width, self.config['in_channels']), self.config['image_dtype'])
             mask = np.full(image.shape[:2], IGNORE, np.uint8)
         if not self.is_training:
@@ -3677,14 +3677,14 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if self.augmentation is not None:
             image, mask = self.augmented(image, mask, epoch, index)
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
-        sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # already channels_last
+        sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # no copy: in memory it is channels_last
         sample['mask'] = torch.from_numpy(mask)
         if not self.is_training and self.config['cache_images'] is True:
             self.kept[index] = sample
         return sample
 
     def augmented(self, image, mask, epoch, index):
-        """An image and its mask as the pipeline draws them for this epoch. DataError where it cannot."""
+        """An image and its mask as the pipeline changes them in this epoch. DataError if it fails on them."""
         if self.cuts_off and image.max() > 1:
             raise DataError(f'{self.name(index)}: holds values above 1, and augment={self.config["augment"]} has steps '
                             'that limit float images to 0..1; leave these out')
@@ -3700,7 +3700,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
 
 def collate(samples):
-    """A list of samples -> a batch; what cannot be stacked (masks of different sizes) stays a list."""
+    """A list of samples -> a batch. 'full_mask' stays a list, as its sizes differ."""
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
     batch['image'] = torch.stack(batch['image']).contiguous(memory_format=torch.channels_last)
     batch['mask'] = torch.stack(batch['mask'])
@@ -3708,8 +3708,8 @@ def collate(samples):
 
 
 def split_evenly(items, most):
-    """Nearly equal pieces of at most `most` items, or 3 where two would leave one: BatchNorm may refuse a piece of one
-    item, and there is none unless `most` is 1."""
+    """Nearly equal pieces of at most `most` items, or of 3 where pieces of 2 would leave one over: BatchNorm may refuse
+    a single item, so none stands alone unless `most` is 1."""
     count = max(1, math.ceil(len(items) / most))
     if count > 1 and most > 1 and len(items) // count == 1:
         count = len(items) // 2
@@ -3718,8 +3718,8 @@ def split_evenly(items, most):
 
 class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
-    effective_batch images over all ranks, drawn in a seeded order. A last one of less than half of that (rounded down)
-    joins the one before. Each rank takes its share of a window in micro-batches of at most batch_size."""
+    effective_batch images over all ranks, in a seeded order. A remainder of less than half a window (rounded down)
+    joins the window before it. Each rank takes its share of a window in micro-batches of at most batch_size."""
 
     def __init__(self, num_images, config, rank=0, world_size=1):
         self.num_images, self.seed = num_images, config['seed']
@@ -3744,9 +3744,9 @@ class WindowSampler(torch.utils.data.Sampler):
         if self.world_size == 1:
             return split_evenly(window, self.batch_size)
         shares = np.array_split(window, self.world_size)               # the first is the largest
-        count = min(math.ceil(len(shares[0]) / self.batch_size), max(1, len(shares[-1])))
-        usual = max(1, self.effective_batch // self.world_size)        # images of a rank in all other windows
-        count = max(count, min(math.ceil(len(shares[0]) / usual), len(shares[-1]) // 2))       # that many fit
+        count = min(math.ceil(len(shares[0]) / self.batch_size), max(1, len(shares[-1])))      # an image in each
+        usual = max(1, self.effective_batch // self.world_size)        # a rank's images in all windows but the last
+        count = max(count, min(math.ceil(len(shares[0]) / usual), len(shares[-1]) // 2))       # so that memory suffices
         return np.array_split(shares[self.rank], count)
 
     def __iter__(self):
@@ -3758,13 +3758,13 @@ class WindowSampler(torch.utils.data.Sampler):
 def start_worker(_):
     """Workers decode; one thread each, or they fight for the cores."""
     if sys.platform == 'linux' and os.getppid() != multiprocessing.parent_process().pid:
-        os._exit(1)                                                    # killed by now, which torch would never notice
+        os._exit(1)                                                    # the parent is dead; torch would not notice
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     with contextlib.suppress(AttributeError, OSError):
         os.setpgid(0, 0)                                               # torchrun signals whole process groups
-    names = ['SIGINT', 'SIGTERM', 'SIGUSR1'] if world().size > 1 else ['SIGINT']       # SLURM sends its own to all
-    for name in names:                                                 # the parent decides
+    names = ['SIGINT', 'SIGTERM', 'SIGUSR1'] if world().size > 1 else ['SIGINT']       # SLURM signals all processes
+    for name in names:                                                 # what to do about them the parent decides
         signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
 
 
@@ -3774,25 +3774,25 @@ def sample_bytes(config):
 
 
 def batches_that_fit(batch):
-    """How many batches of so many bytes fit into shared memory, which is 64 MiB in a container unless given more."""
+    """How many batches of `batch` bytes fit into shared memory: /dev/shm, by default 64 MiB in a container."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
     return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
 
 
 def let_threads_rest():
-    """Before a fork: a thread of gloo that comes to ask for the GIL, as it does after a collective, holds a lock for
-    that moment, for which the child would wait forever (python/cpython issue 112275, up to 3.11)."""
+    """Before a fork: a thread of gloo that asks for the GIL, as after a collective, holds a lock for that moment.
+    A child forked meanwhile would wait for the lock forever (python/cpython issue 112275, up to 3.11)."""
     if world().size > 1:
         time.sleep(0.02)
 
 
 if hasattr(os, 'register_at_fork'):                                    # not on Windows
-    os.register_at_fork(before=let_threads_rest, after_in_child=gc.freeze)     # who frees a tensor of the GPU aborts
+    os.register_at_fork(before=let_threads_rest, after_in_child=gc.freeze)     # freeing a GPU tensor would abort it
 
 
 def build_loader(dataset, config, device, **how):
-    """A DataLoader with the workers of the config; forked where that is possible, so that they share memory."""
+    """A DataLoader with the workers of the config, forked on Linux so that they share memory. how: for DataLoader."""
     workers = config['num_workers']
     context = 'fork' if workers and sys.platform == 'linux' else None
     is_ours = isinstance(dataset, SegmentationDataset)
@@ -3802,8 +3802,8 @@ def build_loader(dataset, config, device, **how):
     if workers > room:
         warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
               f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
-    own = torch.Generator().manual_seed(config['seed'])                # iter() draws from the global one otherwise
-    timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else nobody would hear that one has died
+    own = torch.Generator().manual_seed(config['seed'])                # else iter() draws from the global generator
+    timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else a dead worker shows only after the timeout
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
     joined = collate if is_ours else as_it_is if isinstance(dataset, Plain) else None
@@ -3812,20 +3812,20 @@ def build_loader(dataset, config, device, **how):
 
 
 def as_it_is(batch):
-    """What is a batch already."""
+    """Collate nothing: the dataset returns batches."""
     return batch
 
 
 def image_statistics(dataset, config, most=100):
-    """Mean and standard deviation per channel of up to `most` training images, each image weighing the same. DataError
-    where some are scaled to 0..1 and others, as they are stored, go beyond."""
+    """[mean, standard deviation] per channel of up to `most` training images, all of the same weight. DataError if some
+    are scaled to 0..1 while others, taken as stored, go beyond."""
     chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
     images, moments = read_all(dataset, chosen, config['skip_broken']), []
     for (row, _), image in progress(images, len(chosen), 'Mean and spread of the images'):
         if dataset.is_mixed and abs(image).max() > 1.5:
             raise DataError(f'{dataset.name(row)}: goes up to {abs(image).max():g}, as it is stored as float or wide '
                             'integers, while other images of 8 or 16 bits become 0 to 1: save all alike')
-        square = np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])    # no copy of it
+        square = np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])    # no image**2
         moments.append([image.mean((0, 1), dtype=np.float64), square])
     if not moments:
         raise DataError(f'{config["data"]}: none of {len(chosen)} training images can be read')
