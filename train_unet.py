@@ -235,7 +235,7 @@ RANGES = {
     'class_weights': (0, 1e6), 'progressive_resizing': (0, 1),
 }
 ABOVE_ZERO = {'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
-LENGTHS = {'image_size': 2, 'decoder_channels': 5}
+LENGTHS = {'image_size': 2, 'decoder_channels': 5}   # of lists whose length is fixed
 SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_size', 'size': 'image_size',
                'workers': 'num_workers', 'wd': 'weight_decay', 'patience': 'early_stopping_patience',
                'classes': 'num_classes', 'compile': 'compile_model', 'arch': 'architecture', 'out': 'run_dir'}
