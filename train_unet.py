@@ -890,9 +890,10 @@ def free_memory():
     free = []
     with contextlib.suppress(OSError, TypeError, ValueError):           # TypeError: no such line
         free.append(int(re.search(r'MemAvailable:\s+(\d+)', Path('/proc/meminfo').read_text())[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
-        free.append(int(Path('/sys/fs/cgroup/memory.max').read_text())
-                    - int(Path('/sys/fs/cgroup/memory.current').read_text()))
+    with contextlib.suppress(OSError, TypeError, ValueError):          # cgroup v2; 'max' is no number
+        group = Path('/sys/fs/cgroup')
+        cached = re.search(r'(?m)^inactive_file (\d+)', (group / 'memory.stat').read_text())[1]       # given up at need
+        free.append(int((group / 'memory.max').read_text()) - int((group / 'memory.current').read_text()) + int(cached))
     if not free:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)     # macOS: half, at a guess
@@ -2485,7 +2486,7 @@ def read_mask(path, config):
         parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
                  for name, level in zip(names, levels)]
         if len({part.shape for part in parts}) != 1:
-            raise DataError(f'{path}: its masks have different sizes')
+            raise DataError(f'{path}: ' + ('its masks have different sizes' if parts else 'holds no mask'))
         return np.any(parts, axis=0).astype(np.int32)
     array = read_array(path, config, as_mask=True)
     if array.dtype == bool:                                            # True is 255, as in 8-bit masks beside it
@@ -2525,7 +2526,9 @@ class Coding:
     def encode(self, codes, path=''):
         """(H, W) codes -> (H, W) uint8 class ids, 255 ignored. DataError on a code that has no meaning."""
         if self.threshold is not None:
-            left_out = (codes < 0) | (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
+            left_out = codes < 0
+            if self.ignored >= 0:
+                left_out |= (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
             if codes.max() >= COLOUR:                                  # takes seven times the memory of the codes
                 codes = np.where(codes >= COLOUR, np.max([codes >> at & 0xff for at in (16, 8, 0)], 0), codes)
             return np.where(left_out, IGNORE, (codes > self.threshold) != self.below).astype(np.uint8)
@@ -2911,14 +2914,14 @@ def read_header(path, config):
 def scan_pair(image, mask, config):
     """Read the header of an image and all of its mask -> a record for JSON: 'size' (H, W); 'mode', and that of the
     mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge';
-    'palette', colours of the codes that are indices. DataError if a file is unusable."""
+    'palette', colours of the codes that are indices (None: of one that is not). DataError if a file is unusable."""
     try:
         height, width, mode = read_header(image, config)
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
             codes = read_mask(mask, config)
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
-    if codes.min() >= 0 and codes.max() < COLOUR:                      # np.unique sorts, which takes longer
+    if codes.min() >= 0 and codes.max() < 2**20:                       # np.unique sorts, which takes longer
         counts = np.bincount(codes.ravel())
         found = np.flatnonzero(counts)
         counts = counts[found]
@@ -2941,7 +2944,7 @@ def scan_pair(image, mask, config):
         raise DataError(f'{image}: is {width} x {height} pixels, '
                         f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
-            'palette': [colours[code] for code in found.tolist() if code in colours], 'mark': mark_of(image),
+            'palette': [colours.get(code) for code in found.tolist()] if colours else [], 'mark': mark_of(image),
             'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist()}
 
 
@@ -2990,7 +2993,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 19                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 20                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -3151,7 +3154,8 @@ def palettes_of(records):
     seen = defaultdict(Counter)
     for record in records:
         for index, colour in zip(record['codes'], record['palette']):
-            seen[index][colour] += 1
+            if colour is not None:
+                seen[index][colour] += 1
     return seen
 
 
@@ -3334,7 +3338,7 @@ def refuse_mixtures(records):
     has_numbers = plain and (plain[-1] > 1 if 255 not in others else plain[-1] > 0 and '1' in kinds)
     if kinds and has_numbers and not is_noisy(counts):
         lines = ['some masks are of black and white alone, others hold numbers: save all of them alike']
-        shown, white = {colour for record in records for colour in record['palette']}, COLOUR + 0xffffff
+        shown, white = {colour for record in records for colour in record['palette']} - {None}, COLOUR + 0xffffff
         if white in shown and all(as_grey(colour) < COLOUR for colour in shown):
             lines.append(f'if white is the foreground in all type mask_values={suggest({white: 1})}')
         if 255 not in others and plain[-1] < COLOUR:

@@ -146,6 +146,12 @@ def test_what_is_ignored_is_so_beside_a_threshold_too(tmp_path):
     assert (data.coding.encode(np.array([0, 200, 255])) == [0, 255, 1]).all()
 
 
+def test_any_number_of_an_object_is_foreground_above_0():
+    """0xfefeff is no colour of what is left out, -1."""
+    coding = train_unet.Coding(None, 0)
+    assert coding.encode(np.array([[0, 1, 0xfefeff, 0xfefefe]])).tolist() == [[0, 1, 1, 1]]
+
+
 def test_minus_one_is_ignored_with_nonzero_too(tmp_path):
     for number in range(4):
         mask = np.zeros((8, 8), np.int16)

@@ -537,6 +537,17 @@ def test_palettes_of_several_parts_are_one(tmp_path):
     assert data.coding.num_classes == 4 and 'palette masks differ' not in str(data.notes)
 
 
+def test_parts_with_a_palette_lend_no_colours_to_parts_without(tmp_path):
+    """A grey 3 beside a red 5 is not red: that other masks show 3 in blue contradicts nothing."""
+    red_is_five = [[0, 0, 0], [9, 9, 9], [8, 8, 8], [0, 0, 255], [7, 7, 7], [255, 0, 0]]
+    for n in range(8):
+        save(tmp_path / f'{n}.png', scene(n))
+        palette_mask(tmp_path / f'{n}_mask.png', corner(0, 0, 5 if n % 2 else 3), red_is_five)
+        if n % 2:
+            save(tmp_path / f'{n}_mask_1.png', corner(9, 9, 3))
+    assert 'palette masks differ' not in str(inspect(tmp_path, num_classes=6)[1].notes)
+
+
 def test_a_stray_mask_does_not_keep_others_from_being_united(tmp_path):
     folder = numbered(tmp_path, {'3_mask_1': corner(9, 9), 'y_mask': corner(0, 0)})
     assert 'y_mask.png' in str(ask(folder)) and '3_mask_1' not in str(ask(folder))

@@ -550,6 +550,17 @@ def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
     assert train_unet.free_memory() == 5 * 2**30
 
 
+def test_files_that_a_container_has_read_do_not_count_as_used(monkeypatch):
+    """They lie in the memory of its limit until it is wanted for something else."""
+    told = {'memory.max': str(8 * 2**30), 'memory.current': str(7 * 2**30),
+            'memory.stat': f'anon 5\nfile 9\ninactive_file {5 * 2**30}\nactive_file 1\n',
+            'meminfo': 'MemAvailable: 99999999 kB'}
+    monkeypatch.setattr(Path, 'read_text', lambda path, *_, **__: told[path.name])
+    assert train_unet.free_memory() == 6 * 2**30
+    told['memory.max'] = 'max'
+    assert train_unet.free_memory() == 99999999 * 1024
+
+
 def test_memory_of_apple_gpus_ends_before_they_swap(monkeypatch):
     limits = []
     monkeypatch.setattr(torch.mps, 'set_per_process_memory_fraction', limits.append)
