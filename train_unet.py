@@ -2872,7 +2872,6 @@ def offer_names(paths, values, coding=None):
 # ===== data: looking at all of it once ================================================
 
 TURNED = ' (turned upright, EXIF {})'
-OTHER_SCALE, OTHER_SHAPE = ', of the same shape', ', of another shape'
 ONE_LARGE = threading.Lock()       # only one thread at a time decodes a large mask, for the sake of memory
 
 
@@ -2911,6 +2910,10 @@ def read_header(path, config):
     return height, width, f'{dtype} x {channels}'
 
 
+class OtherSize(str):
+    """A problem: an image and a mask of different sizes (H, W), which `sizes` holds, that of the mask first."""
+
+
 def scan_pair(image, mask, config):
     """Read the header of an image and all of its mask -> a record for JSON: 'size' (H, W); 'mode', and that of the
     mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge';
@@ -2938,11 +2941,13 @@ def scan_pair(image, mask, config):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
     if codes.shape != (height, width) and not may_be_scaled(codes.shape, (height, width), config):
-        hint = OTHER_SCALE if same_shape(codes.shape, (height, width)) else OTHER_SHAPE
+        hint = f', of {"the same" if same_shape(codes.shape, (height, width)) else "another"} shape'
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             hint = f'; if its bands come first type in_channels={height}'
-        raise DataError(f'{image}: is {width} x {height} pixels, '
-                        f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
+        problem = OtherSize(f'{image}: is {width} x {height} pixels, '
+                            f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
+        problem.sizes = codes.shape, (height, width)
+        raise DataError(problem)
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
             'palette': [colours.get(code) for code in found.tolist()] if colours else [], 'mark': mark_of(image),
             'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist()}
@@ -3045,14 +3050,14 @@ def scan(pairs, config, decode=False):
     problems = [problem for _, problem in found if problem]
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
-        advice = ['to leave them out type skip_broken=True'] * is_any_sound    # next: W x H of masks, in the problems
-        scaled, squeezed = ([' '.join(problem.removesuffix(words).split()[-3:]) for problem in problems
-                             if problem.endswith(words)] for words in (OTHER_SCALE, OTHER_SHAPE))
-        if len(squeezed) > 1 and len({*squeezed, *scaled}) == 1:
-            advice.insert(0, f'if all masks were squeezed to {squeezed[0]} pixels type rescale_masks=stretch')
+        advice = ['to leave them out type skip_broken=True'] * is_any_sound
+        sizes = [problem.sizes for problem in problems if isinstance(problem, OtherSize)]
+        scaled, of_masks = sum(same_shape(*two) for two in sizes), {mask for mask, _ in sizes}
+        if len(of_masks) == 1 and scaled < len(sizes) > 1:
+            (height, width), = of_masks
+            advice.insert(0, f'if all masks were squeezed to {width} x {height} pixels type rescale_masks=stretch')
         elif scaled:
-            advice.insert(0, f'if the {len(scaled)} of the same shape show the same as their masks type '
-                             'rescale_masks=True')
+            advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
         raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, problem in found])
