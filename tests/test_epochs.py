@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_epochs.py
 """
 import errno
 import fcntl
+import functools
 import io
 import math
 import multiprocessing
@@ -336,17 +337,19 @@ def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes):
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
-class CutOff(Samples):
-    def __getitem__(self, index):
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_replaced(monkeypatch):
+    calm = train(None, Samples(12), run_dir='calm')
+    rebuild = torch.multiprocessing.reductions.rebuild_storage_fd      # asks the worker for the memory of a batch
+
+    @functools.wraps(rebuild)
+    def cut_off(*given):
         if Path('run/history.csv').exists() and not Path('cut').exists():
             Path('cut').touch()
             raise ConnectionResetError('Connection reset by peer')
-        return super().__getitem__(index)
+        return rebuild(*given)
 
-
-def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_replaced():
-    calm = train(None, Samples(12), run_dir='calm')
-    result = train(None, CutOff(12), num_workers=1)
+    monkeypatch.setattr('torch.multiprocessing.reductions.rebuild_storage_fd', cut_off)
+    result = train(None, Samples(12), num_workers=1)
     assert os.path.exists('cut')
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
@@ -487,7 +490,7 @@ def test_a_file_that_breaks_is_tried_three_times_and_named(breaking, happen, num
         breaking(happen, num_workers=num_workers)
     assert re.search(r'/images/\d\d\d\.png: cannot be read', str(error.value))
     assert last()['epoch'] == 1                                        # what was done is kept
-    assert 'python train_unet.py resume=run' in str(error.value)
+    assert "train_unet.train(resume='run', ...) and the network" in str(error.value)       # it is one's own
     assert 'skip_broken=True leaves out files that cannot be read' in log_text()
 
 
