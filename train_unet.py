@@ -2261,11 +2261,18 @@ def read_tiff(path, config, as_mask):
                 for index in range(len(page.dataoffsets)):             # refuses bombs, before tifffile unpacks them
                     read_segment(path, page, index)
             array = series.asarray() if bands is None else np.moveaxis(series.asarray(), bands, -1)
-    if not as_mask and array.dtype.kind in 'fi':       # heights, say; in unsigned photographs it is a harmless rim
-        with open_tiff(path) as file, contextlib.suppress(ValueError):
-            if (missing := float(file.pages[0].tags.valueof(42113, default=0))) and (array == missing).any():
-                raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
+    if not as_mask:
+        with open_tiff(path) as file:
+            refuse_no_data(array, path, file.pages[0])
     return array
+
+
+def refuse_no_data(array, path, page):
+    """DataError for pixels that a TIFF calls missing, in depths of heights; in unsigned photographs it is a rim."""
+    with contextlib.suppress(ValueError):
+        missing = float(page.tags.valueof(42113, default=0)) if array.dtype.kind in 'fi' else 0
+        if missing and (array == missing).any():
+            raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
 
 
 def open_npy(path, config, as_mask):
@@ -2422,7 +2429,7 @@ class TiffRows:
 
     def __getitem__(self, rows):
         if self.flat is not None:                                      # uncompressed; all may be in a single strip
-            return convert_pixels(np.array(self.flat[rows]), self.path, self.config)
+            return self.converted(np.array(self.flat[rows]))
         first, last = rows.start // self.step, (min(rows.stop, self.shape[0]) - 1) // self.step
         try:
             self.kept = {n: self.kept[n] if n in self.kept else self.decode(n) for n in range(first, last + 1)}
@@ -2430,7 +2437,12 @@ class TiffRows:
             raise DataError(f'{self.path}: cannot be read: {in_words(error)}') from None
         begin = first * self.step
         block = np.concatenate(list(self.kept.values()))[rows.start - begin:rows.stop - begin]
-        return convert_pixels(block, self.path, self.config)
+        return self.converted(block)
+
+    def converted(self, pixels):
+        """Pixels as stored -> as the network takes them."""
+        refuse_no_data(pixels, self.path, self.page)
+        return convert_pixels(pixels, self.path, self.config)
 
     def decode(self, number):
         """One row of tiles, or one strip -> (rows, W, samples)."""
@@ -3479,8 +3491,33 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 # ===== data: augmenting and loading ===================================================
 
 IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
-BORDER = {'border_mode': cv2.BORDER_CONSTANT, 'fill': 0, 'fill_mask': IGNORE}      # what lies around an image
 WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
+
+
+def around(config):
+    """What lies around an image, (C,) as images are stored: their mean, which is zero for the network, as it is around
+    images in prediction. Raw zeros may be a hundred deviations away, and rule the statistics of all norms."""
+    mean = np.broadcast_to(np.array(0.0 if config['mean'] == 'auto' else config['mean']), config['in_channels'])
+    return (mean.round().clip(0, 255) if config['image_dtype'] == 'uint8' else mean).astype(config['image_dtype'])
+
+
+def border(config):
+    """How albumentations fills what lies around an image; of more than 4 channels OpenCV fills with zeros alone."""
+    fill = around(config).tolist() if config['in_channels'] <= 4 else 0
+    return {'border_mode': cv2.BORDER_CONSTANT, 'fill': fill, 'fill_mask': IGNORE}
+
+
+def level_and_spread(config):
+    """Mean and deviation of all channels; those of an average photograph while they are not known."""
+    known = 'auto' not in (config['mean'], config['std'])
+    return [max(1e-6, float(np.mean(config[key]))) for key in ('mean', 'std')] if known else [100.0, 50.0]
+
+
+def build_jitter(config, most, chance):
+    """Brightness and contrast of 8 bits, changed by up to `most` of 255 and of itself, but by no more than suits the
+    spread of the images: of pale ones, with a deviation of 3, a fifth of the scale would leave nothing."""
+    level, spread = level_and_spread(config)
+    return A.RandomBrightnessContrast(min(most, most * spread / 50), min(most, 2 * most * spread / level), p=chance)
 
 
 def build_augmentation(config):
@@ -3488,22 +3525,22 @@ def build_augmentation(config):
     Stronger changes slow learning, but keep the network from memorising images that it sees often. By default images
     are only mirrored in runs of up to 25 epochs; in runs of 32 they are changed further with a chance of 1 in 10, in
     runs of 60 or more of 1 in 2. Raises ConfigError for a file that is no saved pipeline."""
-    wish, dtype = config['augment'], config['image_dtype']
+    wish, dtype, edge = config['augment'], config['image_dtype'], border(config)
     if wish == 'none':
         return None
     if wish not in ('default', 'strong'):
         return load_augmentation(wish, (*config['image_size'], config['in_channels']), dtype)
     if wish == 'strong':
-        height, width = config['image_size']
+        (height, width), noise = config['image_size'], min(1, level_and_spread(config)[1] / 255)
         shapes = [A.D4(p=1) if height == width else A.VerticalFlip(p=0.5),
-                  A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **BORDER),
-                  A.ElasticTransform(alpha=60, sigma=8, p=0.3, **BORDER)]
-        colours = [A.RandomBrightnessContrast(0.3, 0.3, p=0.5), A.RandomGamma((70, 140), p=0.3),
-                   A.GaussianBlur(p=0.15), A.GaussNoise(p=0.2)]
+                  A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **edge),
+                  A.ElasticTransform(alpha=60, sigma=8, p=0.3, **edge)]
+        colours = [build_jitter(config, 0.3, 0.5), A.RandomGamma((70, 140), p=0.3),
+                   A.GaussianBlur(p=0.15), A.GaussNoise(std_range=(0.1 * noise, 0.4 * noise), p=0.2)]
     else:
         chance = min(0.5, max(0, config['num_epochs'] - 25) / 70)
-        shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **BORDER)]
-        colours = [A.RandomBrightnessContrast(0.2, 0.2, p=chance)]
+        shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **edge)]
+        colours = [build_jitter(config, 0.2, chance)]
     colours = colours if dtype == 'uint8' else []                      # other depths have no known range to jitter in
     return A.Compose([A.HorizontalFlip(p=0.5), *shapes, *colours])
 
@@ -3562,16 +3599,35 @@ def all_steps(step):
 
 
 def resize(array, height, width, is_mask=False):
-    """(H, W[, C]) -> (height, width[, C]); masks take the nearest value, images an area mean when they shrink."""
+    """(H, W[, C]) -> (height, width[, C]); images take an area mean when they shrink, masks the nearest value or, down
+    to half their size, the one that covers most of a pixel."""
     if array.shape[:2] == (height, width):
         return array
     less = min(array.shape[0], height), min(array.shape[1], width)
+    if is_mask and less == (height, width) and array.shape[0] <= 2 * height and array.shape[1] <= 2 * width:
+        return shrink_mask(array, height, width)
     if not is_mask and less not in (array.shape[:2], (height, width)):     # one side shrinks, the other grows
         return resize(resize(array, *less), height, width)
     mode = cv2.INTER_NEAREST_EXACT if is_mask else cv2.INTER_AREA if less == (height, width) else cv2.INTER_LINEAR
     if array.ndim == 2 or array.shape[2] <= 4:
         return cv2.resize(array, (width, height), interpolation=mode).reshape(height, width, *array.shape[2:])
     return np.stack([cv2.resize(array[..., c], (width, height), interpolation=mode) for c in range(array.shape[2])], -1)
+
+
+def shrink_mask(mask, height, width):
+    """(H, W) uint8 -> (height, width): the value with the largest area in each pixel. The nearest pixel lies half a
+    pixel beside the middle where a side is halved, always on the same side, and so would all that is learnt. Of equal
+    areas the pixel beyond the middle decides, or in every other pixel, as on a chessboard, the one before it: a line of
+    one pixel is dashed, not lost."""
+    places = np.ogrid[:height, :width]
+    nearest = best = mask[tuple(((2 * at + 1) * old - sum(places) % 2) // (2 * new)
+                                for at, old, new in zip(places, mask.shape, (height, width)))]
+    most = np.full((height, width), -1, np.float32)
+    for value in np.flatnonzero(np.bincount(mask.ravel())).tolist():
+        area = cv2.resize((mask == value).astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
+        area += np.float32(1e-3) * (nearest == value)
+        best, most = np.where(area > most, np.uint8(value), best), np.maximum(area, most)
+    return best
 
 
 def shrink_by_rows(image, height, width, step=256):
@@ -3607,7 +3663,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
         if not self.is_resized and is_training:
-            cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **BORDER)
+            cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **border(config))
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
         self.kept = {}                                                 # {index: validation sample}, kept once read
         self.cache = None                                              # resized images, masks, and which are filled in
@@ -3677,7 +3733,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 raise
             log.warning('left out: %s', error.problems[0])
             sample['_left_out'] = True                                 # its pixels are all ignored: they add no loss
-            image = np.zeros((self.height, self.width, self.config['in_channels']), self.config['image_dtype'])
+            image = np.tile(around(self.config), (self.height, self.width, 1))
             mask = np.full(image.shape[:2], IGNORE, np.uint8)
         if not self.is_training:
             sample['full_mask'] = torch.from_numpy(mask)
@@ -6073,9 +6129,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         torch.use_deterministic_algorithms(True, warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
+        settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
-        settle_statistics(config, train_data)
         if os.path.isfile(config['augment']):
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
         if model is not None:                                          # it has its own encoder, and may want one size
@@ -7444,8 +7500,8 @@ def check(preset, overrides):
     except UserError as error:
         error.problems = in_full(error.problems, Path('runs') / 'check' / 'problems.txt')
         raise
+    settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
-    settle_statistics(config, train_data)
     print_settings(config, sources, why)                               # first, or what follows would scroll away
     print('\n'.join(clean(line) for line in ['', *describe_data(data, config)]))
     scaled = ' with gradient scaler' if precision.dtype == 'float16' else ''
@@ -7504,8 +7560,8 @@ def tune(preset, overrides, seconds=60.0):
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
     warn([*notes, *precision.warnings])
+    settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
-    settle_statistics(config, dataset)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
     sampler = WindowSampler(len(dataset), config)
     window = load_batches(dataset, sampler.micro_batches(sampler.windows()[0]), config, device)

@@ -15,6 +15,7 @@ from collections import Counter
 import albumentations as A
 import numpy as np
 import pytest
+import tifffile
 import torch
 import yaml
 
@@ -577,6 +578,58 @@ def test_a_worker_frees_nothing_that_it_inherited():
         gc.enable()
     gc.collect()
     assert open('freed.txt').read().split() == [str(os.getpid())]
+
+
+# --- what is changed suits the images --------------------------------------------------
+
+
+def far_from_zero(folder, level, spread, dtype, size=24):
+    """Eight TIFFs of noise of this level and spread, with a brighter disc."""
+    y, x = np.mgrid[:size, :size]
+    disc = (y - 11) ** 2 + (x - 11) ** 2 < 36
+    for n in range(8):
+        noise = np.random.default_rng(n).normal(level, spread, (size, size, 3)) + 2 * spread * disc[..., None]
+        (folder / 'images').mkdir(exist_ok=True)
+        tifffile.imwrite(folder / f'images/{n}.tif', noise.astype(dtype), photometric='rgb')
+        save(folder / f'masks/{n}.png', 255 * disc)
+    return folder
+
+
+@pytest.mark.parametrize('level, spread, dtype', [(1000, 5, 'float32'), (200, 2.5, 'uint8')])
+@pytest.mark.parametrize('how', [{'augment': 'strong'}, {'size_policy': 'crop', 'augment': 'none'},
+                                 {'num_epochs': 90}], ids=['strong', 'crop', 'default'])
+def test_nothing_is_far_from_what_the_images_hold(tmp_path, level, spread, dtype, how):
+    """Raw zeros around a turned or padded image would be a hundred deviations away, and rule all norms; a fifth of the
+    scale more brightness would be twenty."""
+    read, config = dataset(far_from_zero(tmp_path, level, spread, dtype), **how)
+    train_unet.settle_statistics(config, read)
+    data = train_unet.SegmentationDataset(inspect(tmp_path)[1], 'train', config, is_training=True)
+    made = [data[epoch, index] for epoch in range(9) for index in range(len(data))]
+    mean, std = (np.reshape(config[key], (-1, 1, 1)) for key in ('mean', 'std'))
+    assert max(np.abs((sample['image'].numpy() - mean) / std).max() for sample in made) < 12
+    assert any((sample['mask'] == 255).any() for sample in made)
+
+
+@pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])
+def test_masks_that_shrink_stay_where_their_images_are(old, new):
+    """The nearest pixel of two is always the second one: masks would lie half a pixel beside their images."""
+    shifts = []
+    for seed in range(40):
+        cy, cx, radius = np.random.default_rng(seed).uniform((20, 20, 5), (40, 40, 12))
+        y, x = np.mgrid[:old, :old]
+        disc = ((y - cy) ** 2 + (x - cx) ** 2 < radius ** 2).astype(np.uint8)
+        weights = [train_unet.resize(255 * disc, new, new).astype(float),
+                   train_unet.resize(disc, new, new, is_mask=True).astype(float)]
+        places = [[(weight * at).sum() / weight.sum() for at in np.mgrid[:new, :new]] for weight in weights]
+        shifts.append(np.subtract(*places))
+    assert np.abs(np.mean(shifts, 0)).max() < 0.03
+
+
+def test_a_line_of_one_pixel_outlives_halving():
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:, 31] = 1
+    small = train_unet.resize(mask, 32, 32, is_mask=True)
+    assert small.any(1).mean() == 0.5 and small[:, 15].sum() == small.sum()
 
 
 # --- mean and deviation of the images -------------------------------------------------

@@ -385,7 +385,7 @@ def test_no_data_of_a_float_image_is_refused(tmp_path):
         train_unet.read_image(folder / 'images/0.tif', config)
 
 
-def test_pixels_of_no_data_are_named(tmp_path):
+def test_pixels_of_no_data_are_named(tmp_path, monkeypatch):
     heights = np.random.default_rng(0).random((8, 8)).astype(np.float32)
     for name, tag in (('none', None), ('whole', '-9999'), ('rim', '-9999')):
         heights[0] = -9999 if name == 'rim' else heights[0]
@@ -393,6 +393,10 @@ def test_pixels_of_no_data_are_named(tmp_path):
     config = {**train_unet.CONFIG, 'in_channels': 1, 'image_dtype': 'float32'}
     for name in ('none', 'whole'):
         train_unet.read_image(str(tmp_path / f'{name}.tif'), config)
+    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 0)
+    rows = train_unet.open_image(str(tmp_path / 'rim.tif'), config)    # of a large one, when its rows are read
+    with pytest.raises(DataError, match='rim.tif: holds pixels of no data .-9999, GDAL_NODATA'):
+        rows[0:8]
     with pytest.raises(DataError, match='rim.tif: holds pixels of no data .-9999, GDAL_NODATA'):
         train_unet.read_image(str(tmp_path / 'rim.tif'), config)
 
