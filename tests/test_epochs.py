@@ -77,6 +77,18 @@ def test_half_the_size_is_the_mean_of_images_and_invents_no_class(dtype):
     assert (even - mean).abs().max() <= (0.5 if dtype == torch.uint8 else 1e-4)
 
 
+def test_masks_of_half_the_size_stay_where_their_images_are():
+    """The nearest of two pixels is always the second one, if nobody sees to it."""
+    at = torch.arange(64.)
+    centres = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) * 20 + 22
+    discs = (at[:, None] - centres[:, 0, None, None]) ** 2 + (at - centres[:, 1, None, None]) ** 2 < 100
+    small = tu.at_half_size({'image': 255.0 * discs[:, None], 'mask': discs.byte()}, CPU)
+    rows, columns = torch.meshgrid(at[:32], at[:32], indexing='ij')
+    place = lambda weight: [(weight * axis).sum((1, 2)) / weight.sum((1, 2)) for axis in (rows, columns)]
+    shifts = [image - mask for image, mask in zip(place(small['image'][:, 0]), place(small['mask'].float()))]
+    assert max(abs(float(shift.mean())) for shift in shifts) < 0.03
+
+
 def test_the_first_steps_see_small_images_and_a_resume_knows_which(small_set):
     """Half of 2 x 2 steps; cut within the small ones. What is tried before the first step is of full size."""
     def sides(**changes):
