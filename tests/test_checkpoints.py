@@ -26,8 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
 from conftest import as_words, draw_set, start_script
-from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, last, network, noisy_squares
-from helpers import squares, stop_at, stopping_at, train, train_own
+from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, last, log_text, network
+from helpers import noisy_squares, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -191,6 +191,7 @@ def test_each_signal_finishes_the_step_and_saves_at_once(number):
     assert len(loss_fn.calls) == 4                                     # the step at work and no other
     assert result.stopped_by == number and result.run_dir == tu.Path('run')
     assert tu.load_last('run')[0]['step'] == 2
+    assert "Continue with:  train_unet.train(resume='run', ...) and the network" in log_text()     # it is one's own
 
 
 def test_main_exits_with_128_and_the_number_of_the_signal(small_set, monkeypatch):
