@@ -301,10 +301,6 @@ def fresh(config, model=None, dtype='float32'):
     return tu.build_state(model or network(), config, tu.Precision(dtype, 'high', ''), CPU)
 
 
-def amp(dtype):
-    return {'use_amp': False} if dtype == 'float32' else {'use_amp': True, 'amp_dtype': dtype}
-
-
 # --- what disturbs a training ----------------------------------------------------------
 
 

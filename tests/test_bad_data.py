@@ -19,7 +19,8 @@ import tifffile
 import torch
 
 import train_unet
-from conftest import ROOT, TINY, as_words
+from conftest import ROOT, TINY
+from helpers import WORDS
 
 SHAPE = (12, 16)
 DISC = np.hypot(*np.mgrid[-6:6, -8:8]) < 4
@@ -519,14 +520,14 @@ COMMANDS = [
 def test_command_ends_with_2_and_no_traceback(folder, build, text, capsys):
     target = build(folder)
     target = target if isinstance(target, Path) else folder
-    assert train_unet.main([f'data={target}', *as_words(TINY)]) == 2
+    assert train_unet.main([f'data={target}', *WORDS]) == 2
     told = capsys.readouterr()
     assert text in told.err and 'Traceback' not in told.out + told.err
 
 
 def test_the_real_command_ends_with_2_and_no_traceback(folder):
     truncate('images/b.jpg', 0.5)(folder)
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *as_words(TINY)],
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *WORDS],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert 'images/b.jpg' in done.stderr and 'Traceback' not in done.stderr + done.stdout

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import FORKS, ROOT, TINY, as_words, draw_set, run_script
+from conftest import FORKS, ROOT, TINY, draw_set, run_script
+from helpers import WORDS
 
 sys.path.insert(0, str(ROOT / 'tests' / 'benchmarks'))
 import common  # noqa: E402
@@ -306,15 +307,13 @@ def test_time_to_iou_takes_a_point_of_the_curve_after_each_epoch(split_set):
         return {'seconds': seconds, 'epoch': epoch, 'score': 0.5}
 
     args = types.SimpleNamespace(size=[32, 32], device='cpu', budget=0.0, limit=1.5, epochs=None,
-                                 ours=[f'{key}={value}'.replace(' ', '') for key, value in TINY.items()
-                                       if key not in ('image_size', 'device')])
+                                 ours=[word for word in WORDS if not word.startswith(('image_size', 'device'))])
     curve = time_to_iou.train_ours(split_set, {'seed': 0}, args, None, judge)
     assert seen == [1] and curve[0]['is_best']                         # then the budget is spent
 
 
 def test_after_equal_epochs_both_contenders_are_compared(split_set, tmp_path, monkeypatch, capsys):
-    settings = [f'{key}={value}'.replace(' ', '') for key, value in TINY.items()
-                if key not in ('image_size', 'device', 'num_epochs')]
+    settings = [word for word in WORDS if not word.startswith(('image_size', 'device', 'num_epochs'))]
     monkeypatch.setattr(sys, 'argv', [
         'time_to_iou.py', f'--data={split_set.parent}', '--sets', 'set', '--size', '32', '--epochs', '2', '--seeds',
         '1', '--device', 'cpu', '--out', str(tmp_path / 'out.json'), '--ours', *settings])
@@ -436,9 +435,6 @@ def test_scale_of_processes(results):
     assert found['processes'][0]['images/s'] > 0 and found['processes'][0]['against the first'] == 1
 
 
-SETTINGS = as_words(TINY)
-
-
 class Forked:
     """Popen of the program in a terminal, from a process that has imported everything."""
 
@@ -476,7 +472,7 @@ def test_start(forks, tmp_path, results, monkeypatch):
     monkeypatch.setattr(start.subprocess, 'run', run)
     monkeypatch.setattr(start, 'time_first_step', lambda *how, of=start.time_first_step: of(*how, most=30))
     found, printed = results(start, '--rounds=1', f'--data={small_set}', '--device=cpu',
-                             *[word for word in SETTINGS if not word.startswith('device')])
+                             *[word for word in WORDS if not word.startswith('device')])
     assert len(found['seconds']) == 6 and 'first step again' in printed and len(runs) == 4
     assert all(0 < seconds[0] < 30 for seconds in found['seconds'].values())
 

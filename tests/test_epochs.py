@@ -25,7 +25,7 @@ from torch import nn
 
 import train_unet as tu
 from conftest import TINY
-from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, amp, assert_same, at_training_call, events, last, log_text
+from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, assert_same, at_training_call, events, last, log_text
 from helpers import network, out_of_memory, squares, stop_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -162,7 +162,7 @@ def test_a_validation_that_overflows_float16_steps_down_and_is_judged_again():
     model = network(norm=False)                                        # x 100,000 in evaluation only, then back
     model[0].register_forward_hook(lambda module, inputs, output: output if module.training else output * 1e5)
     model[-1].register_forward_hook(lambda module, inputs, output: output if module.training else output * 1e-5)
-    result = train(model, num_epochs=3, init_scale=8.0, **amp('float16'))
+    result = train(model, num_epochs=3, init_scale=8.0, **tu.amp_settings('float16'))
     assert ['validation is not finite in float16' in event for event in events(result.history)] == [True]
     rows = [row for row in result.history if not row['event']]
     assert all(math.isfinite(row['val_loss']) for row in rows)
@@ -261,7 +261,8 @@ def test_best_weights_ask_for_the_precision_that_the_run_ended_with():
     model[0].register_forward_hook(enlarge)
     model[2].register_forward_pre_hook(
         lambda module, inputs: (inputs[0] / 1e5,) if module.training and sum(calls) > 5 else None)
-    result = train(model, val_data=Samples(), num_epochs=6, init_scale=8.0, max_bad_steps=2, **amp('float16'))
+    result = train(model, val_data=Samples(), num_epochs=6, init_scale=8.0, max_bad_steps=2,
+                   **tu.amp_settings('float16'))
     rows = [row for row in result.history if not row['event']]
     assert rows[0]['precision'] == 'float16' != rows[-1]['precision'] and result.best['epoch'] == 6
     for name in ('best.pt', 'last.pt'):
@@ -282,7 +283,8 @@ def test_patience_begins_anew_in_a_safer_precision():
     model = network(norm=False)
     at_training_call(model[0], lambda call: True, lambda output: output * 1e6)
     model[4].register_forward_pre_hook(lambda module, inputs: (inputs[0] / 1e6,) if module.training else None)
-    result = train(model, batch_size=8, num_epochs=12, early_stopping_patience=3, max_bad_steps=5, **amp('float16'))
+    result = train(model, batch_size=8, num_epochs=12, early_stopping_patience=3, max_bad_steps=5,
+                   **tu.amp_settings('float16'))
     assert sum('precision float16 -> ' in event for event in events(result.history)) == 1
     assert result.history[-1]['precision'] != 'float16' and result.best['epoch'] > 5
 

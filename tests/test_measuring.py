@@ -283,7 +283,7 @@ def test_tune_compares_what_the_same_rounds_have_measured(small_set, capsys, mon
 
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(tu, 'timed_step', lambda *_: 4.0 if has_compiled() else 1.0)
-    monkeypatch.setattr(nn.Module, 'compile', lambda self: setattr(self, '_compiled_call_impl', self._call_impl))
+    monkeypatch.setattr(nn.Module, 'compile', uncompiled)
     assert tu.tune(None, {**TINY, 'data': str(small_set), 'num_workers': 0}, 0.1) == 0
     table = ''.join(seen).rpartition('against')[2] + capsys.readouterr().out
     assert set(re.findall(r'^float32.*?([\d.]+)x', table, re.MULTILINE)) == {'1.00'} and 'compiled' in table

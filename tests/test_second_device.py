@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, draw_set
+from conftest import ROOT, TINY, as_words, draw_set
 
 import train_unet as tu
 
@@ -56,8 +56,7 @@ def train(**settings):
 
 def main(line):
     """The command line in this process -> exit code."""
-    return tu.main(line.split() + [f'{key}={value}'.replace(' ', '') for key, value in
-                                   (ON_GPU.items() if 'data=' in line else ())])
+    return tu.main(line.split() + (as_words(ON_GPU) if 'data=' in line else []))
 
 
 def hooked(monkeypatch, spoil):

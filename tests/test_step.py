@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
-from helpers import PLAIN, Samples, amp, assert_same, at_training_call, batch_of, events, fresh, last, log_text, network
+from helpers import PLAIN, Samples, assert_same, at_training_call, batch_of, events, fresh, last, log_text, network
 from helpers import out_of_memory, settings, squares, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -329,7 +329,7 @@ def test_a_step_that_spoils_a_running_variance_is_undone(dtype):
     """The square of 1e25 is more than float32 can hold: the variance becomes infinite, while the loss stays finite."""
     model = network()
     at_training_call(model[0], lambda call: call == 4, lambda output: output * 1e25)
-    result = train(model, **amp(dtype))
+    result = train(model, **tu.amp_settings(dtype))
     assert events(result.history) == ['skipped a step: loss, statistics or gradient not finite']
     assert all(torch.isfinite(value).all() for value in last()['model'].values())
 
@@ -338,7 +338,7 @@ def test_a_step_that_spoils_a_running_variance_is_undone(dtype):
 def test_a_skipped_step_is_counted_and_told(dtype):
     model = network()
     at_training_call(model[0], lambda call: call == 1 + 3, lambda output: output * math.nan)
-    result = train(model, init_scale=8.0, **amp(dtype))
+    result = train(model, init_scale=8.0, **tu.amp_settings(dtype))
     rows = [row for row in result.history if not row['event']]
     assert [row['step'] for row in rows] == [2, 4, 6]
     assert [row['skipped_steps'] for row in rows] == [0, 1, 1]
@@ -367,7 +367,7 @@ def test_the_step_of_a_sample_with_nan_is_skipped_in_each_epoch():
 
 def test_float16_looks_for_its_scale_without_a_fuss():
     result = train(init_scale=2.0 ** 24, num_epochs=12, max_bad_steps=2, optimizer='AdamW',
-                   **amp('float16'))
+                   **tu.amp_settings('float16'))
     assert events(result.history) == []  # gradients overflow at first, losses do not
     assert result.history[0]['skipped_steps'] > 0
     assert result.history[-1]['precision'] == 'float16'
@@ -392,7 +392,7 @@ def test_float16_gradients_count_once_the_scale_has_fallen_below_one():
     model, calls = network(), []
     model[4].weight.register_hook(
         lambda g: calls.append(1) or (g * math.nan if len(calls) <= 6 else g))
-    result = train(model, init_scale=4.0, max_bad_steps=2, **amp('float16'))       # 4, 2, 1, 0.5, 0.25
+    result = train(model, init_scale=4.0, max_bad_steps=2, **tu.amp_settings('float16'))       # 4, 2, 1, 0.5, 0.25
     told = events(result.history)
     assert '2 unsound steps in a row in float16' in told[-1] and all('skipped' in event for event in told[:-1])
     assert [row['step'] for row in result.history if not row['event']] == [2, 4, 6]
@@ -408,7 +408,7 @@ def test_float16_that_overflows_steps_down_and_trains_on():
         return model
 
     exact = train(growing(), num_epochs=6, run_dir='exact')
-    result = train(growing(), num_epochs=6, init_scale=8.0, max_bad_steps=2, **amp('float16'))
+    result = train(growing(), num_epochs=6, init_scale=8.0, max_bad_steps=2, **tu.amp_settings('float16'))
     assert sum('precision float16 -> ' in event for event in events(result.history)) == 1
     rows = [row for row in result.history if not row['event']]
     assert rows[0]['precision'] == 'float16' and rows[-1]['precision'] in ('bfloat16', 'float32')
@@ -438,7 +438,7 @@ def test_minus_infinity_in_a_batch_may_be_meant():
 
     net = Net()
     at_training_call(net.network[1], lambda call: call > 6, lambda output: output * 1e5)
-    result = train(net, Masked(), Masked(5), loss_fn, max_bad_steps=2, num_epochs=6, **amp('float16'))
+    result = train(net, Masked(), Masked(5), loss_fn, max_bad_steps=2, num_epochs=6, **tu.amp_settings('float16'))
     assert any('float16 -> ' in event for event in events(result.history))
 
 
@@ -531,7 +531,7 @@ def test_a_nan_in_an_image_is_named_as_such_and_not_as_overflow(kind, dtype):
     loss_fn = squares if isinstance(data, Samples) else lambda model, batch: \
         (model(batch[0]) - batch[1]).square().mean((1, 2, 3))
     with pytest.raises(tu.DataError, match=r'\b5\b') as error:  # its number in the data set
-        train(None, data, kind(Samples(4)), loss_fn, batch_size=8, max_bad_steps=1, **amp(dtype))
+        train(None, data, kind(Samples(4)), loss_fn, batch_size=8, max_bad_steps=1, **tu.amp_settings(dtype))
     assert 'not finite' in str(error.value) and 'no precision helps' in str(error.value)
 
 
@@ -560,7 +560,7 @@ def test_what_is_not_finite_after_memory_ran_out_is_still_diagnosed(dtype):
     out_of_memory(model[0], lambda module, images, call: images > 2)
     factor = 1e5 if dtype == 'float16' else math.nan
     at_training_call(model[1], lambda call: call > 12, lambda output: output * factor)
-    settled = {'batch_size': 4, 'max_bad_steps': 2, 'num_epochs': 6, **amp(dtype)}
+    settled = {'batch_size': 4, 'max_bad_steps': 2, 'num_epochs': 6, **tu.amp_settings(dtype)}
     if dtype == 'float16':
         assert any('precision float16 -> bfloat16' in event or 'precision float16 -> float32' in event
                    for event in events(train(model, **settled).history))

@@ -31,7 +31,7 @@ from torch import nn
 
 import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set
-from helpers import OWN, PLAIN, SMALL, Harm, Samples, amp, assert_same, final, log_text, network, noisy_squares, squares
+from helpers import OWN, PLAIN, SMALL, Harm, Samples, assert_same, final, log_text, network, noisy_squares, squares
 from helpers import stop_at, stopping_at, train, train_own
 from helpers import WORDS
 
@@ -72,7 +72,7 @@ def test_the_same_loop_trains_a_classifier(dtype):
                 tu.confusion_matrix(logits.argmax(1), labels, 4))
 
     result = train(model, Classes(32, 0), Classes(16, 1), loss_fn, batch_size=8, num_epochs=6,
-                   optimizer='AdamW', **amp(dtype))
+                   optimizer='AdamW', **tu.amp_settings(dtype))
     assert result.history[-1]['precision'] == dtype
     assert result.history[-1]['val_loss'] < 0.5 * result.history[0]['val_loss']
     assert result.best['accuracy'] > 0.9
@@ -107,7 +107,7 @@ def test_the_same_loop_trains_a_diffusion_network(dtype):
     torch.manual_seed(0)
     images = torch.utils.data.Subset(Classes(64, 0).images * 2 - 1, range(64))  # plain tensors
     result = train(Denoiser(), images, images, denoising_loss, batch_size=16, num_epochs=15,
-                   optimizer='AdamW', ema_decay=0.9, **amp(dtype))
+                   optimizer='AdamW', ema_decay=0.9, **tu.amp_settings(dtype))
     assert result.history[-1]['precision'] == dtype
     assert result.history[-1]['train_loss'] < 0.75 * result.history[0]['train_loss']
 

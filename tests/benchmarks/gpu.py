@@ -158,11 +158,6 @@ def settings_of(args, **more):
             'image_size': args.size, 'decoder_channels': [256, 128, 64, 32, 16], **more}
 
 
-def precision_of(dtype):
-    """The settings that ask for a dtype."""
-    return {'use_amp': dtype != 'float32', 'amp_dtype': 'auto' if dtype == 'float32' else dtype}
-
-
 def build_plain(args, dtype, is_tuned=False):
     """The plain loop on the same files, loaded by as many processes as ours; perhaps with what a
     skilled user adds."""
@@ -190,7 +185,7 @@ def build_contenders(args):
     dtypes = ['float32'] if args.quick and args.device == 'cpu' else ['float32', 'bfloat16']
     build, partial = {}, functools.partial
     for dtype in dtypes:
-        build[f'train_unet, {dtype}'] = partial(build_ours, args, **precision_of(dtype))
+        build[f'train_unet, {dtype}'] = partial(build_ours, args, **train_unet.amp_settings(dtype))
         build[f'plain smp loop, {dtype}'] = lambda dtype=dtype: Timed(build_plain(args, dtype))
         build[f'plain smp loop, {dtype}, tuned'] = lambda dtype=dtype: Timed(
             build_plain(args, dtype, True))
@@ -199,7 +194,7 @@ def build_contenders(args):
                 build_plain(args, dtype), args.batch)
     if args.device == 'cuda':                                          # unasked on a CPU only
         build['train_unet, bfloat16, folded'] = partial(
-            build_ours, args, folds=True, **precision_of('bfloat16'))
+            build_ours, args, folds=True, **train_unet.amp_settings('bfloat16'))
         build['train_unet, bfloat16, preset fast'] = partial(build_ours, args, 'fast')
     return build
 
@@ -227,7 +222,7 @@ def measure_host(args, left):
     rows = []
     for dtype in ('float32', 'bfloat16'):
         small = argparse.Namespace(**vars(args) | {'size': args.iou_size, 'batch': 8})
-        ours = build_ours(small, **precision_of(dtype)).contender
+        ours = build_ours(small, **train_unet.amp_settings(dtype)).contender
         ours.step()
         times = []
         with count_waits() as waits:
@@ -354,7 +349,7 @@ def heal_overflow(args):
     rows = []
     for dtype in ('float32', 'float16'):
         how = settings_of(args, data='demo', num_epochs=2, batch_size=args.batch, num_workers=0,
-                          **precision_of(dtype))
+                          **train_unet.amp_settings(dtype))
         model = train_unet.build_model(OurData(**how).config)
         conv = next(m for m in model.network.decoder.modules() if isinstance(m, torch.nn.Conv2d))
         conv.register_forward_hook(lambda module, inputs, output: output * 1e5)

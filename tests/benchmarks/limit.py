@@ -220,8 +220,7 @@ def main():
     option('--batch', type=whole_number, default=8, help='images per step (8)')
     option('--dtype', default='auto', choices=['auto', 'float32', 'bfloat16', 'float16'])
     args = parser.parse_args()
-    amp = {'auto': {}, 'float32': {'use_amp': False}}.get(args.dtype)
-    amp = {'use_amp': True, 'amp_dtype': args.dtype} if amp is None else amp
+    amp = {} if args.dtype == 'auto' else train_unet.amp_settings(args.dtype)
     ours = Ours(data=args.data, encoder=args.encoder, image_size=args.size, batch_size=args.batch,
                 device=args.device, **amp)
     device, dtype = ours.state.device, ours.state.dtype

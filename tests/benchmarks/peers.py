@@ -144,7 +144,7 @@ def micro_iou(stats):
 def ours(job):
     """train_unet.train with files; its epoch function (train_epoch) on tensors in memory."""
     import train_unet
-    equal = {'use_amp': job.mixed, 'amp_dtype': job.dtype if job.mixed else 'auto'}
+    equal = train_unet.amp_settings(job.dtype)
     variant = {'equal': {'ema_decay': None, 'grad_clip': None, 'cache_images': False, **equal},
                'default': equal, 'auto': {}}[job.variant]
     settings = {'data': job.folder, 'image_size': job.size, 'batch_size': job.batch,
