@@ -125,7 +125,6 @@ def test_each_script_has_help(script, capsys, monkeypatch):
     ('time_to_iou', ['--budget=0'], 'must be above 0'),
     ('time_to_iou', ['--data=.'], 'none of the --sets is in there')])
 def test_what_cannot_be_measured_is_refused_before_anything_is(script, words, told, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', [script, *words])
     with pytest.raises(SystemExit) as done:
         common.exit_with(__import__(script).main)
@@ -232,19 +231,12 @@ def test_images_per_second(split_set, results, monkeypatch):
     assert '| ours, equal ' in printed and '1.000' in printed
 
 
-@pytest.mark.parametrize('variant', ['equal', 'default', 'auto'])
+@pytest.mark.parametrize('contender, variant', peers.list_variants(['ours', 'plain']))
 @pytest.mark.parametrize('loaded', [True, False], ids=['from files', 'in memory'])
-def test_images_per_second_of_ours(split_set, variant, loaded):
-    job = peers.Job('ours', variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
+def test_images_per_second_of_ours_and_of_a_plain_loop(split_set, contender, variant, loaded):
+    job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
     found = images_per_second.time_steps(job, peers)               # which counts the steps
     assert found['images_per_second'] > 0 and found['parameters'] > 10**5
-
-
-@pytest.mark.parametrize('variant', ['documented', 'tuned'])
-@pytest.mark.parametrize('loaded', [True, False], ids=['from files', 'in memory'])
-def test_images_per_second_of_a_plain_loop(split_set, variant, loaded):
-    job = peers.Job('plain', variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
-    assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
 
 
 @pytest.mark.parametrize('contender', [name for name in peers.CONTENDERS if name not in ('ours', 'plain')])
