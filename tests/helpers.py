@@ -1,4 +1,5 @@
 """Shared by the test files: small sets of images and masks, questions about them, tiny networks and their training."""
+import contextlib
 import math
 import os
 import random
@@ -370,6 +371,14 @@ class Harm:
 def last():
     """What the run in ./run saved."""
     return torch.load('run/last.pt', weights_only=True)
+
+
+@contextlib.contextmanager
+def edited(path):
+    """What a checkpoint holds, to be changed; it is saved again."""
+    saved = tu.load_checkpoint(path)
+    yield saved
+    tu.save_checkpoint(Path(path), saved)
 
 
 def log_text():

@@ -136,8 +136,7 @@ def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
 
 
 @pytest.mark.parametrize('run_dir', ['file', 'file/run', 'file/deeper/run'])
-def test_check_is_not_ready_where_a_run_cannot_be_written(small_set, tmp_path, monkeypatch, capsys, run_dir):
-    monkeypatch.chdir(tmp_path)
+def test_check_is_not_ready_where_a_run_cannot_be_written(small_set, tmp_path, capsys, run_dir):
     (tmp_path / 'file').write_text('')
     for command in (['check'], []):
         assert tu.main([*command, f'data={small_set}', f'run_dir={run_dir}', *WORDS]) == 2

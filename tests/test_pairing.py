@@ -1023,10 +1023,9 @@ def test_matrix_beside_its_photograph_is_no_image(tmp_path):
     assert len(data.pairs.images) == 3 and 'ignored 2.mat' in data.notes
 
 
-def test_runs_below_the_data_are_no_data(tmp_path, monkeypatch, capsys):
+def test_runs_below_the_data_are_no_data(tmp_path):
     """cd into the data, check, train: the pictures that check wrote are not images of the set."""
     fill(tmp_path, [f'{n}.jpg' for n in range(6)], [f'{n}_mask.png' for n in range(6)])
-    monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert train_unet.main(['check', 'data=.', *WORDS]) == 0
     assert (tmp_path / 'runs/check/samples.png').exists()

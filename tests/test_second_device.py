@@ -46,7 +46,6 @@ def machine(device, tmp_path, monkeypatch):
     monkeypatch.setattr(tu, 'choose_device', lambda wish: torch.device('cpu' if wish == 'cpu' else 'gpu:0'))
     monkeypatch.setattr(tu, 'detect_hardware', lambda device: real(device) if device.type == 'cpu' else
                         tu.Hardware('cuda', 'A100', (8, 0), units, 80 << 30))
-    monkeypatch.chdir(tmp_path)
     draw_set(tmp_path / 'set')
 
 

@@ -872,7 +872,6 @@ def test_a_home_folder_is_written_as_a_tilde(small_set, tmp_path, monkeypatch):
 def test_a_pipeline_is_found_from_another_folder(small_set, tmp_path, monkeypatch):
     import albumentations
     (tmp_path / 'a.json').write_text(json.dumps(albumentations.HorizontalFlip(p=1.0).to_dict()))
-    monkeypatch.chdir(tmp_path)
     result = tu.train(data=str(small_set), augment='a.json', run_dir=str(tmp_path / 'run'),
                       **{**TINY, 'num_epochs': 1})
     (tmp_path / 'elsewhere').mkdir()
