@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 from common import (ROOT, base_parser, default_data, describe_machine, exit_with,
                     median_and_spread, print_table, save_json, whole_number)
-from plain import OurData, Ours, PathDataset, Plain, read_batches, train_unet
+from plain import OurData, Ours, Plain, read_batches, train_unet
 from processes import ask_subprocess, run_within
 
 HERE = Path(__file__).resolve().parent
@@ -162,11 +162,11 @@ def build_plain(args, dtype, is_tuned=False):
     """The plain loop on the same files, loaded by as many processes as ours; perhaps with what a
     skilled user adds."""
     found = OurData(**settings_of(args, cache_images=False))
-    classes = found.config['num_classes']
-    dataset = PathDataset(*found.files(), (args.size, args.size), classes)
+    dataset = found.as_paths()
     batches = read_batches(dataset, args.batch, found.config['num_workers'],
                            found.device.type == 'cuda')
-    return Plain(loaded(batches), found.device, classes, dtype, is_tuned, encoder_name=args.encoder)
+    return Plain(loaded(batches), found.device, dataset.num_classes, dtype, is_tuned,
+                 encoder_name=args.encoder)
 
 
 def build_ours(args, preset=None, folds=False, **settings):

@@ -96,8 +96,7 @@ def near_borders(length, tile):
 def measure_seam(model, photo, tile):
     """Rows of the second table: tiles against the whole, near borders of tiles and elsewhere."""
     image = train_unet.as_image(photo, model.config)
-    tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
-    tensor = tensor.to(next(model.parameters()).device)
+    tensor = train_unet.as_tensor(image).to(next(model.parameters()).device)
     size = image.shape[:2]
 
     def chances(logits):

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from common import (base_parser, describe_machine, exit_with, median_and_spread, print_table,
                     save_json, whole_number)
-from plain import OurData, Ours, PathDataset, Plain, read_batches, train_unet
+from plain import OurData, Ours, Plain, read_batches, train_unet
 from processes import ask_subprocess, peak_resident, resident
 
 NETWORK = {'decoder_channels': [256, 128, 64, 32, 16]}   # smp's own, for all
@@ -25,9 +25,8 @@ def build(name, args):
     settings = {'data': args.data, 'device': args.device, 'image_size': args.size}
     if name == 'plain':
         found = OurData(cache_images=False, **settings)                # only to find the files
-        classes = found.config['num_classes']
-        dataset = PathDataset(*found.files(), (args.size, args.size), classes)
-        return Plain(read_batches(dataset, args.batch), found.device, classes,
+        dataset = found.as_paths()
+        return Plain(read_batches(dataset, args.batch), found.device, dataset.num_classes,
                      encoder_name=args.encoder, **NETWORK)
     preset, _, eager = name.partition('-')
     preset = None if preset == 'default' else preset

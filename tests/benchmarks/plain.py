@@ -94,11 +94,12 @@ class OurData:
             for _, window in train_unet.windows(self.loader, self.sampler):
                 yield window
 
-    def files(self):
-        """(images, masks) of the training set: the lists for a PathDataset on the same files."""
+    def as_paths(self):
+        """The PathDataset of the same training files, at the same size."""
         pairs = self.data.pairs
-        return [[os.fsdecode(path) for path in paths[self.dataset.rows]]
-                for paths in (pairs.images, pairs.masks)]
+        images, masks = ([os.fsdecode(path) for path in paths[self.dataset.rows]]
+                         for paths in (pairs.images, pairs.masks))
+        return PathDataset(images, masks, self.config['image_size'], self.config['num_classes'])
 
 
 class Ours(OurData):
