@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import train_unet
-from conftest import ROOT, TINY
-from helpers import PRESETS
+from conftest import ROOT
+from helpers import PRESETS, dataset
 from train_unet import CONFIG, FOREIGN, SHORT_NAMES, ConfigError, load_preset, parse_command, parse_overrides
 from train_unet import parse_value, resolve_config
 
@@ -330,8 +330,7 @@ def test_config_text_round_trips():
 
 
 def test_the_config_of_a_run_is_a_preset_that_repeats_it(small_set):
-    config, sources, _ = resolve_config(None, {**TINY, 'data': str(small_set)})
-    settled = train_unet.prepare(config, sources, train_unet.torch.device('cpu'))[0]
+    _, settled = dataset(small_set)
     again = resolved(write_preset(train_unet.config_text(settled)))
     assert again == {k: settled[k] for k in CONFIG}
 

@@ -732,8 +732,7 @@ def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set,
     """They are spawned there, and share no memory."""
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(4)), raising=False)
     monkeypatch.setattr(train_unet, 'free_memory', lambda: free)
-    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
-    data = train_unet.inspect_data(config)
+    config, data = inspect(small_set, image_size=32)
     settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware(kind, ''), data, False)
     assert settled['num_workers'] == workers
 
@@ -742,7 +741,6 @@ def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set,
 def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch, small_set, processes, fits):
     monkeypatch.setenv('LOCAL_WORLD_SIZE', str(processes))
     monkeypatch.setattr(train_unet, 'free_memory', lambda: 2**20)      # of which 12 images want a fifteenth
-    config, _, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32})
-    data = train_unet.inspect_data(config)
+    config, data = inspect(small_set, image_size=32)
     settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
     assert settled['cache_images'] is fits, why['cache_images']

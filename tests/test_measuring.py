@@ -16,7 +16,7 @@ from torch import nn
 
 import train_unet as tu
 from conftest import TINY
-from helpers import WORDS
+from helpers import WORDS, dataset, fresh
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -61,14 +61,12 @@ def test_estimated_activations_are_those_of_a_real_step(network, dtype):
     assert estimate['weights'] == estimate['gradients'] == weights and estimate['optimizer states'] == 2 * weights
 
 
-def test_measured_parts_are_those_of_the_estimate(small_set, tmp_path):
+def test_measured_parts_are_those_of_the_estimate(small_set):
     """Real tensors of a real step: every part within 10 % of what was estimated without allocating."""
-    config, sources, _ = tu.resolve_config(None, {**TINY, 'data': str(small_set)})
-    config, _, precision, data, _ = tu.prepare(config, sources, torch.device('cpu'))
-    dataset = tu.SegmentationDataset(data, 'train', config, is_training=True)
-    tu.settle_statistics(config, dataset)
-    state = tu.build_state(tu.build_model(config), config, precision, torch.device('cpu'))
-    window = [tu.collate([dataset[index] for index in range(config['batch_size'])])]
+    train_data, config = dataset(small_set)
+    tu.settle_statistics(config, train_data)
+    state = fresh(config, tu.build_model(config))
+    window = [tu.collate([train_data[index] for index in range(config['batch_size'])])]
     loss_fn = tu.SegmentationLoss(config)
     tu.guarded_step(state, window, loss_fn, config)
     measured = tu.measure_memory(state, window[0], loss_fn)

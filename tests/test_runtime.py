@@ -19,7 +19,7 @@ import torch
 
 import train_unet
 from conftest import FORKS, ROOT
-from helpers import train
+from helpers import dataset, train
 from train_unet import CONFIG, ConfigError, Hardware, apply_tf32, build_scaler, choose_device, cpu_units, cuda_units
 from train_unet import detect_hardware, resolve_precision
 
@@ -374,8 +374,7 @@ def test_a_gpu_that_this_pytorch_cannot_use_is_told(monkeypatch, tmp_path, caplo
 def test_cudnn_searches_for_its_fastest_kernels_where_all_images_have_one_size(monkeypatch, small_set, settings,
                                                                                searches):
     monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not searches)
-    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'image_size': 32, **settings})
-    train_unet.prepare(config, sources, torch.device('cpu'))
+    dataset(small_set, **settings)
     assert torch.backends.cudnn.benchmark == searches
 
 
