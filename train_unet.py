@@ -7790,7 +7790,7 @@ def write_winner(winner, hardware, images, base, overrides):
     path = Path('runs') / 'tuned.py'
     write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
     words = [as_typed(key, value) for key, value in overrides.items()
-             if not {SHORT_NAMES.get(key, key)} & settings.keys() and key not in FOREIGN]
+             if SHORT_NAMES.get(key, key) not in settings and key not in FOREIGN]
     print(f'best here: {winner.name}\nuse it with: ', command_line('--preset', str(path), *words))
 
 
