@@ -7306,7 +7306,8 @@ def export_onnx(model, path, half, is_free):
     except ModuleNotFoundError as error:
         raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
     images, free = trace_example(model, is_free)
-    pooling = unittest.mock.patch.object(F, 'adaptive_avg_pool2d', pool_by_product)         # in PSPNet and UPerNet
+    # UPerNet has the module; smp's PSPNet pools inside F.interpolate, where PooledByProduct would not reach it
+    pooling = unittest.mock.patch.object(F, 'adaptive_avg_pool2d', pool_by_product)
     with pooling, warnings.catch_warnings():
         warnings.simplefilter('ignore')
         program = torch.onnx.export(model, (images,), dynamic_shapes=free, input_names=['images'],
