@@ -4824,7 +4824,6 @@ class StepResult:
     counts: torch.Tensor           # summed second value of loss_fn (for segmentation the confusion matrix), or None
     norm: torch.Tensor             # of the unscaled gradient, before clipping
     bad: torch.Tensor = None       # bool, set by commit: the loss, a running statistic or the norm is not finite
-    has_foreign: bool = False      # only looked for in a trial: the loss uses weights that are no part of the model
 
 
 class UnderAutocast:
@@ -4921,18 +4920,7 @@ def run_loss(loss_fn, model, dtype, batch):
     return losses.float(), counts
 
 
-def has_foreign_weights(losses, model):
-    """Whether a loss depends on weights that are no part of the model: no optimizer has them."""
-    known, seen, waiting = set(model.parameters()), {None}, [losses.grad_fn]
-    while waiting:
-        if (node := waiting.pop()) not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    leaves = [getattr(node, 'variable', None) for node in seen]        # also samples that require a gradient
-    return any(isinstance(leaf, nn.Parameter) and leaf not in known for leaf in leaves)
-
-
-def train_step(state, window, loss_fn, config, is_trial=False):
+def train_step(state, window, loss_fn, config):
     """Gradients of one window, every image weighing the same however it is split -> StepResult. Commits nothing."""
     if not state.model.training:                                       # train() walks through all modules
         state.model.train()
@@ -4943,18 +4931,17 @@ def train_step(state, window, loss_fn, config, is_trial=False):
     images = sum(batch_length(piece) - len(broken_rows(piece)) for piece in pieces)
     everywhere = add_up(torch.full((), float(images), device=state.device)).clamp_min(1)       # a copy would wait
     share = world().size / everywhere                                  # times size: DDP averages over processes
-    loss, counts, has_foreign = torch.zeros((), device=state.device), None, False
+    loss, counts = torch.zeros((), device=state.device), None
     for number, piece in enumerate(pieces, 1):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
-            has_foreign |= is_trial and has_foreign_weights(losses, state.model)
             state.scaler.scale(losses.sum() * share).backward()
         loss = loss + losses.detach().sum()
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.parts.parameters, config['grad_clip'] or math.inf)
-    return StepResult(loss, images, counts, norm, has_foreign=has_foreign)
+    return StepResult(loss, images, counts, norm)
 
 
 def add_up(tensor):
@@ -5055,7 +5042,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     before = Snapshot(state.parts)
     while True:
         try:
-            result = train_step(state, window, loss_fn, config, is_trial)
+            result = train_step(state, window, loss_fn, config)
             break
         except UserError:                                              # BatchNorm refuses the one image that fits
             is_starved = True
@@ -6018,8 +6005,6 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
-    if any(result.has_foreign for result in results):
-        warn(['loss_fn: uses weights that are no part of the model, and so are not trained'])
     if state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size)           # keep what was found to fit into memory

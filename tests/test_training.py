@@ -334,25 +334,6 @@ def test_a_loss_that_takes_no_model_is_refused_with_what_to_write_instead(wrong)
     assert not Path('run').exists()
 
 
-@pytest.mark.parametrize('wrap', [lambda loss: loss, nn.Sequential, lambda loss: lambda x: loss(x).clone()])
-def test_weights_that_are_no_part_of_the_model_are_told(wrap, caplog):
-    """They would stay as they are, without a word. Once, also where two windows of several pieces are tried."""
-    head = nn.Conv2d(1, 1, 1)
-    rest = wrap(head)
-    train(loss_fn=lambda model, batch: rest(model(batch['image'])).sub(batch['target']).square().mean((1, 2, 3)),
-          train_data=Samples(9), batch_size=1, accumulation_steps=2)
-    assert caplog.text.count('uses weights that are no part of the model') == 1
-    caplog.clear()
-
-    def penalised(model, batch):
-        images = batch['image'].requires_grad_()                       # a leaf, too, but nothing to train
-        slope, = torch.autograd.grad(model(images).sum(), images, create_graph=True)
-        return slope.square().mean((1, 2, 3))
-
-    train(run_dir='other', loss_fn=lambda *given: torch.enable_grad()(penalised)(*given))
-    assert 'no part' not in caplog.text
-
-
 class Own(nn.MSELoss):
     """A loss that builds on one of torch's."""
 
