@@ -1230,6 +1230,8 @@ def collect(config, root, files, which):
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
     if '' in sources and not images and not loose and all(both := tell_apart(masks)):      # in annotations/ alone
         images, masks = both
+    elif '' in sources and is_whole(masks) and is_whole(images or loose):      # two copies, one in mri-segmentation/
+        images, masks = tell_apart([*(images or loose), *masks])
     elif not masks:                                                    # together in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
     elif not images:                                                   # the names of their folders tell no role
@@ -1264,10 +1266,20 @@ def shared_folder(files):
     return posixpath.dirname(shared) if shared in folders else shared
 
 
+def named_masks(files):
+    """Of each file whether a word in its name says that it is a mask."""
+    word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
+    return [bool(word.search(file.stem)) for file in files]
+
+
+def is_whole(files):
+    """Whether these files alone are a set: half of them, by their names, are the masks of the others."""
+    return 2 * sum(named_masks(files)) == len(files) == 2 * len(match_split(*tell_apart(files))[0]) > 0
+
+
 def tell_apart(files):
     """Files whose folders tell no role -> (images, masks): by a word in the name, or as x.png beside x.jpg."""
-    word = re.compile(rf'(^|[^a-z])({"|".join(MASK_WORDS)})\d*($|[^a-z])', re.IGNORECASE)
-    are_masks = [bool(word.search(file.stem)) for file in files]
+    are_masks = named_masks(files)
     if not any(are_masks):
         times = Counter((file.split, file.rest, file.stem) for file in files)
         are_masks = [times[file.split, file.rest, file.stem] > 1 and not file.path.lower().endswith(JPEG_SUFFIXES)

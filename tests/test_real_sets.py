@@ -311,6 +311,18 @@ def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
     assert line.split('   (')[0].strip() == 'mask_pattern="{stem}_watershed_mask.png" skip_unpaired=True'
 
 
+def test_a_copy_of_the_set_in_a_folder_named_after_masks_holds_no_masks_of_it(tmp_path):
+    """Kaggle's LGG MRI: kaggle_3m/, and all of it again in lgg-mri-segmentation/kaggle_3m/."""
+    for n in range(8):
+        for folder in ('kaggle_3m', 'lgg-mri-segmentation/kaggle_3m'):
+            name = tmp_path / folder / f'TCGA_{n // 4}/TCGA_{n // 4}_{n}'
+            save(f'{name}.tif', scene(n))
+            save(f'{name}_mask.tif', corner(n, 3))
+    _, data = inspect(tmp_path)
+    pairs = partners(data, tmp_path)
+    assert len(pairs) == 16 and all(mask == image.replace('.tif', '_mask.tif') for image, mask in pairs.items())
+
+
 def test_class_numbers_are_offered_before_the_colours_for_people(tmp_path):
     """Supervisely's masks_machine and masks_human."""
     for n in range(6):
