@@ -1784,7 +1784,7 @@ def lines_that_pair(config, root, files):
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
     of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
     plainest = lambda line: (of_test(line), -len(works[line].pairs), 'skip_' in line, 'masks=' not in line,
-                             of_classes(line), len(line))
+                             of_classes(line), len(line), line.rfind('{stem}'))        # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
     best, lines = max((works[line][:2] for line in enough), default=None), []
@@ -2006,7 +2006,8 @@ def pattern_answers(files):
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
-    examples = dict.fromkeys(images[len(images) * at // 9] for at in range(9)) if images else ()     # some have no mask
+    places = [(len(images) * at // 9 + at) % len(images) for at in range(9 if images else 0)]
+    examples = dict.fromkeys(images[at] for at in places)              # some have no mask; + at: not all x_depth.png
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
     for image in examples:
         stem, suffix = os.path.splitext(image)

@@ -311,6 +311,17 @@ def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
     assert line.split('   (')[0].strip() == 'mask_pattern="{stem}_watershed_mask.png" skip_unpaired=True'
 
 
+def test_kinds_whose_count_fits_the_samples_are_all_offered(tmp_path):
+    """CVPPP: four files for each of 36 plants; every ninth of the 144 is of the same kind."""
+    for n in range(36):
+        save(tmp_path / f'plant{n:03}_rgb.png', scene(n))
+        save(tmp_path / f'plant{n:03}_label.png', corner(n % 9, 0, 1) + corner(9 + n % 7, 9, 2))
+        save(tmp_path / f'plant{n:03}_fg.png', corner(n % 9, 0))
+        save(tmp_path / f'plant{n:03}_centers.png', np.eye(24))
+    line, = [line for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert line.strip().startswith('image_pattern="{stem}rgb.png" mask_pattern="{stem}label.png"   (36 ')
+
+
 def test_a_copy_of_the_set_in_a_folder_named_after_masks_holds_no_masks_of_it(tmp_path):
     """Kaggle's LGG MRI: kaggle_3m/, and all of it again in lgg-mri-segmentation/kaggle_3m/."""
     for n in range(8):
