@@ -1029,7 +1029,8 @@ IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture picture
                   'inputs rgb scans rawimages'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
-                 'targets truth seg segm segmap segmaps gtmaps pixels labelids matte trimaps manual'.split())
+                 'targets truth seg segm segmap segmaps gtmaps pixels labelids matte mattes matting trimaps '
+                 'manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic inst instance instances instanceids color colors colour colours colormap edge edges gray '
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
@@ -1838,8 +1839,8 @@ def flatness(path, config):
             return 0.8                                                 # passes for either
     try:
         codes = read_mask(path, config).ravel()
-    except DataError:                                                  # fractions, many bands
-        return 0
+    except DataError as error:                                         # fractions, many bands
+        return 0.8 if 'mask_values=alpha' in str(error) else 0         # a cut-out may be an image or a mask
     some = codes[::len(codes) // 2**18 + 1]
     return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 

@@ -322,6 +322,20 @@ def test_kinds_whose_count_fits_the_samples_are_all_offered(tmp_path):
     assert line.strip().startswith('image_pattern="{stem}rgb.png" mask_pattern="{stem}label.png"   (36 ')
 
 
+@pytest.mark.parametrize('image, mask', [('clip_img', 'matting'), ('first', 'second')])
+def test_cut_outs_are_masks(tmp_path, image, mask):
+    """AISegment: photographs, and the same again with all but the person made transparent."""
+    for n in range(12):
+        photo = np.random.default_rng(n).integers(0, 256, (24, 24, 3))
+        save(tmp_path / f'{image}/{n // 6}/clip_{n // 3}/{n}.jpg', photo)
+        cut_out = np.dstack([photo, corner(n, 3)])
+        save(tmp_path / f'{mask}/{n // 6}/{mask}_{n // 3}/{n}.png', cut_out)
+    words = typed(typed_lines(ask(tmp_path))[0]) if image == 'first' else {}
+    words |= typed(offered(ask(tmp_path, **words), 'mask_values='))
+    _, data = inspect(tmp_path, **words)
+    assert words['mask_values'] == 'alpha' and data.classes[1] == (12 * 64, 12)
+
+
 def test_a_copy_of_the_set_in_a_folder_named_after_masks_holds_no_masks_of_it(tmp_path):
     """Kaggle's LGG MRI: kaggle_3m/, and all of it again in lgg-mri-segmentation/kaggle_3m/."""
     for n in range(8):
