@@ -2754,7 +2754,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, images, plain, special, what)
-    are_ids = counts_up or falls([images[code] for code in plain if 0 < code < COLOUR])
+    are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)])
     if plain[:1] in ([0], [COLOUR]) or many:
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
@@ -3114,7 +3114,9 @@ def inspect_data(config, decode=False):
         if not twins:
             refuse_palettes(records, pairs.class_lists)
     numbers = [[code for code in codes if code != config['ignore_index']] for codes in masks]
-    counts_up = count_up(numbers) or len(values) > 10 and all(kind.startswith('I') for kind in kinds)    # I: 16 bits
+    place = {code: n for n, code in enumerate(sorted(values.keys() - {config['ignore_index']}))}
+    counts_up = count_up([[place[code] for code in codes] for codes in numbers])        # colours too
+    counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)          # I: 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     try:
         coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))

@@ -521,6 +521,18 @@ def test_deep_masks_of_many_values_are_asked_about(tmp_path):
     assert any('most masks hold few of the numbers' in note for note in data.notes)
 
 
+@pytest.mark.parametrize('step', [0x010000, 0x1f3b05, 12], ids=['in the red channel', 'colours', 'every twelfth grey'])
+def test_ids_in_other_codes_than_numbers_are_offered_as_objects_first(tmp_path, step):
+    """BBBC039: the n-th cell of an image has the colour (n, 0, 0)."""
+    for number in range(12):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        rows = np.arange(16) % (number % 7 + 2) * step
+        save(tmp_path / f'masks/{number}.png', rows[:, None].repeat(16, 1), 'RGB' if step > 255 else None)
+    line = offered(ask(tmp_path), 'mask_values=')
+    assert line == 'mask_values=nonzero'
+    assert inspect(tmp_path, **typed(line))[1].coding.num_classes == 2
+
+
 def test_ids_that_could_be_classes_are_suspected(tmp_path):
     """0 to n in each mask, with few different n: taken as classes, but said."""
     for n in range(12):
