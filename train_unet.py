@@ -3315,10 +3315,12 @@ def doubts_of_values(data, masks, config):
     few = count > 20 and 3 * np.median([len(codes) for codes in masks]) < count
     up_to = {(*range(n),) for n in range(2, count + 1)}                # one object here, two there, three, ...
     nested = count > 3 and {*map(tuple, masks)} - {(), (0,)} == up_to
+    is_deep = count > 4 and all(', I' in mode for mode in data.modes)    # tracked cells keep theirs: nothing falls
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None
-    if not guessed or not (nested or count > 5 and (falling or few)):
+    if not guessed or not (nested or is_deep or count > 5 and (falling or few)):
         return []
-    seen = 'most masks hold few of the numbers' if few else 'each higher number occurs in fewer masks'
+    seen = 'most masks hold few of the numbers' if few else 'each higher number occurs in fewer masks' \
+        if nested or falling else 'the masks have more than 8 bits'
     return [f'{seen}: if these are ids of objects, not classes, type mask_values=nonzero']
 
 

@@ -533,6 +533,17 @@ def test_ids_in_other_codes_than_numbers_are_offered_as_objects_first(tmp_path, 
     assert inspect(tmp_path, **typed(line))[1].coding.num_classes == 2
 
 
+@pytest.mark.parametrize('kind, suspected', [('I;16', True), (None, False)], ids=['16 bits', '8 bits'])
+def test_ids_of_tracked_cells_are_suspected(tmp_path, kind, suspected):
+    """The Cell Tracking Challenge: a cell keeps its number through the film, so that all images hold about the same."""
+    for number in range(9):
+        save(tmp_path / f'images/{number}.png', np.zeros((16, 16, 3)) + 50)
+        rows = np.arange(16) % (7 - number % 2)
+        save(tmp_path / f'masks/{number}.png', rows[:, None].repeat(16, 1), kind)
+    _, data = inspect(tmp_path)
+    assert data.coding.num_classes == 7 and suspected == any('mask_values=nonzero' in note for note in data.notes)
+
+
 def test_ids_that_could_be_classes_are_suspected(tmp_path):
     """0 to n in each mask, with few different n: taken as classes, but said."""
     for n in range(12):
