@@ -1026,11 +1026,11 @@ SPLIT_WORDS = {word: split for split, words in {
 LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
 SET_WORDS = {'crop', 'crops', 'set', 'data', 'split'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
-                  'inputs rgb scans rawimages'.split())
+                  'inputs rgb scans rawimages original originals'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
-                 'targets truth seg segm segmap segmaps gtmaps pixels labelids matte mattes matting trimaps '
-                 'manual'.split())
+                 'targets truth truths groundtruths seg segm segmap segmaps gtmaps pixels labelids matte mattes '
+                 'matting trimaps manual'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic inst instance instances instanceids color colors colour colours colormap edge edges gray '
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
