@@ -1026,7 +1026,7 @@ SPLIT_WORDS = {word: split for split, words in {
 LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
 SET_WORDS = {'crop', 'crops', 'set', 'data', 'split'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
-                  'inputs rgb scans rawimages original originals'.split())
+                  'inputs rgb scans rawimages'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth truths groundtruths seg segm segmap segmaps gtmaps pixels labelids matte mattes '
@@ -1923,6 +1923,7 @@ def likelihood(image, mask, of_images, of_masks):
     of_image, of_mask = of_image - of_mask, of_mask - of_image
     of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5}
     fits = sum({*map(of_several.get, of_mask & of_several.keys())}) + (of_images < 0.9) - 6 * (of_masks < 0.7)
+    fits += bool(of_image & {'original', 'originals'}) / 2             # no word for images: TIF/ and PNG/ may hold both
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
     (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
