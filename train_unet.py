@@ -3129,10 +3129,9 @@ def inspect_data(config, decode=False):
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
-    classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(areas)}
-    in_train = by_class(pixels_of(of_training), meaning)
-    shares = np.array([in_train[class_id] for class_id in range(coding.num_classes)], float)
-    shares /= max(shares.sum(), 1)
+    classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(times)}
+    in_train = by_class(pixels_of(of_training), meaning)[:coding.num_classes]
+    shares = in_train / max(in_train.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
     data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, [*pairs.notes])
@@ -3144,7 +3143,7 @@ def inspect_data(config, decode=False):
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
     edges = by_class(pixels_of(records, 'edge'), meaning)              # there background usually prevails
-    at_edge = edges[1] / max(edges.total() - edges[IGNORE], 1)
+    at_edge = edges[1] / max(edges[:IGNORE].sum(), 1)
     if coding.num_classes == 2 and len(classes) > 1 \
             and (shares[1] > 0.85 or shares[1] > 0.4 and at_edge > 0.8 and 1 - at_edge < 0.6 * (1 - shares[1])):
         line = line_that_inverts(data, kinds, parse_mask_values(config['mask_values']))
@@ -3154,11 +3153,8 @@ def inspect_data(config, decode=False):
 
 
 def by_class(counts, meaning):
-    """{code: pixels} -> {class id: pixels}"""
-    classes = Counter()
-    for code, pixels in counts.items():
-        classes[meaning[code]] += pixels
-    return classes
+    """{code: pixels} -> (256,) the pixels of each class id"""
+    return np.bincount([meaning[code] for code in counts], [*counts.values()], minlength=256)
 
 
 def in_grey(records, config):
