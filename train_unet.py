@@ -3099,11 +3099,6 @@ def inspect_data(config, decode=False):
     records = in_grey(records, config)
     firsts = turned_copies(pairs, records, copies_of(pairs, records), config)
     pairs = with_copies_together(pairs, firsts, config)
-    twins = palette_twins(records)
-    for record in records if twins else ():
-        record['codes'] = [twins.get(code, code) for code in record['codes']]
-    if twins and isinstance(wish := parse_mask_values(config['mask_values']), dict):
-        config = {**config, 'mask_values': {twins.get(code, code): class_id for code, class_id in wish.items()}}
     if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
         config = {**config, 'ignore_index': None}                      # 255 is white there
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
@@ -3112,8 +3107,7 @@ def inspect_data(config, decode=False):
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     if config['mask_values'] is None:
         refuse_mixtures(records)
-        if not twins:
-            refuse_palettes(records, pairs.class_lists)
+        refuse_palettes(records, pairs.class_lists)
     numbers = [[code for code in codes if code != config['ignore_index']] for codes in masks]
     place = {code: n for n, code in enumerate(sorted(values.keys() - {config['ignore_index']}))}
     counts_up = count_up([[place[code] for code in codes] for codes in numbers])        # colours too
@@ -3124,8 +3118,6 @@ def inspect_data(config, decode=False):
     except DataError as error:
         error.problems[1:1] = offer_names(pairs.class_lists, values)
         raise
-    if twins and coding.table:
-        coding.table |= {colour: coding.table[index] for colour, index in twins.items() if index in coding.table}
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
@@ -3135,8 +3127,6 @@ def inspect_data(config, decode=False):
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
     data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, [*pairs.notes])
-    if twins:
-        data.notes.append('some masks hold the colours of the palette that others have: both mean the same')
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, numbers, config)
@@ -3382,19 +3372,9 @@ def refuse_mixtures(records):
         raise DataError(lines, 'the mask values are not clear')
 
 
-def palette_twins(records):
-    """{colour code: index} if some masks have palettes and others hold colours, all of which these palettes have, each
-    under one number: then both mean the same. Else {}."""
-    numbered = {(colour, code) for code, shown in palettes_of(records).items() for colour in shown}
-    colours = {code for record in records for code in record['codes'] if code >= COLOUR}
-    known, indices = map(set, zip(*numbered)) if numbered else (set(), set())
-    is_one_to_one = len(known) == len(indices) == len(numbered)
-    return dict(numbered) if colours and is_one_to_one and colours <= known else {}
-
-
 def refuse_palettes(records, lists):
     """DataError for palettes that number their colours anew in each file, and for palettes beside masks of the same
-    colours that are no palette_twins: there the colours count. lists: text files that may list the classes."""
+    colours: there the colours count. lists: text files that may list the classes."""
     seen = palettes_of(records)
     numbers = Counter(itertools.chain.from_iterable(seen.values()))    # colour -> how many indices it has
     moved = {colour for colour, count in numbers.items() if count > 1 and colour != COLOUR}
