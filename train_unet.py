@@ -819,14 +819,15 @@ def leave_processes():
 
 
 def from_first(make):
-    """make() on the first process -> its answer, on all. A UserError is raised on all; others leave them waiting."""
+    """make() on the first process -> its answer, on all. UserError and OSError are raised on all; other errors leave them
+    waiting."""
     try:
         answer = [None if world().rank else make()]
-    except UserError as error:
+    except (UserError, OSError) as error:
         answer = [error]
     if world().size > 1:
         dist.broadcast_object_list(answer)
-    if isinstance(answer[0], UserError):
+    if isinstance(answer[0], (UserError, OSError)):
         raise answer[0]
     return answer[0]
 
@@ -6467,19 +6468,11 @@ def amp_settings(dtype):
     return {'use_amp': is_mixed, 'amp_dtype': dtype if is_mixed else 'auto'}
 
 
-def load_best(path):
-    """What best.pt holds; None if it is missing, or damaged (which is logged)."""
-    try:
-        return load_checkpoint(path) if path.exists() else None
-    except OSError as error:                                           # raised, it would leave other processes waiting
-        log.warning('best.pt: %s; the last weights are returned instead', in_words(error))
-
-
 def take_best(model, config, run):
     """Give the model the weights of best.pt and tell their scores -> scores and epoch; {} if none fits."""
     path = run.folder / 'best.pt'
     try:
-        saved = from_first(lambda: run.unsaved or load_best(path))
+        saved = from_first(lambda: run.unsaved or (load_checkpoint(path) if path.exists() else None))
         if not saved:
             return {}
         tell_best(saved['metrics'], saved['epoch'], config)
