@@ -3194,31 +3194,39 @@ def copies_of(pairs, records):
 
 def turned_copies(pairs, records, firsts, config):
     """firsts, as from copies_of, with images that were turned, mirrored or saved anew: their masks have the same counts
-    of the same values, and their pixels, sorted, are alike. Of more than a hundred groups with such masks only about a
-    hundred are read; if more than four of five of these are copies, so are the others."""
+    of the same values, and they look alike. Of more than a hundred groups with such masks only about a
+    hundred are read; if more than four of five of these are of one image each, so are the others."""
     alike = defaultdict(list)
     for row, record in enumerate(records):
         if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
             alike[hash((*sorted(record['size']), *record['codes'], *record['pixels']))].append(row)
     groups = [rows for rows in alike.values() if 1 < len(rows) <= 8]   # there are eight ways to turn and mirror
     step = len(groups) // 101 + 1
-    same = [rows for rows in groups[::step] if hold_one_image(pairs.images[rows], config)]
-    if len(same) > 0.8 * len(groups[::step]):
-        same += [rows for place, rows in enumerate(groups) if place % step]
-    for rows in same:
-        for row in rows:
-            firsts[row] = rows[0]
+    like = [like_first(pairs.images[rows], config) for rows in groups[::step]]
+    for rows, places in zip(groups[::step], like):
+        for row, place in zip(rows, places):
+            firsts[row] = rows[place]
+    if sum(not any(places) for places in like) > 0.8 * len(like):
+        for rows in (rows for place, rows in enumerate(groups) if place % step):
+            for row in rows:
+                firsts[row] = rows[0]
     return [firsts[first] for first in firsts]                         # copies of a copy
 
 
-def hold_one_image(paths, config):
-    """Whether images hold the same pixels in any order, give or take what JPEG changes; not if they are uniform."""
-    try:
-        first, *others = (np.sort(read_image(os.fsdecode(path), config), axis=None) for path in paths)
-        change = max(np.abs(np.subtract(first, other, dtype=float)).mean() for other in others)
-    except (DataError, *UNREADABLE):                                   # reported when the image is needed
-        return False
-    return change < np.ptp(first) / 500
+def like_first(paths, config):
+    """For each image the place of the first that shows the same, turned, mirrored or saved anew: its own if there is
+    none before, or if it cannot be read. Compared are 32 x 32 pixels; uniform images are not alike."""
+    places, seen = [*range(len(paths))], {}                            # seen: {place: small image}, all different
+    for place, path in enumerate(paths):
+        try:
+            small = resize(read_image(os.fsdecode(path), config), 32, 32).astype(float)
+        except (DataError, *UNREADABLE):                               # reported when the image is needed
+            continue
+        ways = [np.rot90(side, turns) for side in (small, small[:, ::-1]) for turns in range(4)]
+        places[place] = next((other for other, first in seen.items()
+                              if min(np.abs(first - way).mean() for way in ways) < np.ptp(first) / 30), place)
+        seen.setdefault(places[place], small)
+    return places
 
 
 def with_copies_together(pairs, firsts, config):

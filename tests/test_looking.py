@@ -109,6 +109,26 @@ def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_pat
     assert '10 images with copies' in str(data.notes)
 
 
+def test_copies_are_found_among_images_whose_masks_have_the_same_counts(tmp_path):
+    """Two photographs with masks of one size, and the first of them mirrored, in a split that is given."""
+    photos = [cv2.resize(np.random.default_rng(n).integers(0, 256, (4, 6, 3), np.uint8), (48, 32)) for n in range(3)]
+    for place, photo in {'train/0': photos[0], 'train/1': photos[1], 'val/2': photos[1][:, ::-1],
+                         'val/3': photos[2]}.items():
+        save(tmp_path / f'images/{place}.png', photo)
+        save(tmp_path / f'masks/{place}.png', block(255))
+    told = [note for note in inspect(tmp_path)[1].notes if 'trained on too' in note]
+    assert len(told) == 1 and '1 image of validation' in told[0] and '2.png as' in told[0] and '1.png' in told[0]
+
+
+def test_noise_of_one_kind_is_no_copy(tmp_path):
+    """Different images whose pixels, sorted, are alike, with masks of the same counts."""
+    for n, split in enumerate(('train', 'val')):
+        noise = np.random.default_rng(n).permutation(32 * 48 * 3).reshape(32, 48, 3) % 256
+        save(tmp_path / f'images/{split}/{n}.png', noise)
+        save(tmp_path / f'masks/{split}/{n}.png', block(255))
+    assert 'trained on too' not in str(inspect(tmp_path)[1].notes)
+
+
 @pytest.mark.parametrize('others, count', [(0, 150), (150, 0)])
 def test_of_many_turned_copies_not_all_are_looked_at(tmp_path, monkeypatch, others, count):
     """150 pairs that are turned copies, or only have masks with the same counts."""
