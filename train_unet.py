@@ -5108,6 +5108,14 @@ def gives_up_compiling(model, error):
     return True
 
 
+def compiles_nothing(model, is_odd):
+    """With a batch of another length than usual, the last of an epoch: a compiled model runs it eager. Else torch would
+    compile in mid-run, as long as at the start, and from then on run all batches in code for any length, which is
+    slower."""
+    is_compiled = getattr(model, '_compiled_call_impl', None) is not None
+    return torch.compiler.set_stance('eager_on_recompile') if is_odd and is_compiled else contextlib.nullcontext()
+
+
 def agree_on_compiling(state, batch, loss_fn, config):
     """Each of several processes tries the compiled model alone, before they meet in a step; it is used if all can.
     It is called through DDP, though without its exchange: only there does torch compile one part per bucket of
@@ -5305,10 +5313,13 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
     forward, before = functools.partial(run_loss, loss_fn, model, dtype), random_states()
     totals, broken, parts = {'loss': torch.zeros((), device=next(model.parameters()).device), 'images': 0}, [], 1
     seed_everything(0)
+    usual = 0                                                          # images in a batch
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
-            answers = in_halves(forward, batch, model)
+            usual = usual or batch_length(batch)
+            with compiles_nothing(model, batch_length(batch) != usual):
+                answers = in_halves(forward, batch, model)
             for losses, counts in answers:
                 totals['loss'] += losses.sum()
                 if counts is not None:
@@ -5595,6 +5606,7 @@ def train_epoch(state, loader, loss_fn, config, run):
     sampler.epoch, sampler.first_window = state.epoch, state.window
     total_steps = config['num_epochs'] * sampler.num_windows
     small_steps = config['progressive_resizing'] * total_steps
+    usual = [*map(len, sampler.micro_batches(sampler.windows()[0]))]
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
     begun, images = time.monotonic(), 0
     names = lambda number: [name_of(int(row)) for row in rows[number]]     # of a micro-batch of the window at work
@@ -5606,7 +5618,8 @@ def train_epoch(state, loader, loss_fn, config, run):
         window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
         if world().rank:                                               # each process draws its own dropout
             seed_everything(seed_of(config['seed'], state.step, world().rank))
-        result = guarded_step(state, window, loss_fn, config)
+        with compiles_nothing(state.model, [*map(len, rows)] != usual):
+            result = guarded_step(state, window, loss_fn, config)
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
             in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
@@ -6002,7 +6015,10 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             agree_on_compiling(state, probes[0][0], loss_fn, config)
     while True:
         try:
-            results = [guarded_step(state, window, loss_fn, config, is_trial=True) for window in probes]
+            results = []
+            for window in probes:
+                with compiles_nothing(state.model, bool(results)):
+                    results.append(guarded_step(state, window, loss_fn, config, is_trial=True))
             refuse_unshared(results)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break

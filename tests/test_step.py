@@ -944,23 +944,56 @@ def test_a_compiler_that_fails_in_validation_changes_no_random_number(monkeypatc
     assert [row['val_loss'] for row in result.history] == [row['val_loss'] for row in plain.history]
 
 
-@pytest.mark.parametrize('is_training', [True, False], ids=['training', 'validation'])
-def test_a_compiler_that_fails_in_mid_run_is_left_and_the_step_replayed(is_training, monkeypatch):
-    """torch compiles anew for a size it has not met; its own machinery raises what the backend does."""
-    def backend(graph, inputs):                                        # a leftover of two or three images, of 14
-        if torch.is_grad_enabled() == is_training and any(isinstance(size, torch.SymInt) for size in inputs):
-            raise RuntimeError('no code for such sizes (a test)')
-        return graph.forward
+def is_of_any_length(inputs):
+    """Of a compiled graph: torch writes a number for a length that it has met once, a symbol for one that changed."""
+    return any(isinstance(size, torch.SymInt) for size in inputs)
 
-    sets = dict(train_data=Samples(14), val_data=Samples(7), batch_size=4)
+
+def test_a_compiler_that_fails_in_mid_run_is_left_and_the_step_replayed(monkeypatch):
+    """torch compiles anew for half a batch, once memory runs out; its own machinery raises what the backend does."""
+    passes = []
+
+    def backend(graph, inputs):
+        if is_of_any_length(inputs):
+            raise RuntimeError('no code for such sizes (a test)')
+
+        def run(*inputs):
+            passes.append(torch.is_grad_enabled())
+            if passes.count(True) == 4:
+                raise torch.OutOfMemoryError('CUDA out of memory (a test)')
+            return graph.forward(*inputs)
+        return run
+
+    plain = train(network(norm=False), run_dir='plain')
+    compiles = nn.Module.compile
+    monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
+    result = train(Wrapped(network(norm=False)), compile_model=True)
+    log = log_text()
+    assert log.index('Compiled in') < log.index('torch.compile does not work here') and '(a test)' in log
+    assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
+    for a, b in zip(result.model.parameters(), plain.model.parameters()):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_last_batch_of_an_epoch_is_not_compiled(monkeypatch):
+    """Compiling for it would take as long as at the start, and its code for any length would run all later batches."""
+    lengths = []
+
+    def backend(graph, inputs):
+        assert not is_of_any_length(inputs)
+
+        def run(*inputs):
+            lengths.extend(len(value) for value in inputs if torch.is_tensor(value) and value.shape[1:] == (3, 8, 8))
+            return graph.forward(*inputs)
+        return run
+
+    sets = dict(train_data=Samples(14), val_data=Samples(7), batch_size=4)     # leftovers of 2 and 3
     plain = train(Wrapped(), run_dir='plain', **sets)
     compiles = nn.Module.compile
     monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
     result = train(Wrapped(), compile_model=True, **sets)
-    log = log_text()
-    assert log.index('Compiled in') < log.index('torch.compile does not work here') and '(a test)' in log
+    assert lengths == [4] * (2 + 3 * (3 + 1)) and 'does not work here' not in log_text()
     assert_same(result.model.state_dict(), plain.model.state_dict())
-    assert not events(result.history)
 
 
 @pytest.mark.parametrize('first', [1, 4])
