@@ -6542,6 +6542,8 @@ def finish(state, val_data, config, run):
     run.asked = max(from_all(run.asked)) or run.asked                  # all processes return the same signal
     is_saved, model = run.save(state, config), state.evaluated
     best = take_best(model, config, run)
+    if config['compile_model']:                                        # each number of images would be compiled anew
+        state.model._compiled_call_impl = None
     model.eval()
     if not (world().rank or run.other_holder()):
         try:

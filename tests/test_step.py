@@ -993,6 +993,8 @@ def test_the_last_batch_of_an_epoch_is_not_compiled(monkeypatch):
     monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
     result = train(Wrapped(), compile_model=True, **sets)
     assert lengths == [4] * (2 + 3 * (3 + 1)) and 'does not work here' not in log_text()
+    result.model(torch.zeros(1, 3, 8, 8))                              # what is returned is not compiled either
+    assert len(lengths) == 14
     assert_same(result.model.state_dict(), plain.model.state_dict())
 
 
