@@ -396,6 +396,18 @@ def test_memory(small_set, results, asked_here):
     assert all(one['peak'] > 0.99 * one['imported'] for one in ones)         # Linux counts pages in batches of a core
 
 
+def test_memory_keeps_what_it_has_when_the_time_is_up(monkeypatch, tmp_path):
+    """gpu.py gives it what is left of its minutes, and then kills it."""
+    answers = iter([{'peak': 2, 'imported': 0}])
+    monkeypatch.setattr(memory, 'ask_subprocess', lambda *_: next(answers))
+    monkeypatch.setattr(sys, 'argv', ['memory.py', '--data=demo', '--rounds=1', '--contenders', 'plain', 'default',
+                                      f'--out={tmp_path / "found.json"}'])
+    with pytest.raises(StopIteration):
+        memory.main()
+    found = json.loads((tmp_path / 'found.json').read_text())['results']['bytes']
+    assert found == {'plain': [{'peak': 2, 'imported': 0}], 'default': []}
+
+
 def test_the_effective_batch_of_a_preset_is_that_of_the_others(tmp_path):
     args = types.SimpleNamespace(data=str(draw_set(tmp_path / 'set', 40)), encoder='tu-test_resnet', size=64, batch=8,
                                  device='cpu')

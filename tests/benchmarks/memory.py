@@ -68,6 +68,8 @@ def main():
     found = {name: [] for name in args.contenders}
     for name in tqdm(args.contenders * args.rounds, desc='contenders'):
         found[name].append(ask_subprocess(__file__, name, *words))
+        # each time: gpu.py may end it before the last
+        path = save_json('memory', {'settings': vars(args), 'bytes': found}, args.out, n=args.rounds)
 
     medians = {name: {key: median_and_spread(one[key] for one in ones) for key in ones[0]}
                for name, ones in found.items()}
@@ -83,8 +85,7 @@ def main():
         rows.append(row)
     print_table(f'Peak memory, Unet {args.encoder}, {args.size} x {args.size}, effective batch '
                 f'{args.batch}, medians of {args.rounds}', rows)
-    print(f'\n{describe_machine()}')
-    print(save_json('memory', {'settings': vars(args), 'bytes': found}, args.out, n=args.rounds))
+    print(f'\n{describe_machine()}\n{path}')
 
 
 if __name__ == '__main__':
