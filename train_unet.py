@@ -801,8 +801,12 @@ def join_processes(config):
         raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
                           'two for each: start a number that divides it, or type another batch_size')
     if device.type == 'cuda':
-        local = world().rank % torch.cuda.device_count()               # if the user's own script made the group
-        device = choose_device(f'cuda:{os.environ.get("LOCAL_RANK", local)}')
+        gpus = torch.cuda.device_count()
+        local = int(os.environ.get('LOCAL_RANK', world().rank % gpus))         # no LOCAL_RANK: a group of the user's
+        if local >= gpus:
+            raise ConfigError(f'a process too many: each takes a GPU of its own, of which this machine shows {gpus}; '
+                              f'start {gpus} here (torchrun --nproc-per-node={gpus}), or type device=cpu')
+        device = torch.device('cuda', local)
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
