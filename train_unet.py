@@ -3883,14 +3883,22 @@ def build_loader(dataset, config, device, **how):
     timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else a dead worker shows only after the timeout
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
+    pins = device.type == 'cuda'
     joined = collate if is_ours else as_it_is if isinstance(dataset, Plain) else None
-    return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=device.type == 'cuda',
+    if joined is as_it_is and pins and not workers:                    # torch's pinning refuses samples that are there
+        joined, pins = pinned, False
+    return torch.utils.data.DataLoader(dataset, num_workers=workers, pin_memory=pins,
                                        collate_fn=joined, generator=own, **extra, **how)
 
 
 def as_it_is(batch):
     """Collate nothing: the dataset returns batches."""
     return batch
+
+
+def pinned(batch):
+    """A batch, those of its tensors that are in main memory pinned, or copies to the GPU would wait for the step."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.pin_memory() if x.device.type == 'cpu' else x, batch)
 
 
 def image_statistics(dataset, config, most=100):

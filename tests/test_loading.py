@@ -744,3 +744,12 @@ def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch,
     config, data = inspect(small_set, image_size=32)
     settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
     assert settled['cache_images'] is fits, why['cache_images']
+
+
+def test_data_that_is_on_the_gpu_already_is_not_pinned(monkeypatch):
+    """torch's own pinning would refuse it. Meta tensors stand for those of a GPU."""
+    monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda tensor: tensor + 1 if tensor.device.type == 'cpu' else 1 / 0)
+    there = train_unet.Plain([{'x': torch.zeros(2, device='meta'), 'y': torch.ones(1)} for _ in range(4)], 0)
+    loader = train_unet.build_loader(there, {**train_unet.CONFIG, 'num_workers': 0}, torch.device('cuda'), batch_size=2)
+    assert not loader.pin_memory
+    assert [(batch['x'].device.type, batch['y'].tolist()) for batch in loader] == [('meta', [[2], [2]])] * 2
