@@ -4504,12 +4504,13 @@ def confusion_matrix(predicted, target, num_classes, copies=None):
     """
     size = num_classes ** 2
     copies = copies or (1 if target.device.type == 'cpu' else 2 ** int(math.log2(max(1, 2**14 // size))))
-    keep = (target != IGNORE).flatten()
-    cells = target.long().flatten() * keep * num_classes + predicted.long().flatten()
-    if copies > 1:
-        cells += torch.arange(len(cells), device=cells.device) % copies * size
     counts = torch.zeros(copies * size, dtype=torch.int32, device=target.device)
-    counts.index_add_(0, cells, keep.int())                            # Apple GPUs cannot in int64
+    for ids, truth in zip(predicted.flatten().split(2**23), target.flatten().split(2**23)):    # 25 bytes for a pixel
+        keep = truth != IGNORE
+        cells = truth.long() * keep * num_classes + ids.long()
+        if copies > 1:
+            cells += torch.arange(len(cells), device=cells.device) % copies * size
+        counts.index_add_(0, cells, keep.int())                        # Apple GPUs cannot in int64
     return counts.view(copies, num_classes, num_classes).sum(0, dtype=torch.int32).long()
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import train_unet as tu
 from helpers import IGNORED
@@ -21,6 +22,22 @@ def test_confusion_matrix_by_hand(copies):
     target = torch.tensor([[0, 1, 1], [2, IGNORED, IGNORED]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 1, 2], [2, 2, 0]])
     assert tu.confusion_matrix(predicted, target, 3, copies).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+
+
+def test_a_large_image_is_counted_piece_by_piece():
+    """A mask of 100 megapixels would take 2.5 GB of the GPU."""
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            self.bytes = max(self.bytes, made.nbytes if torch.is_tensor(made) else 0)
+            return made
+
+    target = torch.arange(3 * 2**23, dtype=torch.int32).remainder_(5).to(torch.uint8)
+    with Largest() as largest:
+        counts = tu.confusion_matrix(target, target, 5, 4)
+    assert counts.tolist() == torch.diag(target.bincount()).tolist() and largest.bytes <= 8 * 2**23
 
 
 # --- scores ---------------------------------------------------------------------------
