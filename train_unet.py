@@ -5041,6 +5041,7 @@ def is_out_of_memory(error):
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED', 'STATUS_NOT_INITIALIZED',     # cuBLAS and cuDNN
+                                          'ALLOCATION_FAILED', 'StatusAllocFailed',    # cuDNN from 9 on, MIOpen
                                           'bad_alloc',                 # of C++
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'could not create a primitive',      # oneDNN

@@ -667,7 +667,8 @@ def test_memory_that_the_cpu_really_does_not_have():
 
 
 @pytest.mark.parametrize('words', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`',
-                                   'cuDNN error: CUDNN_STATUS_ALLOC_FAILED',
+                                   'cuDNN error: CUDNN_STATUS_ALLOC_FAILED', 'miopenStatusAllocFailed',
+                                   'cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED',
                                    'GET was unable to find an engine to execute this computation',
                                    'could not create a primitive',     # oneDNN
                                    'upsample_nearest_nhwc only supports grad_output tensors with less than INT_MAX '
