@@ -6144,6 +6144,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     own_data, resuming = train_data is not None, config['resume'] is not None
     if not resuming:
         refuse_used(run.folder)
+    run.after.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
     config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data'])}
     if config['tensorboard']:

@@ -890,6 +890,13 @@ def test_a_training_leaves_deterministic_algorithms_as_the_caller_has_them(befor
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_training_leaves_cudnn_as_the_caller_has_it(small_set, monkeypatch):
+    """Else each size that a notebook shows to a network afterwards is searched for, for seconds."""
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', False)
+    tu.train(data=small_set, **TINY | {'num_epochs': 1})
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_a_failed_training_leaves_nothing_in_its_frames():
     """A notebook keeps the last error, with it every frame, and so the network on the GPU."""
     class Breaks(Samples):
