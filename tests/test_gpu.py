@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import train_unet as tu
 
-pytestmark = pytest.mark.skipif([int(part) for part in torch.__version__.split('.')[:2]] < [2, 15],
+pytestmark = pytest.mark.skipif([int(part) for part in torch.__version__.split('.')[:2]] < [2, 14],
                                 reason='fake CUDA tensors without a driver crash older versions (seen with 2.6)')
 GPU = torch.device('cuda:0')
 TINY = {**tu.CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [16, 12, 8, 8, 8], 'num_classes': 3,
