@@ -823,8 +823,8 @@ def leave_processes():
 
 
 def from_first(make):
-    """make() on the first process -> its answer, on all. UserError and OSError are raised on all; any other error leaves
-    the others waiting."""
+    """make() on the first process -> its answer, on all. UserError and OSError are raised on all; any other error
+    leaves the others waiting."""
     try:
         answer = [None if world().rank else make()]
     except (UserError, OSError) as error:
