@@ -5516,9 +5516,12 @@ class Run:
             yield batch
 
     def save(self, state, config):
-        """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk."""
+        """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk. config.py too, if
+        somebody deleted it."""
         self.last_save = time.monotonic()
         self.save_best()
+        if not (self.folder / 'config.py').exists():
+            self.write('config.py', config_text(config))
         totals = add_totals(state.totals)                              # collective: every process calls save
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}

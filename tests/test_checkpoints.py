@@ -1130,6 +1130,7 @@ def test_a_folder_that_vanished_can_be_resumed_all_the_same():
         return real(model, batch)
 
     train_own(loss_fn=loss_fn)
+    assert tu.load_preset('run')['num_epochs'] == 3
     assert train_own(resume='run', run_dir='auto', num_epochs=4).history[-1]['epoch'] == 4
 
 
