@@ -23,11 +23,12 @@ In a notebook:  import train_unet;  result = train_unet.train(data='PATH', num_e
 
 The file, top to bottom:
     CONFIG          the settings, each with its unit, its choices, or when to change it
-    config          presets, overrides, validation: every problem at once, before torch is imported
+    config          presets, overrides, validation: every problem at once, before torch is imported unless a name of
+                    a network, optimizer or pipeline has to be looked up
     runtime         what the machine has, and the precision that follows from it, with the reason
     data            pairing, reading, checking, augmenting and loading images and masks
     settling        every 'auto' gets its value, with the reason
-    model and loss  the network (uint8 in, float32 logits out) and one loss per image
+    model and loss  the network (uint8 or float32 in, float32 logits out) and one loss per image
     metrics         IoU and Dice from one confusion matrix
     optimisation    optimizer, learning rate, moving average of the weights
     checkpoints     what a run is (TrainState), and how it is saved so that no crash can lose it
@@ -122,13 +123,14 @@ CONFIG = {
                                   # at most 512 (CPU: 256); with size_policy=pad the largest
     'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
                                   # 'pad' to image_size without scaling
-    'augment': 'default',         # 'none', 'default' (mirrored; in long runs turned, scaled and brightened too),
+    'augment': 'default',         # 'none', 'default' (mirrored; in long runs turned, scaled, 8 bits brightened too),
                                   # 'strong', or an albumentations file (A.to_dict as JSON or YAML)
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
     'std': 'auto',                # or ImageNet's with encoder_weights on 8-bit RGB
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
-    'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, else up to 8
+    'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
+                                  # to train(), else up to 8
     'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
     'skip_broken': False,         # True: a file that breaks during training is left out and counted
 
@@ -140,7 +142,7 @@ CONFIG = {
 
     # --- training ---
     'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, from 20 to 200 epochs;
-                                  # on a CPU about 1,000 steps, from 10 to 200 epochs
+                                  # on a CPU about 1,000 steps, from 10 to 200 epochs; the demo 10, Dataset objects 20
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any of torch.optim except LBFGS, SparseAdam and Muon; SGD gets momentum
@@ -5516,8 +5518,8 @@ class Run:
             yield batch
 
     def save(self, state, config):
-        """best.pt if it waits, then last.pt with everything the run is -> True if both are on the disk. config.py too, if
-        somebody deleted it."""
+        """best.pt if it waits, config.py if it was deleted, then last.pt with everything the run is -> True if both
+        checkpoints are on the disk."""
         self.last_save = time.monotonic()
         self.save_best()
         if not (self.folder / 'config.py').exists():
