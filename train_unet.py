@@ -5178,7 +5178,7 @@ def halve(state, config):
     if several:
         fewer = next(n for n in range(at_once // 2, 0, -1) if effective % n == 0)
         raise UserError(f'{at_once} images at once do not fit on process {world().rank}: type batch_size={fewer} '
-                        f'accumulation_steps={effective // fewer}, which changes nothing about the result',
+                        f'accumulation_steps={effective // fewer}, which keeps the effective batch',
                         'out of memory')
     return state.batch_size // 2
 
