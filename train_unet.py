@@ -164,7 +164,7 @@ CONFIG = {
     'seed': 0,                    # of weights, split, order and augmentation
 
     # --- precision ---
-    'use_amp': 'auto',            # True, False, 'auto': mixed precision where the hardware is faster with it
+    'use_amp': 'auto',            # True, False, 'auto': mixed precision where there are units for it, not on Apple GPUs
     'amp_dtype': 'auto',          # 'bfloat16', 'float16' (adds a gradient scaler), 'auto': bfloat16 where native
     'tf32_matmul_precision': 'high',  # float32 arithmetic on Ampere and later: 'highest' exact, 'high' and 'medium'
                                   # TF32, None leaves PyTorch's own setting
@@ -177,7 +177,7 @@ CONFIG = {
 
     # --- speed and memory ---
     'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that this machine has
-    'compile_model': False,       # torch.compile: slow to start, faster per step on most GPUs (measure: tune)
+    'compile_model': False,       # torch.compile: slow to start, often faster per step (measure: tune)
     'channels_last': 'auto',      # memory layout, faster for most convolutions: True (without effect on Apple GPUs),
                                   # False, 'auto': where it is faster, which exact float32 on a GPU is not
     'activation_checkpointing': False,  # recompute activations: less memory, about a third slower, same result

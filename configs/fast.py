@@ -1,8 +1,8 @@
-"""For the shortest time to a good model on a GPU with Tensor Cores.
+"""For a GPU with Tensor Cores and a run that is longer than the compiling.
 
 Costs: one to two minutes of compiling before the first step; repeatable only within GPU rounding.
-On a CPU it resolves to what the CPU is good at; run `python train_unet.py tune` to see whether
-compiling pays back on your machine.
+On a CPU it resolves to what the CPU is good at, compiled. Whether compiling pays back on your machine
+`python train_unet.py tune` measures.
 """
 config = {
     'use_amp': 'auto',                 # bfloat16 where native, else float16 with a scaler, else float32

@@ -1,7 +1,8 @@
-"""For a 4 GB card at 512x512: less memory, the same experiment.
+"""For a 4 GB card at 512x512: less memory, nearly the same experiment.
 
-The effective batch stays 8 (2 images x 4 passes), so learning rate and result stay those of the default;
-BatchNorm sees batches of 2. Costs: a second forward pass for the activations, about a third more computing.
+The effective batch stays 8 (2 images x 4 passes), so learning rate and steps stay those of the default;
+BatchNorm sees batches of 2, which changes the result a little.
+Costs: a second forward pass for the activations, about a third more computing.
 """
 config = {
     'batch_size': 2,

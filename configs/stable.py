@@ -1,6 +1,7 @@
-"""For debugging a loss, publishing a baseline, or when in doubt: nothing that could round or reorder.
+"""For debugging a loss, publishing a baseline, or when in doubt: exact float32, repeatable kernels.
 
-Costs: the time and the memory that mixed precision saves: `python train_unet.py tune` measures them.
+Costs: the time and the memory that mixed precision saves: `python train_unet.py tune` measures them (memory
+on a GPU alone).
 """
 config = {
     'use_amp': False,                    # float32 throughout
