@@ -3221,7 +3221,7 @@ def turned_copies(pairs, records, firsts, config):
 
 def like_first(paths, config):
     """For each image the place of the first that shows the same, turned, mirrored or saved anew: its own if there is
-    none before, or if it cannot be read. Compared are 32 x 32 pixels; uniform images are not alike."""
+    none before, or if it cannot be read. Compared are 32 x 32 pixels, by their spread: flat images are not alike."""
     places, seen = [*range(len(paths))], {}                            # seen: {place: small image}, all different
     for place, path in enumerate(paths):
         try:
@@ -3230,7 +3230,7 @@ def like_first(paths, config):
             continue
         ways = [np.rot90(side, turns) for side in (small, small[:, ::-1]) for turns in range(4)]
         places[place] = next((other for other, first in seen.items()
-                              if min(np.abs(first - way).mean() for way in ways) < np.ptp(first) / 30), place)
+                              if min(np.abs(first - way).mean() for way in ways) < first.std() / 20), place)
         seen.setdefault(places[place], small)
     return places
 
