@@ -3200,8 +3200,8 @@ def copies_of(pairs, records):
 
 def turned_copies(pairs, records, firsts, config):
     """firsts, as from copies_of, with images that were turned, mirrored or saved anew: their masks have the same counts
-    of the same values, and they look alike. Of more than a hundred groups with such masks only about a
-    hundred are read; if more than four of five of these are of one image each, so are the others."""
+    of the same values, and they look alike. Of more than a hundred groups with such masks only about a hundred are read;
+    if more than four of five of these are of one image each, so are the others."""
     alike = defaultdict(list)
     for row, record in enumerate(records):
         if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
