@@ -5522,7 +5522,7 @@ class Run:
         checkpoints are on the disk."""
         self.last_save = time.monotonic()
         self.save_best()
-        if not (self.folder / 'config.py').exists():
+        if not os.path.exists(self.folder / 'config.py'):              # Path.exists may raise on a network drive
             self.write('config.py', config_text(config))
         totals = add_totals(state.totals)                              # collective: every process calls save
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
