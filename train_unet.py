@@ -3200,8 +3200,8 @@ def copies_of(pairs, records):
 
 def turned_copies(pairs, records, firsts, config):
     """firsts, as from copies_of, with images that were turned, mirrored or saved anew: their masks have the same counts
-    of the same values, and they look alike. Of more than a hundred groups with such masks only about a hundred are read;
-    if more than four of five of these are of one image each, so are the others."""
+    of the same values, and they look alike. Of more than a hundred groups with such masks about a hundred are read; if
+    more than four of five of these are of one image each, so are the others."""
     alike = defaultdict(list)
     for row, record in enumerate(records):
         if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
@@ -3209,13 +3209,13 @@ def turned_copies(pairs, records, firsts, config):
     groups = [rows for rows in alike.values() if 1 < len(rows) <= 8]   # there are eight ways to turn and mirror
     step = len(groups) // 101 + 1
     like = [like_first(pairs.images[rows], config) for rows in groups[::step]]
-    for rows, places in zip(groups[::step], like):
+    are_copies = sum(not any(places) for places in like) > 0.8 * len(like)
+    for number, rows in enumerate(groups):
+        if number % step and not are_copies:                           # not looked at
+            continue
+        places = [0] * len(rows) if number % step else like[number // step]
         for row, place in zip(rows, places):
             firsts[row] = rows[place]
-    if sum(not any(places) for places in like) > 0.8 * len(like):
-        for rows in (rows for place, rows in enumerate(groups) if place % step):
-            for row in rows:
-                firsts[row] = rows[0]
     return [firsts[first] for first in firsts]                         # copies of a copy
 
 
@@ -3319,11 +3319,11 @@ def doubts_of_values(data, masks, config):
     nested = count > 3 and {*map(tuple, masks)} - {(), (0,)} == up_to
     is_deep = count > 4 and all(', I' in mode for mode in data.modes)    # tracked cells keep theirs: nothing falls
     guessed = config['num_classes'] == 'auto' and config['mask_values'] is None
-    if not guessed or not (nested or is_deep or count > 5 and (falling or few)):
-        return []
-    seen = 'most masks hold few of the numbers' if few else 'each higher number occurs in fewer masks' \
-        if nested or falling else 'the masks have more than 8 bits'
-    return [f'{seen}: if these are ids of objects, not classes, type mask_values=nonzero']
+    signs = {'most masks hold few of the numbers': few,
+             'each higher number occurs in fewer masks': nested or falling and count > 5,
+             'the masks have more than 8 bits': is_deep}
+    return [f'{sign}: if these are ids of objects, not classes, type mask_values=nonzero'
+            for sign, is_seen in signs.items() if is_seen and guessed][:1]
 
 
 def count_up(masks):
