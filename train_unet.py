@@ -706,6 +706,7 @@ except (ImportError, KeyboardInterrupt) as error:
     sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
+log.propagate = False                                                  # Colab's root logger would write each line again
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it reports TIFFs that tifffile reads instead
 warnings.filterwarnings('ignore', 'Palette images with Transparency')  # to lose transparency is meant
 logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what matters is raised, with the file's name

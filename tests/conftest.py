@@ -173,6 +173,13 @@ def one_thread():
 
 
 @pytest.fixture
+def caplog(caplog, monkeypatch):
+    """pytest's own, which listens where the program's lines do not go by themselves."""
+    monkeypatch.setattr('train_unet.log.propagate', True)
+    return caplog
+
+
+@pytest.fixture
 def hasty(monkeypatch):
     """torch waits five seconds for a worker that it has asked to end; who tests one that hangs need not."""
     monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.5)

@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_command_line.py
 """
+import logging
 import os
 import re
 import shlex
@@ -82,6 +83,13 @@ def test_a_file_that_takes_few_letters_takes_all_names(tmp_path):
     done = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'PYTHONIOENCODING': 'ascii'}, cwd=tmp_path,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and 'gr\\xf6\\xdfe \\u56f3' in done.stdout
+
+
+def test_a_line_comes_once_where_the_root_logger_writes_too(capsys, monkeypatch):
+    """As Colab's does, lines of any level, and everybody's after logging.basicConfig()."""
+    monkeypatch.setattr(logging.getLogger(), 'handlers', [logging.StreamHandler(sys.stdout)])
+    tu.warn(['what one reads'])
+    assert capsys.readouterr().out == 'Note: what one reads\n'
 
 
 # --- from one command to the next -----------------------------------------------------
