@@ -3513,7 +3513,8 @@ def around(config):
 
 
 def border(config):
-    """How albumentations fills what lies around an image; of more than 4 channels OpenCV fills with zeros alone."""
+    """How albumentations fills what lies around an image. Of more than 4 channels OpenCV fills with zeros alone: float
+    images are augmented as differences from what lies around them, where the steps are our own."""
     fill = around(config).tolist() if config['in_channels'] <= 4 else 0
     return {'border_mode': cv2.BORDER_CONSTANT, 'fill': fill, 'fill_mask': IGNORE}
 
@@ -3677,6 +3678,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.is_resized = config['size_policy'] == 'resize'
         self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
+        is_shifted = config['in_channels'] > 4 and config['image_dtype'] == 'float32'
+        is_shifted &= config['augment'] in ('none', 'default', 'strong')           # these look at no values
+        self.zero = around(config) if is_shifted else 0                # of images while they are augmented, see border
         if not self.is_resized and is_training:
             cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **border(config))
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
@@ -3772,11 +3776,11 @@ class SegmentationDataset(torch.utils.data.Dataset):
         # set_random_seed would give every transform the same draws
         self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
         try:
-            made = self.augmentation(image=image, mask=mask)
+            made = self.augmentation(image=image - self.zero, mask=mask)
         except (cv2.error, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             raise DataError(f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch '
                             f'{epoch + 1}: {in_words(error)}') from None
-        return made['image'], made['mask']
+        return made['image'] + self.zero, made['mask']
 
 
 def collate(samples):

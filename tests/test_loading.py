@@ -583,27 +583,30 @@ def test_a_worker_frees_nothing_that_it_inherited():
 # --- what is changed suits the images --------------------------------------------------
 
 
-def far_from_zero(folder, level, spread, dtype, size=24):
+def far_from_zero(folder, level, spread, dtype, channels, size=24):
     """Eight TIFFs of noise of this level and spread, with a brighter disc."""
     y, x = np.mgrid[:size, :size]
     disc = (y - 11) ** 2 + (x - 11) ** 2 < 36
     for n in range(8):
-        noise = np.random.default_rng(n).normal(level, spread, (size, size, 3)) + 2 * spread * disc[..., None]
+        noise = np.random.default_rng(n).normal(level, spread, (size, size, channels)) + 2 * spread * disc[..., None]
         (folder / 'images').mkdir(exist_ok=True)
-        tifffile.imwrite(folder / f'images/{n}.tif', noise.astype(dtype), photometric='rgb')
+        kind = 'rgb' if channels == 3 else 'minisblack'
+        tifffile.imwrite(folder / f'images/{n}.tif', noise.astype(dtype), photometric=kind, planarconfig='contig')
         save(folder / f'masks/{n}.png', 255 * disc)
     return folder
 
 
-@pytest.mark.parametrize('level, spread, dtype', [(1000, 5, 'float32'), (200, 2.5, 'uint8')])
+@pytest.mark.parametrize('level, spread, dtype, channels', [(1000, 5, 'float32', 3), (200, 2.5, 'uint8', 3),
+                                                            (1000, 5, 'float32', 6)])
 @pytest.mark.parametrize('how', [{'augment': 'strong'}, {'size_policy': 'crop', 'augment': 'none'},
                                  {'num_epochs': 90}], ids=['strong', 'crop', 'default'])
-def test_nothing_is_far_from_what_the_images_hold(tmp_path, level, spread, dtype, how):
+def test_nothing_is_far_from_what_the_images_hold(tmp_path, level, spread, dtype, channels, how):
     """Raw zeros around a turned or padded image would be a hundred deviations away, and rule all norms; a fifth of the
     scale more brightness would be twenty."""
-    read, config = dataset(far_from_zero(tmp_path, level, spread, dtype), **how)
+    how = how | {'in_channels': channels}
+    read, config = dataset(far_from_zero(tmp_path, level, spread, dtype, channels), **how)
     train_unet.settle_statistics(config, read)
-    data = train_unet.SegmentationDataset(inspect(tmp_path)[1], 'train', config, is_training=True)
+    data = train_unet.SegmentationDataset(inspect(tmp_path, in_channels=channels)[1], 'train', config, is_training=True)
     made = [data[epoch, index] for epoch in range(9) for index in range(len(data))]
     mean, std = (np.reshape(config[key], (-1, 1, 1)) for key in ('mean', 'std'))
     assert max(np.abs((sample['image'].numpy() - mean) / std).max() for sample in made) < 12
