@@ -3310,8 +3310,8 @@ def doubts_of_classes(data, found):
 
 
 def doubts_of_values(data, masks, config):
-    """[a note] if numbers that were taken for classes may be ids of objects; else []. masks: the codes of each mask,
-    without the ignored one."""
+    """Notes on numbers taken for classes that may be ids of objects, and on a rare 0, which may be no class. masks: the
+    codes of each mask, without the ignored one."""
     falling = falls([images for code, (_, images) in sorted(data.values.items()) if 0 < code < 255])
     falling &= 2 * sum(codes == [*range(len(codes))] for codes in masks) > len(masks)     # most leave out no number
     count = data.coding.num_classes
@@ -3323,8 +3323,13 @@ def doubts_of_values(data, masks, config):
     signs = {'most masks hold few of the numbers': few,
              'each higher number occurs in fewer masks': nested or falling and count > 5,
              'the masks have more than 8 bits': is_deep}
-    return [f'{sign}: if these are ids of objects, not classes, type mask_values=nonzero'
-            for sign, is_seen in signs.items() if is_seen and guessed][:1]
+    notes = [f'{sign}: if these are ids of objects, not classes, type mask_values=nonzero'
+             for sign, is_seen in signs.items() if is_seen and guessed][:1]
+    if guessed and count > 3 and 0 < data.shares[0] < 1 / (4 * count) and data.coding.table.get(1) == 1:       # LoveDA
+        table = {0: IGNORE} | {code: code - 1 for code in range(1, count)}
+        notes.append(f'0 covers {data.shares[0]:.2%} of the training pixels: if it marks what has no label, rather than '
+                     f'a class, type mask_values={suggest(table)}')
+    return notes
 
 
 def count_up(masks):

@@ -564,6 +564,22 @@ def test_six_classes_of_which_higher_numbers_are_rarer_are_no_ids(tmp_path):
     assert data.coding.num_classes == 7 and not any('ids of objects' in note for note in data.notes)
 
 
+@pytest.mark.parametrize('rows, asked', [(1, True), (8, False)], ids=['LoveDA', 'a small class'])
+def test_a_rare_zero_may_mark_what_has_no_label(tmp_path, rows, asked):
+    """LoveDA: classes 1 to 7, and 0 where there is no data. Background, which 0 mostly is, is not rare."""
+    for number in range(10):
+        mask = 1 + np.arange(70)[:, None].repeat(64, 1) // 10
+        mask[:rows, :32] = 0
+        save(tmp_path / f'images/{number}.png', np.zeros((70, 64, 3)))
+        save(tmp_path / f'masks/{number}.png', mask)
+    _, data = inspect(tmp_path)
+    lines = [note for note in data.notes if 'has no label' in note]
+    assert data.coding.num_classes == 8 and bool(lines) == asked
+    if asked:
+        _, data = inspect(tmp_path, **typed(lines[0]))
+        assert data.coding.num_classes == 7 and data.meaning == {0: 255} | {code: code - 1 for code in range(1, 8)}
+
+
 # --- noise of JPEG and soft edges -----------------------------------------------------
 
 
