@@ -3327,8 +3327,8 @@ def doubts_of_values(data, masks, config):
              for sign, is_seen in signs.items() if is_seen and guessed][:1]
     if guessed and count > 3 and 0 < data.shares[0] < 1 / (4 * count) and data.coding.table.get(1) == 1:       # LoveDA
         table = {0: IGNORE} | {code: code - 1 for code in range(1, count)}
-        notes.append(f'0 covers {data.shares[0]:.2%} of the training pixels: if it marks what has no label, rather than '
-                     f'a class, type mask_values={suggest(table)}')
+        notes.append(f'0 covers {data.shares[0]:.2%} of the training pixels: if it marks what has no label type '
+                     f'mask_values={suggest(table)}')
     return notes
 
 
@@ -5100,7 +5100,8 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     state.optimizer.zero_grad(set_to_none=True)                        # outside the except block, as above
     if state.batch_size == 1:                                          # no checkpoint: weights may be half updated
         raise UserError(TOO_LARGE, 'out of memory')
-    raise Rewind('out of memory inside the optimizer step', batch_size=halve(state, config))
+    half = halve(state, config)
+    raise Rewind(f'out of memory inside the optimizer step: batch_size {state.batch_size} -> {half}', batch_size=half)
 
 
 def compiler_faults():

@@ -767,7 +767,7 @@ def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failin
     failing_optimizer(lambda step: step == 1 + 2 + 2)  # smoke test, epoch 1, the second of epoch 2
     result = train(network(norm=False))
     rows = [row for row in result.history if not row['event']]
-    assert events(result.history) == ['out of memory inside the optimizer step']
+    assert events(result.history) == ['out of memory inside the optimizer step: batch_size 4 -> 2']
     assert [row['step'] for row in rows] == [2, 4, 6]
     assert [row['batch_size'] for row in rows] == [4, 2, 2]
     for a, b in zip(result.model.parameters(), calm.model.parameters()):
