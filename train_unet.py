@@ -1957,7 +1957,8 @@ def folder_shapes(files, shared):
             shapes = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]       # one level by its name
             shapes += [stars[:end], *((*above[:end - 1], last) for last in {names[end - 1], stars[end - 1]})]
             weight.update({'/'.join(shape): number for shape in shapes})
-    usual = [shape for shape, _ in weight.most_common(60)]
+    usual = [shape for at, (shape, _) in enumerate(weight.most_common(400))        # of masks there may be many kinds
+             if at < 60 or told_role(posixpath.basename(shape)) == 'image']
     stars_last = lambda shape: (not told_role(posixpath.basename(shape)), shape.count('/'),
                                 '*' in posixpath.basename(shape), shape.count('*'), -len(shape))
     plainest = {}                                                      # {folders: the plainest shape for them}

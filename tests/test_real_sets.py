@@ -376,6 +376,19 @@ def test_class_numbers_are_offered_before_the_colours_for_people(tmp_path):
     assert 'masks="ds/masks_machine"' in line
 
 
+def test_images_are_offered_beside_many_kinds_of_masks_by_two_people(tmp_path):
+    """CryoNuSeg: the folder of the tissue has fewer files than each of what people made of it, overlays among them."""
+    kinds = ['label masks', 'label masks modify', 'mask binary', 'mask binary without border']
+    others, people = ['distance maps', 'weighted_maps', 'overlay'], ['1 (biologist)', '2 (bioinformatician)']
+    for n in range(12):
+        save(tmp_path / f'tissue images/Human_{n}.tif', scene(n))
+        for person, kind in itertools.product(people, [*kinds, *others]):
+            picture = scene(n + 50) if kind == 'overlay' else corner(n, 0) if kind in kinds else scene(n + 20)[..., 0]
+            save(tmp_path / f'Annotator {person}/Annotator {person}/{kind}/Human_{n}.png', picture)
+    lines = typed_lines(ask(tmp_path))
+    assert lines and all(line.startswith('images="tissue images"') for line in lines)
+
+
 def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
     """The Cell Tracking Challenge: 01_ST holds SEG alone, 01_GT few of SEG and the markers of TRA."""
     for film in ('01', '02'):
