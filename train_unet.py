@@ -1973,6 +1973,8 @@ def folder_answers(files):
     shared = shared_folder(files)
     shapes, everywhere = folder_shapes(files, shared)
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
+    is_derived = lambda shape: 'image' in role.values() and DERIVED_WORDS & {*folder_words(shape)}       # an overlay
+    may_be_images = {shape for shape in shapes if role[shape] == 'image' or not role[shape] and not is_derived(shape)}
     kind = {shape: {*folder_words(posixpath.basename(shape))[:-1]} - IMAGE_WORDS - MASK_WORDS for shape in shapes}
     doubled = {}                                                       # {shape: the suffix of most of its files}
     for shape, covered in shapes.items():
@@ -1982,7 +1984,7 @@ def folder_answers(files):
     likeliest_first = lambda sides: role[sides[1]] != 'mask'           # time may not suffice for all
     for image, mask in sorted(itertools.permutations([*shapes][:24], 2), key=likeliest_first):
         overlap = shapes[image] & shapes[mask]
-        if role[image] == 'mask' or 'mask' in role.values() and role[mask] == 'image' \
+        if image not in may_be_images or 'mask' in role.values() and role[mask] == 'image' \
                 or overlap and (overlap != shapes[mask] or role[mask] != 'mask'
                                 and ('*' not in image or mask.startswith(image + '/'))):
             continue
@@ -2006,7 +2008,7 @@ def folder_answers(files):
             yield {'images': image, 'masks': mask, 'image_pattern': '{stem}' + doubled[image]}
     of_masks = grouped([shape for shape in shapes if role[shape] == 'mask'], posixpath.dirname)
     for above, image in itertools.product([above for above, masks in of_masks.items() if len(masks) > 1], shapes):
-        if role[image] != 'mask' and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
+        if image in may_be_images and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
             end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
             yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # */*Mask

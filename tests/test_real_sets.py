@@ -389,6 +389,17 @@ def test_images_are_offered_beside_many_kinds_of_masks_by_two_people(tmp_path):
     assert lines and all(line.startswith('images="tissue images"') for line in lines)
 
 
+def test_pictures_made_of_masks_are_not_offered_where_a_folder_is_named_after_images(tmp_path):
+    """CropAndWeed: labelIds/ and visualizations/ hold a folder for each of three readings, images/ is one."""
+    for n in range(12):
+        save(tmp_path / f'data/images/{n}.jpg', scene(n))
+        for reading in ('CropAndWeed', 'CropOrWeed2', 'Fine24'):
+            save(tmp_path / f'data/labelIds/{reading}/{n}.png', corner(n, 0, 1))
+            save(tmp_path / f'data/visualizations/{reading}/{n}.jpg', scene(n + 20))
+    lines = typed_lines(ask(tmp_path))
+    assert len(lines) == 3 and all(line.startswith('images="data/images" masks="data/labelIds/') for line in lines)
+
+
 def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
     """The Cell Tracking Challenge: 01_ST holds SEG alone, 01_GT few of SEG and the markers of TRA."""
     for film in ('01', '02'):
