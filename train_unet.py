@@ -1660,7 +1660,7 @@ def split_by_names(pairs, root, files, notes):
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
-    if not any(image.split for image, _ in pairs):
+    if not all(image.split for image, _ in pairs):
         paths = [image.path for image, _ in pairs]
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
         stems = [tail_of(path, parts) for path in paths]               # with folders, A/0, where B/0 exists too

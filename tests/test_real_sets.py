@@ -16,7 +16,7 @@ import pytest
 import train_unet
 from conftest import SHARED
 from helpers import ask, dataset, fill, inspect, names_of, offered, palette_mask, partners, save, typed, typed_lines
-from helpers import with_masks
+from helpers import split_sizes, with_masks
 from train_unet import DataError
 
 
@@ -784,6 +784,15 @@ def test_lists_may_name_folders_anywhere(tmp_path, image):
     data = inspect(tmp_path)[1]
     assert {b'filmd' in path for path in data.pairs.images[data.pairs.rows('val')]} == {True}
     assert len(data.pairs.rows('val')) == 5
+
+
+def test_lists_of_all_images_count_before_folders_that_name_the_split_of_some(tmp_path):
+    """DeepFish: valid/ are the images with fish, empty/ those without; train.csv, val.csv and test.csv list both."""
+    names = [f'{"valid" if n % 3 else "empty"}/{n}' for n in range(12)]
+    fill(tmp_path, *([f'{kind}/{name}.png' for name in names] for kind in ('images', 'masks')))
+    for split, part in (('train', names[:6]), ('val', names[6:9]), ('test', names[9:])):
+        (tmp_path / f'{split}.csv').write_text('ID,labels\n' + ''.join(f'{name},1\n' for name in part))
+    assert split_sizes(inspect(tmp_path)[1]) == [6, 3, 3]
 
 
 @pytest.mark.parametrize('image, train, val, held_out', [
