@@ -1834,8 +1834,10 @@ def data_above(root):
     """[the line to type] where data= names images/ alone, and masks/ lies beside it."""
     with contextlib.suppress(OSError):
         above = root.resolve().parent
-        roles = {told_role(path.name) for path in above.iterdir() if path.is_dir()}
-        if told_role(root.resolve().name) and {'image', 'mask'} <= roles:
+        halves = [path for path in above.iterdir() if path.is_dir()    # not sets, which hold such folders themselves
+                  and not any(told_role(inside.name) for inside in path.iterdir() if inside.is_dir())]
+        if root.resolve() in halves and told_role(root.resolve().name) and \
+                {'image', 'mask'} <= {told_role(path.name) for path in halves}:
             return [f'the other half lies beside it: type {as_typed("data", above)}']
     return []
 

@@ -251,6 +251,15 @@ def test_one_folder_too_low_is_told(tmp_path, half):
     assert 'other half' not in str(ask(tmp_path / 'set/images'))
 
 
+def test_a_set_among_others_is_no_half(tmp_path):
+    """A folder of data sets: one holds polygons, and others are called images and labels."""
+    for name in 'ab':
+        save(tmp_path / f'eye-segmentation/images/{name}.png', scene(0))
+    save(tmp_path / 'skin-images/images/0.png', scene(1))
+    save(tmp_path / 'road_labels/masks/0.png', corner(0, 0))
+    assert 'other half' not in str(ask(tmp_path / 'eye-segmentation'))
+
+
 # --- lines that pair ------------------------------------------------------------------
 
 
