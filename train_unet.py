@@ -1104,8 +1104,8 @@ def read_place(folder, role='', which=-1):
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ names two
         split = split or found
-        if at == chosen and said == role:
-            kind = part
+        if at == chosen and said in (role, 'image'):                   # image: masks/1/images, where masks= was typed
+            kind = part if said == role else ''
         elif not found or re.search(r'\d', part):                      # train_001/ names the split and one image
             rest.append(part)
     return split, role, kind, '/'.join(rest)
@@ -2006,6 +2006,9 @@ def folder_answers(files):
         if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
             continue                                                   # masks/frog does not go with images/worm
         yield {'images': image, 'masks': mask}
+        above = '/'.join(image.split('/')[:mask.count('/') + 1])
+        if role[image] == 'image' and role[mask] == 'mask' and above not in shapes and not mask.startswith(above + '/'):
+            yield {'images': above, 'masks': mask}                     # train/1/scans and train_masks/1/scans
         if image in doubled:                                           # 3.tif beside 3.jpg, which all others are
             yield {'images': image, 'masks': mask, 'image_pattern': '{stem}' + doubled[image]}
     of_masks = grouped([shape for shape in shapes if role[shape] == 'mask'], posixpath.dirname)

@@ -409,6 +409,16 @@ def test_pictures_made_of_masks_are_not_offered_where_a_folder_is_named_after_im
     assert len(lines) == 3 and all(line.startswith('images="data/images" masks="data/labelIds/') for line in lines)
 
 
+def test_masks_in_folders_as_those_of_the_images_which_sound_like_images_are_offered(tmp_path):
+    """UW-Madison's slices with masks drawn into the same folders: train_masks/case1/scans, of equal names in each."""
+    names = [f'{{}}/case{case}/case{case}_day{day}/scans/slice_{n:04}.png' for case in (1, 2, 3) for day in (0, 7)
+             for n in range(3)]
+    fill(tmp_path, *([name.format(folder) for name in names] for folder in ('train', 'train_masks')))
+    line = typed_lines(ask(tmp_path))[0]
+    pairs = partners(inspect(tmp_path, **typed(line))[1], tmp_path)
+    assert pairs == {name.format('train'): name.format('train_masks') for name in names}
+
+
 def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
     """The Cell Tracking Challenge: 01_ST holds SEG alone, 01_GT few of SEG and the markers of TRA."""
     for film in ('01', '02'):
