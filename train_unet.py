@@ -1644,7 +1644,7 @@ def groups_in(images, pattern, least):
 
 def split_listed(name):
     """The split whose images a text file of this name lists: val.txt; None for other names."""
-    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith(('.txt', '.csv')) else None
+    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith(('.txt', '.lst', '.csv')) else None
 
 
 def tail_of(path, parts):

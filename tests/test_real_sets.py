@@ -814,6 +814,16 @@ def test_lists_of_all_images_count_before_folders_that_name_the_split_of_some(tm
     assert split_sizes(inspect(tmp_path)[1]) == [6, 3, 3]
 
 
+def test_lists_may_end_in_lst_and_name_the_masks_too(tmp_path):
+    """RELLIS-3D, and what HRNet and its kin read: train.lst with a line `image mask` for each pair."""
+    names = [f'{film:05}/{{}}/frame{n:06}' for film in range(3) for n in range(4)]
+    fill(tmp_path, *([f'{name.format(kind)}.png' for name in names] for kind in ('image', 'label')))
+    for split, part in (('train', names[:6]), ('val', names[6:9]), ('test', names[9:])):
+        lines = [f'{name.format("image")}.png {name.format("label")}.png' for name in part]
+        (tmp_path / f'{split}.lst').write_text('\n'.join(lines))
+    assert split_sizes(inspect(tmp_path)[1]) == [6, 3, 3]
+
+
 @pytest.mark.parametrize('image, train, val, held_out', [
     ('{n}', '0 1 2 3 4 5 6'.split(), ['7', '', ''], '7'),              # a blank line
     ('{k}/{n}', '0 1 4 5 6'.split(), '2 3 7'.split(), '237'),          # folders with the numbers of images
