@@ -1443,13 +1443,15 @@ def unite_siblings(images, masks, config):
 
 
 def unite_numbered(pairs, images, masks, config):
-    """Unite leftover masks x_mask_1 with the paired x_mask -> (pairs, masks still left over). Not one that may be of
-    a leftover image x_1; and none if masks of the first three unions overlap, as drawings of several people do."""
+    """Unite leftover masks x_mask_1 with the paired x_mask, or x_2 with the x_1 of the image x -> (pairs, masks still
+    left over). Not one that may be of a leftover image x_1; and none if masks of the first three unions overlap, as
+    drawings of several people do."""
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
     further, united = grouped(masks, place), []
     for image, mask in pairs:
-        key, word = (os.path.dirname(mask.path), mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
-        is_part = key in further and word.casefold() in MASK_WORDS     # without a mask word 7_1 is no part of 7
+        is_first = place(mask)[1] == image.stem != mask.stem
+        key, word = (place(mask)[0], image.stem if is_first else mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
+        is_part = key in further and (is_first or word.casefold() in MASK_WORDS)       # else 7_1 is no part of 7
         is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
         united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
     try:

@@ -647,6 +647,21 @@ def test_parts_with_a_palette_lend_no_colours_to_parts_without(tmp_path):
     assert 'palette masks differ' not in str(inspect(tmp_path, num_classes=6)[1].notes)
 
 
+def test_masks_that_are_numbered_from_one_are_united(tmp_path):
+    """SegPC-2021: x/106.bmp, y/106_1.bmp and, where it shows two cells, y/106_2.bmp."""
+    for n in range(100, 108):
+        save(tmp_path / f'x/{n}.bmp', scene(n))
+        for part in range(1, 2 + n % 2):
+            save(tmp_path / f'y/{n}_{part}.bmp', corner(0, 0) if part == 1 else corner(9, 9))
+    lines = typed_lines(ask(tmp_path))
+    assert lines[0].split() == ['images="x"', 'masks="y"']
+    config, data = inspect(tmp_path, **typed(lines[0]))
+    assert len(data.pairs.images) == 8
+    assert (train_unet.read_mask(os.fsdecode(data.pairs.masks[1]), config) > 0).sum() == 128
+    save(tmp_path / 'x/101_2.bmp', scene(9))                           # whose mask y/101_2.bmp would be
+    assert 'masks united' not in str(inspect(tmp_path, **typed(lines[0]), skip_unpaired=True)[1].pairs.rule)
+
+
 def test_a_stray_mask_does_not_keep_others_from_being_united(tmp_path):
     folder = numbered(tmp_path, {'3_mask_1': corner(9, 9), 'y_mask': corner(0, 0)})
     assert 'y_mask.png' in str(ask(folder)) and '3_mask_1' not in str(ask(folder))
