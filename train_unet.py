@@ -2805,8 +2805,9 @@ def leans_on_white(values, images, plain):
     has_noise = len(plain) > MOST_CLASSES and plain[-1] > 222 and bright > between > 0
     is_map = max(values) == 255 and is_scale(values) and 16 < len(plain) <= MOST_CLASSES       # saliency
     is_alone = share_of(others, values) < white < 1 / 10 and sum(map(images.get, others)) < images[255]    # cracks
+    are_votes = len(values) > 4 and is_scale(values) and share_of(others, values) < min(white, 1 / 10)     # CUB-200
     has_specks = share_of([0, 255], values) > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247]
-    return has_noise or is_map or is_alone or has_specks
+    return has_noise or is_map or is_alone or are_votes or has_specks
 
 
 def list_values(values, images, plain, special):

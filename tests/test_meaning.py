@@ -731,6 +731,18 @@ def test_colours_with_soft_edges_get_a_line_that_works(tmp_path):
     assert 64 < len(data.values) <= 256 and data.coding.num_classes == 3 and 'noise around' in data.coding.words
 
 
+@pytest.mark.parametrize('middle, first', [(2, 'mask_values=">127"'), (30, 'mask_values="{0: 0')])
+def test_votes_at_the_edges_are_no_classes(tmp_path, middle, first):
+    """CUB-200-2011: five people drew each bird, so that fifths of 255 surround it."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((256, 256, 3)) + n)
+        votes = np.zeros((256, 256))
+        for level in range(5):
+            votes[20 + middle * level // 2:120 - 2 * level, 20 + n:120] = 51 * (level + 1)
+        save(tmp_path / f'masks/{n}.png', votes)
+    assert offered(ask(tmp_path), 'mask_values=').startswith(first)
+
+
 def test_three_levels_with_noise_are_not_taken_for_two(tmp_path):
     """Optic disc and cup as JPEG: 0, 128 and 255."""
     folder = draw_set(tmp_path / 'set', count=4, size=64)
