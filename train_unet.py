@@ -3287,16 +3287,14 @@ def find_leaks(pairs, records, firsts):
 
 def doubts_of_images(pairs, records, config):
     """Notes on a band that is taken for alpha, on depths that are mixed, and on a photograph among the masks."""
-    notes, wide = [], config['in_channels'] + 1
+    notes, wide, modes = [], config['in_channels'] + 1, {record['mode'] for record in records}
     counts = [len(record['codes']) for record in records]
     if max(counts) > max(1000, 20 * sorted(counts)[(len(counts) - 1) * 9 // 10]):
         mask = os.fsdecode(pairs.masks[np.argmax(counts)])
         notes.append(f'{mask} holds {max(counts)} values, far more than the others: is it a photograph?')
-    is_wide = lambda path, mode: mode == f'uint8 x {wide}' or \
-        wide == 4 and mode == 'RGBA' and path.lower().endswith((b'.tif', b'.tiff'))
-    if wide in (2, 4) and any(is_wide(path, record['mode']) for path, record in zip(pairs.images, records)):
+    if modes & {2: {'uint8 x 2'}, 4: {'uint8 x 4', 'RGBA'}}.get(wide, set()):
         notes.append(f'band {wide} of the images is taken for alpha and left out; in_channels={wide} takes it')
-    if {'uint8', 'uint16'} <= {image_dtype_of(record['mode']) for record in records}:
+    if {'uint8', 'uint16'} <= {*map(image_dtype_of, modes)}:
         notes.append('some images have 8 bits, others 16, all of which become 0 to 1: those that use but 12 of the 16 '
                      'bits are black beside the others')
     return notes

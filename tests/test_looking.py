@@ -352,6 +352,15 @@ def test_near_infrared_that_a_tiff_calls_alpha_is_told_of(tmp_path):
     assert not any('alpha' in note for note in inspect(tmp_path, in_channels=4)[1].notes)
 
 
+def test_a_thermal_band_in_a_png_is_told_of(tmp_path):
+    """MFNet keeps it where a PNG has its alpha."""
+    for number in range(4):
+        save(tmp_path / f'images/{number}.png', np.random.default_rng(number).integers(0, 255, (32, 48, 4)))
+        save(tmp_path / f'masks/{number}.png', block(255))
+    assert any('in_channels=4 takes it' in note for note in inspect(tmp_path)[1].notes)
+    assert not any('alpha' in note for note in inspect(tmp_path, in_channels=4)[1].notes)
+
+
 def test_a_second_page_that_is_left_out_as_alpha_is_told(tmp_path):
     for number in range(6):
         (tmp_path / 'images').mkdir(exist_ok=True)
