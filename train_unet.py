@@ -7230,9 +7230,10 @@ def export(run, form='onnx', output=None, half=False):
     model = load(run, 'cpu')
     write, suffix = writers[form]
     path = Path(os.path.expanduser(output or best_file(run).parent / f'model{suffix}'))
-    path = path / f'model{suffix}' if path.is_dir() and form != 'smp' else path
-    if form == 'pt2' and path.suffix != '.pt2':
-        raise UserError(f'-o {path}: torch.export wants a name that ends in .pt2', 'cannot export')
+    is_older = form == 'smp' and (path / 'preprocessing.json').exists()
+    path = path / f'model{suffix}' if path.is_dir() and not is_older else path     # -o . spares a README.md there
+    if form != 'smp' and path.suffix != suffix:                        # -o runs/x/best.pt would replace the model
+        raise UserError(f'-o {path}: {form} wants a name that ends in {suffix}', 'cannot export')
     real = example_images(model.config)
     if form != 'smp' and model.pixels == 'uint16':
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file

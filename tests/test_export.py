@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import warnings
 import zipfile
 
@@ -279,6 +280,19 @@ def test_a_refused_export_leaves_no_folder(two, tmp_path, name, half, told):
     with pytest.raises(tu.UserError, match=told):
         tu.export(two[0], 'pt2', tmp_path / 'new' / 'deep' / name, half)
     assert not (tmp_path / 'new').exists()
+
+
+def test_an_export_replaces_no_other_file(two, tmp_path):
+    folder = tmp_path / 'mine'
+    folder.mkdir()
+    (folder / 'README.md').write_text('mine')
+    shutil.copy(two[0] / 'best.pt', folder)
+    with pytest.raises(tu.UserError, match='ends in .onnx'):           # onnx is the default: the model would be gone
+        tu.export(two[0], output=folder / 'best.pt')
+    for _ in range(2):
+        tu.export(two[0], 'smp', folder)
+    assert sorted(os.listdir(folder)) == ['README.md', 'best.pt', 'model_smp']
+    assert (folder / 'README.md').read_text() == 'mine'
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(two, tmp_path, capsys):
