@@ -6751,7 +6751,7 @@ def load(path, device='auto', model=None):
             raise UserError(f"{path}: holds a network of your own; build it and give it what is in the file: "
                             "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
-        device = choose_device(device)
+        device = choose_device(str(device))                            # a torch.device too, as train() takes it
         set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # this machine lacks what trained it
@@ -6914,6 +6914,7 @@ def list_inputs(inputs, output):
     the folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
+    inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     for item in map(os.path.expanduser, inputs):
         places = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
         found = {place: os.path.basename(place) for place in places if os.path.isfile(place)}

@@ -57,6 +57,15 @@ def test_load_takes_paths_pictures_arrays_and_tensors(two):
             model.predict(wrong)
 
 
+def test_a_torch_device_and_a_single_path_are_taken_from_python(two, tmp_path):
+    """train() takes a torch.device; one path is not a list of its letters."""
+    run, data = two
+    assert tu.load(run, device=torch.device('cpu')).threshold == tu.load(run, 'cpu').threshold
+    for number, path in enumerate([data / 'images' / '003.png', str(data / 'images' / '003.png')]):
+        assert tu.predict(run, path, tmp_path / str(number)) == 0
+        assert written(tmp_path / str(number)) == ['003.png']
+
+
 @pytest.mark.parametrize('run, told', [('nowhere', 'nowhere: there is no such file'),
                                        ('.', 'best.pt: there is no such file; a run folder holds a best.pt once')])
 def test_a_run_that_is_not_there_is_told_in_words(run, told, capsys):
