@@ -1552,6 +1552,9 @@ def shorten(lines, most=10):
 
 def find_pairs(config):
     """All pairs of a data set and their splits. DataError names files without a partner, and what to type instead."""
+    lone = [key for key in ('images', 'masks', 'image_pattern', 'mask_pattern') if config[key]]
+    if lone and config['data'] == 'demo':
+        raise ConfigError(f'{", ".join(lone)}: without data; type data=PATH too (data=. is this folder)')
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
         (pairs, rule), notes, files = read_list(root, config['skip_unpaired']), [], []

@@ -92,6 +92,14 @@ def test_layout_is_paired(tmp_path, image, mask, settings):
         assert all(s in name.lower() for s, name in zip(found, partners(data, folder)))
 
 
+def test_folders_without_data_are_not_looked_for_in_the_demo_set(tmp_path, monkeypatch):
+    """Given absolutely, they were found there: one's own images, in a run named demo-1, trained as the demo is."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(train_unet.ConfigError, match='images, masks: without data; type data=PATH too'):
+        train_unet.find_pairs(resolve_config(None, {key: str(tmp_path / key) for key in ('images', 'masks')})[0])
+    assert not os.path.exists(train_unet.DEMO_FOLDER)                  # nothing was drawn
+
+
 def test_extensions_may_be_mixed(tmp_path):
     images = ['a.png', 'b.JPG', 'c.jpeg', 'd.bmp', 'e.tif', 'f.webp']
     masks = ['a.bmp', 'b.png', 'c.PNG', 'd.tiff', 'e.gif', 'f.png']
