@@ -6145,7 +6145,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
-        with Run(folder) as run:
+        with Run(folder) as run, torch.inference_mode(False), torch.enable_grad():     # whatever a notebook has set
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
         if world().size > 1:
             atexit.register(leave_processes)
@@ -7900,6 +7900,8 @@ def main(argv=None):
         print('interrupted', file=sys.stderr)
         return 130
     except SystemExit as error:                                        # --help, or a signal with nothing to save yet
+        if (error.code or 0) > 128:
+            print(f'stopped by {signal.Signals(error.code - 128).name}', file=sys.stderr)
         return error.code
     except BrokenPipeError:                                            # such as a pipe into head
         return 1

@@ -115,3 +115,12 @@ def test_the_next_line_names_the_script_as_it_was_called(two, tmp_path, capsys, 
     monkeypatch.setattr('sys.argv', ['../there/train_unet.py'])
     tu.predict(two[0], [str(two[1] / 'images' / '001.png')], tmp_path / 'out')
     assert 'Next:  python ../there/train_unet.py export' in capsys.readouterr().out
+
+
+def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
+    def end(*_, **__):
+        raise SystemExit(143)
+
+    monkeypatch.setattr(tu, 'train', end)
+    assert tu.main(['data=x']) == 143
+    assert 'stopped by SIGTERM' in capsys.readouterr().err

@@ -1062,3 +1062,13 @@ def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
     spec.loader.exec_module(again)
     again.log.warning('one line')
     assert again.log is tu.log and capsys.readouterr().out == 'one line\n'
+
+
+@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
+def test_a_notebook_that_has_switched_gradients_off_trains_all_the_same(mode, tmp_path):
+    train_own(num_epochs=1, run_dir=str(tmp_path / 'usual'))
+    model = network()
+    with mode():
+        train_own(model, num_epochs=1, run_dir=str(tmp_path / 'off'))
+        assert not torch.is_grad_enabled()
+    assert_same(final(tmp_path / 'usual'), final(tmp_path / 'off'))
