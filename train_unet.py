@@ -2398,7 +2398,9 @@ def read_array(path, config, as_mask=False):
         return array
     except UNREADABLE as error:
         advice = '; pip install imagecodecs' if "'imagecodecs'" in str(error) else ''
-        raise DataError(f'{path}: cannot be read: {in_words(error).replace(str(path), "it")}{advice}') from None
+        is_gone, told = isinstance(error, FileNotFoundError), in_words(error).replace(str(path), 'it')
+        told = 'there is no such file' if is_gone else told
+        raise DataError(f'{path}: cannot be read: {told}{advice}') from None
 
 
 def read_image(path, config):

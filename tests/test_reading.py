@@ -612,3 +612,9 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
     with pytest.raises(DataError, match='is no file'):
         train_unet.open_image(tmp_path / name, train_unet.CONFIG)
     assert train_unet.flatness(str(tmp_path / name), train_unet.CONFIG) == 0
+
+
+def test_a_file_that_is_not_there_is_told_in_words(tmp_path):
+    """It was: No such file or directory: 'it'."""
+    with pytest.raises(DataError, match=r'x\.png: cannot be read: there is no such file$'):
+        train_unet.read_array(str(tmp_path / 'x.png'), train_unet.CONFIG)
