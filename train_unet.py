@@ -565,8 +565,11 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # key=value that is not in CONFIG
-IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir'}, 'predict': {'preset'},   # settings refused as useless
-        'export': {'preset', *TYPES, *FOREIGN}}
+TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
+               'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
+               'compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predict': {'preset', *TRAINING},
+        'export': {'preset', *TYPES, *FOREIGN}}                        # settings refused as useless
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
@@ -2398,9 +2401,8 @@ def read_array(path, config, as_mask=False):
         return array
     except UNREADABLE as error:
         advice = '; pip install imagecodecs' if "'imagecodecs'" in str(error) else ''
-        is_gone, told = isinstance(error, FileNotFoundError), in_words(error).replace(str(path), 'it')
-        told = 'there is no such file' if is_gone else told
-        raise DataError(f'{path}: cannot be read: {told}{advice}') from None
+        is_gone, told = isinstance(error, FileNotFoundError), in_words(error).replace(str(path), 'it') + advice
+        raise DataError(f'{path}: cannot be read: {"there is no such file" if is_gone else told}') from None
 
 
 def read_image(path, config):
@@ -3461,7 +3463,8 @@ def class_names(config, num_classes):
     """The user's names of the classes, or stand-ins. ConfigError if there are more or fewer names than classes."""
     if names := config['class_names']:
         if len(names) != num_classes:
-            raise ConfigError(f'class_names has {len(names)} names, there are {num_classes} classes with background')
+            raise ConfigError(f'class_names has {counted(len(names), "name")}, there are {num_classes} classes with '
+                              'background')
         return [clean(name) for name in names]
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
@@ -4793,7 +4796,7 @@ def verify_checkpoint(path):
                     or sum(entry.file_size for entry in file.infolist()) > os.path.getsize(path):
                 raise ValueError('it is compressed, which this program never does, and may be a bomb')
             if damaged := file.testzip():
-                raise ValueError(f'at {damaged}')
+                raise ValueError(f'{damaged} has another checksum')
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise OSError(f'{path} is damaged: {error}') from None
 
@@ -5594,8 +5597,8 @@ class Run:
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
         if self.trouble != str(error):
-            log.warning('%s could not be saved: %s. The checkpoint before it is kept; saving is tried again while '
-                        'training goes on', self.folder / name, error)
+            kept = '. The checkpoint before it is kept; saving is tried again while training goes on' * self.begun
+            log.warning('%s could not be saved: %s%s', self.folder / name, error, kept)
         self.trouble = str(error)
 
     def agree(self, state, config, broken=()):
@@ -6357,7 +6360,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
     took = math.inf                                                    # seconds of the last validation; unknown yet
     while state.epoch < config['num_epochs']:
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
-            log.info('Early stopping: no better for %d epochs', patience)
+            log.info('Early stopping: no better for %s', counted(patience, 'epoch'))
             break
         try:
             train_epoch(state, loader, loss_fn, config, run)
@@ -6574,11 +6577,12 @@ def tell_end(state, model, run, is_saved):
     there = [name for name in files if os.path.exists(run.folder / name)]
     log.info('Everything is in %s: %s', run.folder, ', '.join(there))
     if not is_saved:
-        log.warning('The newest weights are NOT there: %s. What is in %s is older', run.trouble, run.folder)
+        log.warning('The newest weights are NOT there: %s. What is in %s is older; mended? It goes on with:  %s',
+                    run.trouble, run.folder, run.how_to_resume())
     if run.asked:
         continued = f' Continue with:  {run.how_to_resume()}' if 'last.pt' in there else ''
         log.info('Stopped by %s.%s', signal.Signals(run.asked).name, continued)
-    elif isinstance(model, SegmentationModel) and not model.is_own:
+    elif isinstance(model, SegmentationModel) and not model.is_own and 'best.pt' in there:
         log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
 
 
@@ -6896,8 +6900,9 @@ def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
                 raise
             broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
-    print(f'{written} masks in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
-    print('Next: ', command_line('export', quoted(run), 'format=onnx'))
+    print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
+    if written:
+        print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:
         print(UserError(broken, f'{counted(len(broken), "file")} could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
@@ -7564,7 +7569,11 @@ def check(preset, overrides):
     try_size(model, data.sizes)
     warn_of_size(model, precision)
     build_optimizer(model, config, torch.device('cpu'))
-    print(describe_memory(estimate_memory(config, precision.dtype)))
+    together = min(config['batch_size'], len(train_data))              # images at once
+    parts = estimate_memory({**config, 'batch_size': together}, precision.dtype)
+    print(describe_memory(parts))
+    if sum(parts.values()) > hardware.memory > 0:
+        warn(['that is more than is there: a smaller image_size or batch_size or --preset low_memory takes less'])
     print(f'what the network will see: {clean(show_first_batch(train_data, config, device))}')
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [f'--preset {quoted(preset)}', *words] if preset else words

@@ -146,6 +146,8 @@ def test_switches_are_true_or_false(words):
     (['evaluate', 'runs/x', 'other'], "type data=other"),
     (['export', 'runs/x', 'runs/y'], "'runs/y': export takes one run"),
     (['export', 'runs/x', 'image_size=64'], 'image_size=64: export has no use for it'),
+    (['evaluate', 'runs/x', 'num_epochs=3'], 'num_epochs=3: evaluate has no use for it'),
+    (['predict', 'runs/x', 'a.jpg', 'lr=3'], 'learning_rate=3: predict has no use for it'),
     (['evaluate', 'runs/x', 'run_dir=there'], "run_dir='there': evaluate has no use for it"),
     (['evaluate', 'runs/x', '-o', 'there'], "run_dir='there': evaluate has no use for it"),
     (['predict', 'runs/x', 'a.jpg', '-o'], "'--out' is no command and no key=value; type out=VALUE"),

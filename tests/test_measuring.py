@@ -123,6 +123,15 @@ def test_check_says_what_training_would_use(small_set, capsys):
     assert (tu.Path('runs') / 'check' / 'samples.png').exists()
 
 
+def test_check_tells_a_step_that_memory_does_not_hold(small_set, capsys, monkeypatch):
+    """For the images there are, not for all that batch_size allows."""
+    assert tu.check(None, {**TINY, 'data': str(small_set), 'batch_size': 65536}) == 0
+    assert 'more than is there' not in capsys.readouterr().out
+    monkeypatch.setattr(tu, 'free_memory', lambda: 2**20)
+    assert tu.check(None, {**TINY, 'data': str(small_set)}) == 0
+    assert 'Note: that is more than is there: ' in capsys.readouterr().out
+
+
 def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
     run = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir
     capsys.readouterr()
