@@ -6602,7 +6602,9 @@ def finish(state, val_data, config, run):
         except (OSError, ImportError) as error:                        # a broken matplotlib
             log.warning('the pictures could not be written: %s', error)
     tell_end(state, model, run, is_saved)
-    return Result(state.history, best, model, run.folder, run.asked, is_saved)
+    columns = dict.fromkeys(key for row in state.history for key in row)       # an event has all of them too, as None
+    history = [columns | row if row['event'] else row for row in state.history]
+    return Result(history, best, model, run.folder, run.asked, is_saved)
 
 
 # ===== pictures =======================================================================

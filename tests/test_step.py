@@ -768,6 +768,7 @@ def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failin
     result = train(network(norm=False))
     rows = [row for row in result.history if not row['event']]
     assert events(result.history) == ['out of memory inside the optimizer step: batch_size 4 -> 2']
+    assert [row['val_loss'] is None for row in result.history] == [bool(row['event']) for row in result.history]
     assert [row['step'] for row in rows] == [2, 4, 6]
     assert [row['batch_size'] for row in rows] == [4, 2, 2]
     for a, b in zip(result.model.parameters(), calm.model.parameters()):
