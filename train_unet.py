@@ -7913,7 +7913,7 @@ def main(argv=None):
         print('interrupted', file=sys.stderr)
         return 130
     except SystemExit as error:                                        # --help, or a signal with nothing to save yet
-        if (error.code or 0) > 128:
+        if type(error.code) is int and error.code > 128:
             print(f'stopped by {signal.Signals(error.code - 128).name}', file=sys.stderr)
         return error.code
     except BrokenPipeError:                                            # such as a pipe into head
