@@ -6149,7 +6149,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
-        with Run(folder) as run, torch.inference_mode(False), torch.enable_grad():     # whatever a notebook has set
+        with Run(folder) as run, torch.inference_mode(False), torch.enable_grad(), \
+                torch.autocast(device.type, enabled=False, cache_enabled=False):       # whatever a notebook has set
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
         if world().size > 1:
             atexit.register(leave_processes)

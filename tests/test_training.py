@@ -1072,3 +1072,14 @@ def test_a_notebook_that_has_switched_gradients_off_trains_all_the_same(mode, tm
         train_own(model, num_epochs=1, run_dir=str(tmp_path / 'off'))
         assert not torch.is_grad_enabled()
     assert_same(final(tmp_path / 'usual'), final(tmp_path / 'off'))
+
+
+@pytest.mark.parametrize('enabled', [True, False])
+def test_autocast_that_a_notebook_has_opened_changes_no_step(enabled, tmp_path):
+    """Weights in 16 bits are kept until the outermost one closes: each step would have met those of the first."""
+    how = {'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'bfloat16'}
+    train_own(run_dir=str(tmp_path / 'usual'), **how)
+    with torch.autocast('cpu', torch.float16, enabled):
+        train_own(run_dir=str(tmp_path / 'inside'), **how)
+        assert torch.is_autocast_enabled('cpu') == enabled and torch.is_autocast_cache_enabled()
+    assert_same(final(tmp_path / 'usual'), final(tmp_path / 'inside'))
