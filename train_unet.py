@@ -2152,6 +2152,8 @@ def open_pillow(path, config):
 def read_pillow(path, config, as_mask):
     """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
     with open_pillow(path, config) as picture:
+        if picture.format == 'PNG':                                    # its end may be zeros, which decode as black
+            open_pillow(path, config).verify()
         if pillow_mode(picture) == 'RGB48':
             if picture.getexif().get(274, 1) != 1:                     # OpenCV's versions differ in following it
                 raise ValueError(ROTATED)

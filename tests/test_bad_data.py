@@ -420,6 +420,18 @@ def test_skip_broken_leaves_out_what_cannot_be_read(folder, name):
     assert any(name in note for note in data.notes)
 
 
+@pytest.mark.parametrize('name', ['images/c.png', 'masks/c.png'])
+def test_a_png_whose_end_is_zeros_is_broken(folder, name, capsys):
+    """As a power cut or a torn download leaves it. Zeros are code of the compression: Pillow decoded them as black."""
+    path = folder / name
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 2, SHAPE, np.uint8) * 255).save(path)
+    content = path.read_bytes()
+    for kept in range(len(content) // 2, len(content) - 16):
+        path.write_bytes(content[:kept] + bytes(len(content) - kept))
+        assert train_unet.main(['check', f'data={folder}', *WORDS]) == 2
+        assert f'{name}: cannot be read' in capsys.readouterr().err
+
+
 def test_skip_broken_needs_images_on_both_sides(folder):
     """Where all validation images break there is nothing to validate on."""
     look(folder)
