@@ -5069,8 +5069,8 @@ def commit(state, result, before, config):
 
 def is_out_of_memory(error):
     """CUDA has a type for it, the CPU a plain RuntimeError. Errors of torch.compile itself are never taken for it."""
-    if type(error).__module__.startswith(('torch._dynamo', 'torch._inductor')):
-        return False
+    if type(error).__module__.startswith(('torch._dynamo', 'torch._inductor')) or 'primitive descriptor' in str(error):
+        return False                                                   # the latter: oneDNN has no such kernel
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED', 'STATUS_NOT_INITIALIZED',     # cuBLAS and cuDNN

@@ -690,6 +690,12 @@ def test_another_runtime_error_is_not_taken_for_memory():
         train(model)
 
 
+def test_a_kernel_that_this_cpu_lacks_is_not_taken_for_memory():
+    """An LSTM in float16: the advice was a smaller image_size."""
+    assert not tu.is_out_of_memory(RuntimeError(
+        'could not create a primitive descriptor for the LSTM forward propagation primitive'))
+
+
 def test_one_image_that_does_not_fit_ends_with_advice():
     model = network()
     out_of_memory(model[0], lambda m, count, calls: m.training)
