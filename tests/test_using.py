@@ -114,6 +114,16 @@ def test_predicting_with_a_model_in_train_mode_changes_nothing(two):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+def test_a_model_is_float32_whatever_default_type_a_notebook_has_set(two):
+    image = two[1] / 'images' / '003.png'
+    mask = tu.load(two[0]).predict(image)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert np.array_equal(mask, tu.load(two[0]).predict(image))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 # --- images as they come: depth, channels, rotation -----------------------------------
 
 
