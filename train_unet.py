@@ -6830,7 +6830,7 @@ def as_image(image, config):
 
 def as_tensor(image):
     """(H, W, C) array -> (1, C, H, W) tensor as the network takes it."""
-    return torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    return torch.from_numpy(np.require(image, None, ['C', 'W'])).permute(2, 0, 1)[None]    # W: torch warns of others
 
 
 @torch.no_grad()

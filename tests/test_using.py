@@ -127,6 +127,18 @@ def test_a_model_is_float32_whatever_default_type_a_notebook_has_set(two):
 # --- images as they come: depth, channels, rotation -----------------------------------
 
 
+@pytest.mark.filterwarnings('error')
+def test_an_array_that_may_not_be_written_is_predicted_without_a_warning(two):
+    """As numpy.asarray makes of a picture: torch warned of undefined behaviour, once in a process."""
+    model = tu.load(two[0])
+    array = np.asarray(PIL.Image.new('RGB', model.config['image_size'][::-1]))
+    torch.set_warn_always(True)
+    try:
+        assert not array.flags.writeable and model.predict(array).shape == array.shape[:2]
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_alpha_rotation_and_tensors_do_not_change_the_mask(two):
     model = tu.load(two[0])
     array = np.array(PIL.Image.open(two[1] / 'images' / '003.png'))[:, :36]
