@@ -6601,7 +6601,7 @@ def finish(state, val_data, config, run):
             draw_curves(state.history, run.folder / 'curves.png')
             if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
                 draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-        except (OSError, ImportError) as error:                        # a broken matplotlib
+        except (OSError, ImportError, ValueError) as error:            # a broken matplotlib, a backend it lacks
             log.warning('the pictures could not be written: %s', error)
     tell_end(state, model, run, is_saved)
     columns = dict.fromkeys(key for row in state.history for key in row)       # an event has all of them too, as None

@@ -979,6 +979,15 @@ def test_pictures_that_cannot_be_drawn_cost_no_training(monkeypatch):
     assert 'the pictures could not be written: import of matplotlib.figure halted' in log_text()
 
 
+def test_a_backend_that_matplotlib_does_not_know_costs_no_training(monkeypatch):
+    """MPLBACKEND=nonsense: the result was lost after the last epoch."""
+    def draw_curves(history, path):
+        raise ValueError("Key backend: 'nonsense' is not a valid value for backend")
+
+    monkeypatch.setattr(tu, 'draw_curves', draw_curves)
+    assert train(num_epochs=1).best['loss'] > 0 and 'the pictures could not be written' in log_text()
+
+
 def test_pictures_find_enough_memory_too(small_set, monkeypatch):
     real = tu.SegmentationModel.forward
 
