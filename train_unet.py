@@ -5312,7 +5312,7 @@ def replay(path, model=None, loss_fn=None):
     A network and a loss of your own are given as they were to train.
     """
     saved = load_checkpoint(path)
-    if {'mean', 'std'} <= saved['weights'].keys():
+    if is_settled(saved):
         model = load(path, 'cpu', model)
     elif model is None or loss_fn is None:
         raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
@@ -6754,13 +6754,18 @@ def best_file(run):
     return path / 'best.pt' if path.is_dir() else path
 
 
+def is_settled(saved):
+    """Whether a checkpoint says how to build its network: it has our preprocessing, and saw images of the config."""
+    return {'mean', 'std'} <= saved['weights'].keys() and saved['config'].get('data') != OWN_DATA
+
+
 def load(path, device='auto', model=None):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
     given again, as it was to train; one that saw data sets of its own is not loaded here. Raises UserError."""
     path, trouble = best_file(path), 'cannot load the model'
     try:
         saved = load_checkpoint(path)
-        if not {'mean', 'std'} <= saved['weights'].keys():
+        if not is_settled(saved):
             raise UserError(f"{path}: holds a network of your own; build it and give it what is in the file: "
                             "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}

@@ -21,7 +21,7 @@ import torch
 
 import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set
-from helpers import as_float, as_png, edited, save, two_kinds
+from helpers import as_float, as_png, edited, save, train_own, two_kinds
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -112,6 +112,14 @@ def test_predicting_with_a_model_in_train_mode_changes_nothing(two):
     mask, before = model.predict(image), {key: value.clone() for key, value in model.state_dict().items()}
     assert np.array_equal(mask, model.train().predict(image))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_second_stage_on_data_of_ones_own_is_not_loaded_but_told(two, tmp_path):
+    """Its config names neither encoder nor image_size: 'makes no model: image_size auto' was said."""
+    train_own(tu.load(two[0]), lambda model, batch: model(torch.zeros(len(batch['image']), 3, 32, 32)).mean((1, 2, 3)),
+              num_epochs=1, run_dir=str(tmp_path / 'second'))
+    with pytest.raises(tu.UserError, match='holds a network of your own; build it'):
+        tu.load(tmp_path / 'second')
 
 
 def test_a_model_is_float32_whatever_default_type_a_notebook_has_set(two):
