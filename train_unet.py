@@ -6113,6 +6113,23 @@ def check_own(model, loss_fn, train_data, val_data):
 ONE_TRAINING = threading.Lock()
 
 
+@contextlib.contextmanager
+def usual_settings(device):
+    """torch as it is by itself, whatever a notebook has set: gradients off, another default device or type (which
+    DataLoader or some network does not take), or an open autocast, which keeps its copies of the weights to its end."""
+    usual = torch.get_default_dtype()
+    is_open = torch.autocast_increment_nesting() > 1
+    torch.autocast_decrement_nesting()
+    with contextlib.ExitStack() as settings, torch.inference_mode(False), torch.enable_grad():
+        settings.callback(torch.set_default_dtype, usual)
+        torch.set_default_dtype(torch.float32)
+        if is_open:
+            settings.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
+        if torch.get_default_device().type != 'cpu':                   # else it would cost time in each call
+            settings.enter_context(torch.device('cpu'))
+        yield
+
+
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
     """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
 
@@ -6151,8 +6168,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
-        with Run(folder) as run, torch.inference_mode(False), torch.enable_grad(), \
-                torch.autocast(device.type, enabled=False, cache_enabled=False):       # whatever a notebook has set
+        with Run(folder) as run, usual_settings(device):
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
         if world().size > 1:
             atexit.register(leave_processes)

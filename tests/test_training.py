@@ -2,6 +2,8 @@
 
 Run: python -m pytest tests/test_training.py
 """
+import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -1073,22 +1075,29 @@ def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
     assert again.log is tu.log and capsys.readouterr().out == 'one line\n'
 
 
-@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
-def test_a_notebook_that_has_switched_gradients_off_trains_all_the_same(mode, tmp_path):
-    train_own(num_epochs=1, run_dir=str(tmp_path / 'usual'))
+@contextlib.contextmanager
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize('setting', [
+    torch.no_grad, torch.inference_mode, in_float64, lambda: torch.device('meta'),
+    *(functools.partial(torch.autocast, 'cpu', torch.float16, enabled) for enabled in (True, False))],
+    ids=['no_grad', 'inference_mode', 'float64', 'device', 'autocast', 'autocast off'])
+def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path):
+    """An open autocast keeps weights in 16 bits until it closes: each step would have met those of the first."""
+    how = {'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'bfloat16', 'train_data': Samples(12), 'val_data': Samples(4)}
+    train(network(), run_dir=str(tmp_path / 'usual'), **how)
     model = network()
-    with mode():
-        train_own(model, num_epochs=1, run_dir=str(tmp_path / 'off'))
-        assert not torch.is_grad_enabled()
-    assert_same(final(tmp_path / 'usual'), final(tmp_path / 'off'))
 
+    def state():
+        return (torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'), torch.is_autocast_cache_enabled(),
+                torch.get_default_dtype(), torch.get_default_device())
 
-@pytest.mark.parametrize('enabled', [True, False])
-def test_autocast_that_a_notebook_has_opened_changes_no_step(enabled, tmp_path):
-    """Weights in 16 bits are kept until the outermost one closes: each step would have met those of the first."""
-    how = {'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'bfloat16'}
-    train_own(run_dir=str(tmp_path / 'usual'), **how)
-    with torch.autocast('cpu', torch.float16, enabled):
-        train_own(run_dir=str(tmp_path / 'inside'), **how)
-        assert torch.is_autocast_enabled('cpu') == enabled and torch.is_autocast_cache_enabled()
+    with setting():
+        before = state()
+        train(model, run_dir=str(tmp_path / 'inside'), **how)
+        assert state() == before
     assert_same(final(tmp_path / 'usual'), final(tmp_path / 'inside'))
