@@ -510,9 +510,7 @@ def validate_config(config):
             problems.append(f'{key}={shown(value)}: {fault}')
         elif 'list' in kinds and type(value) in (int, float):          # 512 is 512x512, one mean is of all channels
             config[key] = [value] * LENGTHS.get(key, 1)
-    lists = {key: config[key] for key in ('mean', 'std') if isinstance(config.get(key), list)}
-    return problems + [f'{key}={shown(value)}: {len(value)} numbers for in_channels={config["in_channels"]}'
-                       for key, value in lists.items() if len(value) not in (0, 1, config['in_channels'])]
+    return problems
 
 
 NAMES = {'encoder': 'auto', 'encoder_weights': None, 'optimizer': 'AdamW', 'augment': 'default'}
@@ -5985,7 +5983,10 @@ def settle_statistics(config, dataset):
     if 'auto' in (config['mean'], config['std']) and not suits:
         found = image_statistics(dataset, config)
     for key, value in zip(('mean', 'std'), found):
-        config[key] = value if config[key] == 'auto' else config[key]
+        value = value if config[key] == 'auto' else config[key]
+        if len(value) not in (1, config['in_channels']):
+            raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
+        config[key] = value
 
 
 def build_state(model, config, precision, device, sizes=()):
