@@ -6126,7 +6126,7 @@ def usual_settings(device):
         torch.set_default_dtype(torch.float32)
         if is_open:
             settings.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
-        if torch.get_default_device().type != 'cpu':                   # else it would cost time in each call
+        if torch.empty(0).device.type != 'cpu':                        # else it would cost time in each call
             settings.enter_context(torch.device('cpu'))
         yield
 

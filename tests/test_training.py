@@ -1076,14 +1076,16 @@ def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
 
 
 @contextlib.contextmanager
-def in_float64():
-    torch.set_default_dtype(torch.float64)
+def with_default(change, value, usual):
+    change(value)
     yield
-    torch.set_default_dtype(torch.float32)
+    change(usual)
 
 
 @pytest.mark.parametrize('setting', [
-    torch.no_grad, torch.inference_mode, in_float64, lambda: torch.device('meta'),
+    torch.no_grad, torch.inference_mode,
+    functools.partial(with_default, torch.set_default_dtype, torch.float64, torch.float32),
+    functools.partial(with_default, torch.set_default_device, 'meta', None),
     *(functools.partial(torch.autocast, 'cpu', torch.float16, enabled) for enabled in (True, False))],
     ids=['no_grad', 'inference_mode', 'float64', 'device', 'autocast', 'autocast off'])
 def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path):
@@ -1094,7 +1096,7 @@ def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path):
 
     def state():
         return (torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'), torch.is_autocast_cache_enabled(),
-                torch.get_default_dtype(), torch.get_default_device())
+                torch.get_default_dtype(), torch.empty(0).device)
 
     with setting():
         before = state()
