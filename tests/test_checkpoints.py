@@ -498,6 +498,15 @@ def test_a_resumed_run_keeps_its_tuned_threshold(own, two):
     assert tu.train(resume=str(own)).model.threshold == 0.7
 
 
+def test_a_finished_run_without_best_pt_is_not_sent_to_evaluate(own, caplog):
+    tu.train(resume=str(own))
+    assert 'Next:' in caplog.text
+    caplog.clear()
+    (own / 'best.pt').unlink()
+    tu.train(resume=str(own))
+    assert 'Everything is in' in caplog.text and 'Next:' not in caplog.text
+
+
 def test_a_resume_without_best_pt_keeps_the_best_from_there_on(run_of_two, caplog):
     os.remove('run/best.pt')
     result = tu.train(resume='run', num_epochs=3)

@@ -284,6 +284,9 @@ def test_a_file_typed_by_name_is_tried_whatever_its_suffix(two, tmp_path, capsys
     said = capsys.readouterr().err
     assert 'notes.txt' in said and '1 file could not be predicted' in said
     assert written(tmp_path / 'out') == ['001.png', 'photo.png']
+    assert tu.predict(two[0], inputs[:1], tmp_path / 'none') == 1
+    said = capsys.readouterr().out
+    assert said.startswith('0 masks') and 'Next' not in said
 
 
 def test_a_folder_without_images_is_an_error(two, tmp_path):
