@@ -815,6 +815,7 @@ def join_processes(config):
         device = torch.device('cuda', local)
         torch.cuda.set_device(device)
     if not dist.is_initialized():
+        importlib.import_module('torch.distributed.nn.functional')     # later, its defaults would keep the group alive
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
         dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
         if device.type == 'cpu':
