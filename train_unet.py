@@ -6808,7 +6808,7 @@ def load(path, device='auto', model=None):
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
         is_other = isinstance(error, RuntimeError) and model is None   # from load_state_dict
         raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
-    return loaded.to(device, torch.float32).eval()                     # whatever torch's default type is
+    return loaded.to(device).float().eval()                            # whatever torch's default type is
 
 
 def load_with(run, overrides):

@@ -141,6 +141,19 @@ def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set)
     more = tu.train(model=own_network(), resume='own', num_epochs=3)
     assert [row['epoch'] for row in more.history if not row['event']] == [1, 2, 3]
 
+def test_complex_weights_are_loaded_as_they_were_trained(small_set):
+    """A filter in the frequency domain (FFC, FNO) keeps its imaginary part."""
+    class Filter(nn.Conv2d):
+        def __init__(self):
+            super().__init__(3, 1, 1)
+            self.filter = nn.Parameter(torch.full((64, 33), 1 + 1j))
+
+        def forward(self, images):
+            return super().forward(torch.fft.irfft2(torch.fft.rfft2(images) * self.filter))
+
+    result = tu.train(model=Filter(), data=str(small_set), **OWN_RUN)
+    assert torch.equal(tu.load('own', model=Filter()).network.filter, result.model.network.filter)
+
 
 class Several(nn.Module):
     """As torchvision's networks answer."""
