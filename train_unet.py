@@ -4211,11 +4211,18 @@ def try_size(model, sizes=()):
         shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
-            logits = model.eval()(images)
+            model.eval()
+            with torch.enable_grad():
+                last = model(images).grad_fn if model.is_own else None
+            logits = model(images)                                     # what the network keeps of it can be copied
             if logits.shape != wanted:
                 binary = ', one channel for the foreground' if classes == 2 else ''
                 raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want '
                                   f'logits {wanted}{binary}')
+            while str(last).startswith(('<Slice', '<Alias')):          # cropping
+                last = last.next_functions[0][0]
+            if str(last).startswith(('<Sigmoid', '<Softmax')):         # none of them is below 0: all foreground
+                raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
         except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None

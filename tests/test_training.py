@@ -170,6 +170,7 @@ class Several(nn.Module):
     (Several(), 'gives a dict; wanted are the logits alone'),
     (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
     (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\)'),
+    (own_network().append(nn.Sigmoid()), 'ends in a sigmoid or softmax; wanted are the logits before it'),
 ])
 def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(small_set, network, words):
     with pytest.raises(tu.ConfigError, match=words):
