@@ -4970,9 +4970,10 @@ def run_loss(loss_fn, model, dtype, batch):
     losses, counts = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not torch.is_tensor(losses) or losses.shape != (batch_length(batch),):
         raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); it '
-                        f'returned {tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__}')
+                        f'returned {tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__}; of '
+                        'a loss per pixel give loss.flatten(1).mean(1), of the mean of a batch loss.expand(samples)')
     if counts is not None and not (torch.is_tensor(counts) and counts.ndim == 2 and len(set(counts.shape)) == 1):
-        raise TypeError('the second value of loss_fn(model, batch), if there is one, must be a confusion matrix (K, K)')
+        raise TypeError('a second value of loss_fn(model, batch) must be a confusion matrix, a tensor (K, K)')
     return losses.float(), counts
 
 
@@ -6144,11 +6145,12 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 
     A network of your own, model=NET, is given normalised float32 images (B, C, H, W) and gives logits (B, K, H, W), K
     being 1 for two classes. Data sets and a loss of your own run in the same loop: give model, train_data, val_data
-    (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample, or
-    (losses, counts); settings of data, network and loss then have no effect. What the loss calls as model(...) runs in
-    the precision at work; methods and parts of the model that it calls itself run in float32. Every step puts the whole
-    model into train mode: a part that stays in eval mode, such as frozen norms, overrides its train(). Raises UserError
-    for what you can mend, TrainingDiverged if no precision gives finite numbers.
+    (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample (the mean
+    of a batch as loss.expand(B)), or (losses, counts), the confusion matrix (K, K) that IoU and Dice are computed from;
+    settings of data, network and loss then have no effect. What the loss calls as model(...) runs in the precision at
+    work; methods and parts of the model that it calls itself run in float32. Every step puts the whole model into train
+    mode: a part that stays in eval mode, such as frozen norms, overrides its train(). Raises UserError for what you can
+    mend, TrainingDiverged if no precision gives finite numbers.
     """
     if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
         raise UserError("a data worker runs your script from its beginning: put what trains below "
