@@ -6011,7 +6011,13 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
-    average = copy.deepcopy(model) if config['ema_decay'] else None
+    hooks = [hook for module in model.modules()
+             for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
+    held = [cell.cell_contents for hook in hooks for cell in getattr(hook, '__closure__', None) or ()]
+    is_shared = config['ema_decay'] and any(isinstance(value, nn.Module) for value in held)
+    if is_shared:                                                      # a copy's hooks would write into the original
+        warn(['ema_decay: weights are not averaged, because hooks of the network hold parts that a copy would share'])
+    average = copy.deepcopy(model) if config['ema_decay'] and not is_shared else None
     engine = None
     if world().size > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)

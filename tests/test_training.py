@@ -177,6 +177,30 @@ def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(sm
         tu.train(model=network, data=str(small_set), **OWN_RUN)
     assert not os.path.exists('own')
 
+class Hooked(nn.Module):
+    """A closure as hook keeps features: in a copy of the network it still writes into the original."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.kept = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 1), {}
+        self.body.register_forward_hook(lambda module, inputs, output: self.kept.update(body=output))
+
+    def forward(self, images):
+        self.body(images)
+        return self.head(self.kept['body'])
+
+
+def test_a_network_whose_hooks_a_copy_would_share_is_not_averaged(small_set, caplog):
+    plain, seen = own_network(), []
+    plain.register_forward_hook(lambda *given: seen.append(len(given)))
+    tu.train(model=plain, data=str(small_set), **OWN_RUN | {'ema_decay': 0.9, 'run_dir': 'plain', 'num_epochs': 1})
+    assert 'weights are not averaged' not in caplog.text
+    result = tu.train(model=Hooked(), data=str(small_set), **OWN_RUN | {'ema_decay': 0.9})
+    assert 'weights are not averaged' in caplog.text
+    image = sorted((small_set / 'images').iterdir())[0]
+    assert (tu.load('own', model=Hooked()).predict(image) == result.model.predict(image)).all()
+
+
 
 class Joining(nn.Module):
     """A branch that gets its first gradient in the second step."""
