@@ -709,6 +709,7 @@ except (ImportError, KeyboardInterrupt) as error:
     sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
+log.setLevel(logging.INFO)
 log.propagate = False                                                  # Colab's root logger would write each line again
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it reports TIFFs that tifffile reads instead
 warnings.filterwarnings('ignore', 'Palette images with Transparency')  # to lose transparency is meant
@@ -4216,7 +4217,7 @@ def try_size(model, sizes=()):
                 last = model(images).grad_fn if model.is_own else None
             logits = model(images)                                     # what the network keeps of it can be copied
             if logits.shape != wanted:
-                binary = ', one channel for the foreground' if classes == 2 else ''
+                binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
                 raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want '
                                   f'logits {wanted}{binary}')
             while str(last).startswith(('<Slice', '<Alias')):          # cropping
@@ -6165,7 +6166,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if not ONE_TRAINING.acquire(blocking=False):                       # random states and signals are the process's
         raise UserError('another training is at work in this process; give each a process of its own')
     run, is_new, before = None, False, random_states()
-    log.setLevel(logging.INFO)
     forget_shown()
     try:
         config, sources, notes = resolve_config(preset, overrides)
@@ -7658,7 +7658,6 @@ def tune(preset, overrides, seconds=60.0):
     Interleaved rounds without the compiler, then with it, together for about 1.5 x `seconds`. Only the preset file is
     kept.
     """
-    log.setLevel(logging.WARNING)
     config, sources, notes = resolve_config(preset, overrides)
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
@@ -7932,6 +7931,7 @@ def main(argv=None):
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # cleaned: a file may quote itself
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
+        log.setLevel(logging.WARNING if verb == 'tune' else logging.INFO)
         if __name__ == '__main__' and verb != 'train':                 # exits through finally: no half-written file
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if verb == 'train':

@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import json
+import logging
 import math
 import os
 import random
@@ -141,6 +142,7 @@ def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set)
     more = tu.train(model=own_network(), resume='own', num_epochs=3)
     assert [row['epoch'] for row in more.history if not row['event']] == [1, 2, 3]
 
+
 def test_complex_weights_are_loaded_as_they_were_trained(small_set):
     """A filter in the frequency domain (FFC, FNO) keeps its imaginary part."""
     class Filter(nn.Conv2d):
@@ -177,6 +179,7 @@ def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(sm
         tu.train(model=network, data=str(small_set), **OWN_RUN)
     assert not os.path.exists('own')
 
+
 class Hooked(nn.Module):
     """A closure as hook keeps features: in a copy of the network it still writes into the original."""
 
@@ -199,7 +202,6 @@ def test_a_network_whose_hooks_a_copy_would_share_is_not_averaged(small_set, cap
     assert 'weights are not averaged' in caplog.text
     image = sorted((small_set / 'images').iterdir())[0]
     assert (tu.load('own', model=Hooked()).predict(image) == result.model.predict(image)).all()
-
 
 
 class Joining(nn.Module):
@@ -379,6 +381,15 @@ class Own(nn.MSELoss):
 
     def forward(self, model, batch):
         return F.mse_loss(model(batch['image']), batch['target'], reduction='none').mean((1, 2, 3))
+
+
+def test_a_training_is_as_quiet_as_the_user_wants(caplog):
+    tu.log.setLevel('ERROR')
+    try:
+        train(num_epochs=1)
+        assert tu.log.level == logging.ERROR and not caplog.text
+    finally:
+        tu.log.setLevel('INFO')
 
 
 def test_a_loss_of_ones_own_may_inherit_from_one_of_torchs():
