@@ -1481,6 +1481,11 @@ def read_table(path):
             if roles.count('image') == roles.count('mask') == 1:       # a header such as image_path,label
                 reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
             table = list(reader) if {'image', 'mask'} <= set(reader.fieldnames) else ()    # other tables may be large
+            words = {name: {SPLIT_WORDS.get((row[name] or '').strip().lower()) for row in table}
+                     for name in reader.fieldnames if name not in ('image', 'mask')}
+            told = [name for name in words if 'train' in words[name] and None not in words[name]]
+            if told and 'split' not in words:                          # a column such as subset
+                table = [row | {'split': row[told[0]]} for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         advice = '; save it as UTF-8' if isinstance(error, UnicodeDecodeError) else ''
         raise DataError(f'{path}: cannot be read as csv: {error}{advice}') from None

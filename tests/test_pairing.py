@@ -1139,6 +1139,20 @@ def test_a_list_may_have_spaces_and_capitals_in_its_header_and_folders_for_group
     assert len(patients[0]) == 3 and len(patients[1]) == 1 and not patients[0] & patients[1]
 
 
+@pytest.mark.parametrize('head, words, is_split', [
+    ('image,mask,subset', ('Training', 'validation'), True), ('fold;image;mask', ('train', 'val'), True),
+    ('image,mask,site', ('north', 'val'), False), ('image,mask,site', ('', 'val'), False)])
+def test_a_column_that_holds_nothing_but_splits_is_the_split_whatever_its_name(small_set, head, words, is_split):
+    between, names = ';' if ';' in head else ',', sorted(path.name for path in (small_set / 'images').iterdir())
+    lines = [head]
+    for number, name in enumerate(names):
+        row = {'image': f'images/{name}', 'mask': f'masks/{name}'}
+        lines.append(between.join(row.get(word) or words[number < 5] for word in head.split(between)))
+    (small_set / 'list.csv').write_text('\n'.join(lines))
+    _, data = inspect(small_set / 'list.csv')
+    assert (names_of(data, 'val') == {Path(name).stem for name in names[:5]}) == is_split
+
+
 def test_one_image_of_no_split_beside_train_and_val_is_trained_on(small_set):
     names = sorted(path.stem for path in (small_set / 'images').iterdir())
     pairs = [[next((small_set / kind).glob(f'{name}.*')) for kind in ('images', 'masks')] for name in names[:4]]
