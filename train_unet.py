@@ -6235,6 +6235,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
         if model is not None:                                          # it has its own encoder, and may want one size
             config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
+            if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
+                config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
             for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
                 why.pop(key, None)
         tell_data(data, config, why)
@@ -6441,8 +6443,6 @@ def end_with_advice(error, state, config, run):
         state.batch_size = config['batch_size']                        # it may fit when resumed, with other settings
     if world().size == 1:
         run.save(state, config)
-    if isinstance(error, DataError) and 'cannot be read' in str(error):
-        error.problems.append(LEAVE_OUT)
     if isinstance(error, UserError):
         raise error
     if is_out_of_memory(error):                                        # outside of a step: no smaller batch helps

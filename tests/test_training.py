@@ -320,6 +320,16 @@ def test_a_second_stage_has_the_settings_it_was_given(small_set):
     assert (tu.load('second').predict(image) == second.model.predict(image)).all()
 
 
+def test_a_second_stage_is_a_run_like_any_other_without_naming_the_network_again(small_set):
+    words = {'data': str(small_set), 'num_epochs': 1, 'use_amp': False}
+    tu.train(**TINY | words, run_dir='first')
+    second = tu.train(**words, image_size=32, run_dir='second', model=tu.load('first'))
+    assert second.model.config['encoder'] == TINY['encoder'] and not second.model.is_own
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    assert (tu.load('second').predict(image) == second.model.predict(image)).all()
+    assert len(tu.train(resume='second', num_epochs=2).history) == 2
+
+
 def test_a_network_without_weights_to_train_is_refused_in_words():
     with pytest.raises(tu.UserError, match='has no weights to train'):
         train(network().requires_grad_(False))
