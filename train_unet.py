@@ -3780,7 +3780,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             image, mask = self.read_resized(index) if self.is_training and self.is_resized else self.read(index)
         except DataError as error:
             if not self.config['skip_broken']:
-                raise
+                raise DataError([*error.problems, LEAVE_OUT]) from None
             log.warning('left out: %s', error.problems[0])
             sample['_left_out'] = True                                 # its pixels are all ignored: they add no loss
             image = np.tile(around(self.config), (self.height, self.width, 1))
@@ -6315,8 +6315,7 @@ def refuse_unwritable(folder):
 def choose_model(model, config, data):
     """The config's network or the user's, with our preprocessing; without (data=None) if the data are the user's."""
     if isinstance(model, SegmentationModel) and data is not None:      # of an earlier run: a second stage
-        shape = ('architecture', 'encoder', 'decoder_channels', 'in_channels', 'num_classes')
-        is_own = model.is_own or any(model.config[key] != config[key] for key in shape)
+        is_own = model.is_own or any(model.config[key] != config[key] for key in ('in_channels', 'num_classes'))
         model = build_model(config, model.network)
         model.is_own = is_own
     elif model is None or data is not None:

@@ -330,6 +330,14 @@ def test_a_second_stage_is_a_run_like_any_other_without_naming_the_network_again
     assert len(tu.train(resume='second', num_epochs=2).history) == 2
 
 
+def test_an_image_that_breaks_before_the_first_step_is_told_with_the_way_out(small_set):
+    for path in (small_set / 'images').iterdir():
+        path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(tu.DataError, match='cannot be read') as error:
+        tu.train(**TINY, data=str(small_set), mean=100.0, std=50.0, run_dir='broken')     # not measured before
+    assert 'skip_broken=True leaves out files that cannot be read' in error.value.problems
+
+
 def test_a_network_without_weights_to_train_is_refused_in_words():
     with pytest.raises(tu.UserError, match='has no weights to train'):
         train(network().requires_grad_(False))
