@@ -7456,9 +7456,11 @@ def export_pt2(model, path, half, is_free):
     program = torch.export.export(model, (images,), dynamic_shapes=free)
     for node in program.graph.nodes:
         node.meta.pop('stack_trace', None)                             # it reveals local paths
+    written = io.BytesIO()                                             # on a full disk torch's own writer aborts
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', 'No complete tensor')        # it takes channels_last for a slice
-        torch.export.save(program, path, extra_files=export_facts(model))
+        torch.export.save(program, written, extra_files=export_facts(model))
+    path.write_bytes(written.getbuffer())
     return torch.export.load(path).module()
 
 

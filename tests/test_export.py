@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import ENOUGH, TINY, WRITES_ONNX, draw_set
+from conftest import ENOUGH, FORKS, TINY, WRITES_ONNX, draw_set, run_script
 from helpers import edited
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -273,6 +273,17 @@ def test_an_export_that_fails_before_it_writes_removes_nothing(own, tmp_path, mo
     with pytest.raises(tu.UserError, match='cannot be written'):
         tu.export(own, 'pt2', tmp_path / 'model.pt2')
     assert (tmp_path / 'model.pt2').read_text() == 'an older one'
+
+
+@pytest.mark.usefixtures('forks')
+def test_a_disk_that_is_full_ends_an_export_in_words(two, tmp_path):
+    small = 'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))'
+    words = ['export', str(two[0]), 'format=pt2', '-o', str(tmp_path / 'new' / 'm.pt2')]
+    process = FORKS.Process(target=run_script, args=(words, tmp_path / 'said', {}, small))
+    process.start()
+    process.join()
+    assert process.exitcode == 2 and 'File too large' in (tmp_path / 'said').read_text()
+    assert not list((tmp_path / 'new').iterdir())
 
 
 @pytest.mark.parametrize('name, half, told', [('m.onnx', False, 'ends in .pt2'), ('m.pt2', True, 'half=True')])
