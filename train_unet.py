@@ -1315,6 +1315,8 @@ def existing_folder(path):
         raise DataError(f'{path}: cannot be read: {error.strerror}') from None
     if path.exists():
         raise DataError(f'{path}: is a file; expected a folder of images and masks, or a list whose name ends in .csv')
+    if path.is_symlink():
+        raise DataError(f'{path}: is a link to {os.readlink(path)}, which is not there')
     there = os.listdir(path.parent) if path.parent.is_dir() else []
     raise DataError(f'{path}: there is no such folder{did_you_mean(path.name, there)}')
 

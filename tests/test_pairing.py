@@ -1153,6 +1153,11 @@ def test_a_column_that_holds_nothing_but_splits_is_the_split_whatever_its_name(s
     assert (names_of(data, 'val') == {Path(name).stem for name in names[:5]}) == is_split
 
 
+def test_a_folder_that_is_a_link_to_a_drive_that_is_away_is_told_as_such(tmp_path):
+    (tmp_path / 'net').symlink_to(tmp_path / 'drive')
+    assert ask(tmp_path / 'net').problems == [f'{tmp_path}/net: is a link to {tmp_path}/drive, which is not there']
+
+
 def test_one_image_of_no_split_beside_train_and_val_is_trained_on(small_set):
     names = sorted(path.stem for path in (small_set / 'images').iterdir())
     pairs = [[next((small_set / kind).glob(f'{name}.*')) for kind in ('images', 'masks')] for name in names[:4]]
