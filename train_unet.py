@@ -1688,7 +1688,7 @@ def split_by_names(pairs, root, files, notes):
                 notes.append(f'the images are split by {how}')
                 return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
         why = f'{kinds}, which do not list every image once'
-        wanted = {posixpath.basename(name) for _, names in ways for name in names}
+        wanted = {posixpath.basename(name) for how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
         meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in wanted
                         and os.path.dirname(os.path.join(root, folder, name)) not in used)

@@ -929,6 +929,13 @@ def test_arrays_that_hold_no_picture_are_offered_by_no_line(tmp_path):
     assert 'tried on your files' not in told and 'volumes and stacks are to be drawn first' in told
 
 
+def test_pictures_of_the_same_names_elsewhere_are_no_tiles_of_a_list(tmp_path):
+    """No text file is there: test_0.png begins with its split, and results/ holds what was made of it."""
+    fill(tmp_path, [f'{folder}/test_{n}.png' for folder in ('images', 'results') for n in range(9)],
+         [f'masks/test_{n}.png' for n in range(9)])
+    assert not [note for note in inspect(tmp_path)[1].notes if 'text files' in note]
+
+
 def test_tiles_that_the_lists_name_are_pointed_at(tmp_path):
     """LandCover.ai after its split.py: large photographs in images/ and masks/, and their tiles in output/."""
     fill(tmp_path, [f'images/map{n}.png' for n in range(5)], [f'masks/map{n}.png' for n in range(5)])
