@@ -1181,7 +1181,7 @@ def files_of(base, root, files):
 
 def by_role(candidates, config, root, ignored):
     """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
-    the others go into `ignored`. Folders tell the role, else the patterns. With two patterns folders tell nothing where
+    the others go into `ignored`. Folders tell the role, else the patterns. With mask_pattern folders tell nothing where
     none is named after masks, nor in a folder for one image: img_0_json/ holds img.png and label.png."""
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
@@ -1196,7 +1196,7 @@ def by_role(candidates, config, root, ignored):
     for _, folder, name, _ in candidates:
         if len(stems_of(name)) == 1:
             held[folder] |= stems_of(name).keys()
-    patterns_tell = len(patterns) == 2 and all(role != 'mask' for *_, (_, role, _, _) in candidates)
+    patterns_tell = 'mask' in patterns and all(role != 'mask' for *_, (_, role, _, _) in candidates)
     found, unlike = {'image': [], 'mask': [], '': []}, {}              # unlike: {path: the pattern it does not fit}
     for path, folder, name, (split, role, kind, rest) in candidates:
         stem, suffix = os.path.splitext(name)
@@ -1246,7 +1246,7 @@ def collect(config, root, files, which):
         images, masks = both
     elif '' in sources and is_whole(masks) and is_whole(images or loose):      # two copies, one in mri-segmentation/
         images, masks = tell_apart([*(images or loose), *masks])
-    elif not masks:                                                    # together in one folder, perhaps named Imgs
+    elif not masks and not config['mask_pattern']:                     # together in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
     elif not images:                                                   # the names of their folders tell no role
         images = loose

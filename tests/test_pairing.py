@@ -831,6 +831,16 @@ def test_images_of_training_are_never_offered_with_masks_of_the_test(tmp_path, s
 # --- folders and patterns that were typed ---------------------------------------------
 
 
+@pytest.mark.parametrize('kind', ['mask', 'seg'])
+def test_a_pattern_for_masks_counts_in_a_folder_named_images_too(tmp_path, kind):
+    """It picked x_seg.png, whatever was typed; a pattern that no file fits is refused."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)],
+         [f'images/{n}_{kind}.png' for n in range(6) for kind in ('mask', 'seg')])
+    _, data = inspect(tmp_path, mask_pattern=f'{{stem}}_{kind}.png', skip_unpaired=True)
+    assert {os.path.basename(os.fsdecode(mask)) for mask in data.pairs.masks} == {f'{n}_{kind}.png' for n in range(6)}
+    assert 'found 18 images and 0 masks' in str(ask(tmp_path, mask_pattern='{stem}_typo.png'))
+
+
 def test_second_annotator_is_left_out_by_patterns(tmp_path):
     """CHASE: x.jpg, x_1stHO.png and x_2ndHO.png in one folder."""
     fill(tmp_path / 'set', [f'{n}.jpg' for n in range(3)],
