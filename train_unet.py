@@ -7939,7 +7939,6 @@ def main(argv=None):
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # cleaned: a file may quote itself
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
-        log.setLevel(logging.WARNING if verb == 'tune' else logging.INFO)
         if __name__ == '__main__' and verb != 'train':                 # exits through finally: no half-written file
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if verb == 'train':
@@ -7953,6 +7952,8 @@ def main(argv=None):
             return predict(paths[0], paths[1:], output, **own, **overrides)
         if verb == 'export':
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
+        if verb == 'tune':
+            log.setLevel(logging.WARNING)                              # its table says it all
         return {'check': check, 'tune': tune}[verb](preset, overrides)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -7977,6 +7978,8 @@ def main(argv=None):
     except OSError as error:                                           # no permission, no space, a folder for a file
         print(f'{clean(error.filename or "a file")}: {error.strerror or in_words(error)}', file=sys.stderr)
         return 2
+    finally:
+        log.setLevel(logging.INFO)
 
 
 if __name__ == '__main__':
