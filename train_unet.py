@@ -4775,6 +4775,9 @@ def write_file(path, content):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)                   # a full disk has no name of its own
+        raise
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -7173,16 +7176,21 @@ def count_at_levels(bands, truth, levels, num_classes):
 
 def store_threshold(folder, level, model):
     """Put a tuned threshold into the model and into best.pt, where load and predict find it -> whether that was done.
-    It is not while a training works there, or if best.pt has got other weights since the model was loaded."""
+    It is not while a training works there, if best.pt has got other weights since the model was loaded, or where it
+    cannot be written."""
     from filelock import FileLock, Timeout                             # comes with torch
-    path, weights = best_file(folder), model.state_dict()
-    with contextlib.suppress(Timeout), FileLock(str(path.parent / '.lock'), timeout=0):
-        saved = load_checkpoint(path)
-        if all(key in weights and torch.equal(value, weights[key].cpu()) for key, value in saved['weights'].items()):
-            save_checkpoint(path, saved | {'threshold': level})
-            model.threshold = level
-            return True
-    log.warning('%s: a training is at work there, so the best threshold (%.2f) is not stored', path.parent, level)
+    path, weights, why = best_file(folder), model.state_dict(), 'a training is at work there'
+    try:
+        with FileLock(str(path.parent / '.lock'), timeout=0):
+            saved = load_checkpoint(path)
+            if all(name in weights and torch.equal(value, weights[name].cpu())
+                   for name, value in saved['weights'].items()):
+                save_checkpoint(path, saved | {'threshold': level})
+                model.threshold = level
+                return True
+    except OSError as error:                                           # Timeout is one
+        why = why if isinstance(error, Timeout) else in_words(error)
+    log.warning('%s: %s, so the best threshold (%.2f) is not stored', path.parent, why, level)
     return False
 
 
@@ -7191,7 +7199,7 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 
 def report(typed_run, model, dataset, split, counts, per_image, other_data, is_tuned, changed):
     """Write and print what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
-    `changed`: the settings that are not the run's own."""
+    `changed`: the settings that are not the run's own. OSError, after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
     folder = evaluation_folder(run, model.config['data']) if other_data else run
     metrics, tuned = compute_metrics(counts[level if other_data else 0.5]), compute_metrics(counts[level])
@@ -7203,15 +7211,19 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
                'confusion_at_threshold': counts[level].tolist(), 'classes': names, 'empty_masks': EMPTY_RULE,
                'images': images}
     content = json.loads(json.dumps(content), parse_constant=lambda _: None)   # JSON knows no NaN: null
-    write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
     right = lambda row: 1 - np.nan_to_num(row['wrong_pixels'])         # NaN: all of it is ignored
     agreement = lambda row: right(row) + (right(row) if math.isnan(row['iou']) else row['iou'])
     worst = {row['index']: f'   IoU {row["iou"]:.3f}, {row["wrong_pixels"]:.1%} wrong'
              for row in sorted(images, key=agreement)[:12]}
-    draw_samples(model, dataset, folder / 'worst.png', captions=worst)
-    draw_confusion(counts[level], names, folder / 'confusion.png')
-    with contextlib.suppress(UserError, LookupError, TypeError):       # without last.pt the old curves stay
-        draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
+    trouble = None
+    try:
+        write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
+        draw_samples(model, dataset, folder / 'worst.png', captions=worst)
+        draw_confusion(counts[level], names, folder / 'confusion.png')
+        with contextlib.suppress(UserError, LookupError, TypeError):   # without last.pt the old curves stay
+            draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
+    except OSError as error:                                           # a full disk, or a run that others may only read
+        trouble = error
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
     what = f'{split} images'.removeprefix('train ')                    # split 'train': all of other data
     what += f' of {clean(model.config["data"])}' if other_data else ''
@@ -7229,7 +7241,10 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
         at_level = f' at threshold {level:.2f}' if two else ''
         print(f'IoU per image{at_level}: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
-    print(f'Empty masks: {EMPTY_RULE}\nWritten to {clean(folder)}: {", ".join(there)}')
+    print(f'Empty masks: {EMPTY_RULE}')
+    if trouble:
+        raise trouble
+    print(f'Written to {clean(folder)}: {", ".join(there)}')
     print('Next: ', command_line('predict', quoted(typed_run), 'YOUR_IMAGES -o masks'))
 
 

@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_using.py
 """
 import contextlib
+import errno
 import json
 import os
 import re
@@ -650,6 +651,24 @@ def test_validation_without_foreground_tunes_nothing(own, two, tmp_path):
         PIL.Image.fromarray(np.zeros((40, 40), np.uint8)).save(os.fsdecode(path))
     assert tu.main(['evaluate', str(own)]) == 0
     assert tu.load(own).threshold == 0.8
+
+
+def test_scores_are_printed_although_the_disk_does_not_take_them(own, monkeypatch, capsys):
+    """A run of a colleague's, or a full disk; the file is named, and what is there stays."""
+    before = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
+
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'fsync', full)
+        assert tu.main(['evaluate', str(own)]) == 2
+    out, err = capsys.readouterr()
+    assert 'No space left on device' in out and 'is not stored' in out
+    assert re.search(r'val images: IoU 0\.\d', out) and 'Written to' not in out
+    assert err == f'{own / "metrics.json"}: No space left on device\n'
+    after = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
+    assert {**after, '.lock': b''} == {**before, '.lock': b''}
 
 
 def test_a_threshold_is_not_stored_beside_a_training_that_is_at_work(small_set, caplog):
