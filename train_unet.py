@@ -5961,6 +5961,21 @@ def warn(notes):
         log.warning('Note: %s', note)
 
 
+@contextlib.contextmanager
+def as_learnt(config, coding='', other=False):
+    """Where masks are not those that a network has learnt a DataError says what it knows (`coding`, in words) instead of
+    lines that would be refused. Of other data mask_values may say what they mean."""
+    refused = 'num_classes=' if other else 'num_classes=|mask_values=|after a colon'
+    try:
+        yield
+    except DataError as error:
+        rest = [line for line in error.problems if not re.search(refused, line)]
+        if len(rest) < len(error.problems):
+            knows = f'(the network knows {config["num_classes"]} classes{": " * bool(coding)}{clean(coding or "")}; '
+            error.problems = [*rest, knows + 'others want a run of their own)']
+        raise
+
+
 def prepare(config, sources, device, decode=False, own_data=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons): the one
     way that train, check and tune come to them. `decode`: look at every pixel; `own_data`: the user brings it."""
@@ -6223,7 +6238,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not resuming:
         refuse_used(run.folder)
     run.after.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
-    config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
+    with as_learnt(config) if resuming else contextlib.nullcontext():
+        config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data'])}
     if config['tensorboard']:
         run.open_board()
@@ -7116,7 +7132,8 @@ def images_to_score(folder, model, overrides):
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
         model.config['val_fraction'] = overrides.get('val_fraction', 0)        # 0: all images are scored
-    data = inspect_other(model) if other else inspect_data(model.config)
+    with as_learnt(model.config, model.coding, other):
+        data = inspect_other(model) if other else inspect_data(model.config)
     names = ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
@@ -7136,12 +7153,7 @@ def images_to_score(folder, model, overrides):
 def inspect_other(model):
     """Inspect data that a model was not trained on -> Data; prints it, and how it differs from the training's.
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
-    try:
-        data = inspect_data(model.config)
-    except DataError as error:
-        known = f'(the network knows {model.config["num_classes"]} classes: {clean(model.coding or "")})'
-        error.problems = [*(line for line in error.problems if 'num_classes=' not in line), known]
-        raise
+    data = inspect_data(model.config)
     data.notes = [note for note in data.notes if not note.startswith('no validation')]     # no matter here
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)

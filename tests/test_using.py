@@ -795,6 +795,21 @@ def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, c
     assert 'the network knows 2 classes' in told and 'num_classes=' not in told
 
 
+def test_a_class_that_came_later_is_told_without_lines_that_a_run_would_refuse(small_set, capsys):
+    """The masks of a run were 0 and 1; now some of them hold 2 and 3 too."""
+    draw_set(small_set, values=(0, 1))
+    run = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir
+    for path in sorted(small_set.glob('masks/00*.png')):
+        mask = np.array(PIL.Image.open(path))
+        mask[:4, :4], mask[:4, 4:8] = 2, 3
+        PIL.Image.fromarray(mask).save(path)
+    for words in (['evaluate', str(run)], [f'resume={run}', 'num_epochs=2']):
+        assert tu.main(words) == 2
+        told = capsys.readouterr().err
+        assert ' 3 (0.83%, 10 images)' in told and 'the network knows 2 classes' in told and 'want a run of their own' in told
+        assert 'mask_values=' not in told and 'num_classes=' not in told and 'colon' not in told
+
+
 # --- evaluate: the worst images -------------------------------------------------------
 
 
