@@ -5963,8 +5963,8 @@ def warn(notes):
 
 @contextlib.contextmanager
 def as_learnt(config, coding='', other=False):
-    """Where masks are not those that a network has learnt a DataError says what it knows (`coding`, in words) instead of
-    lines that would be refused. Of other data mask_values may say what they mean."""
+    """Where masks are not those that a network has learnt a DataError says what it knows (`coding`: in words) instead
+    of lines that would be refused. Of other data mask_values may say what they mean."""
     refused = 'num_classes=' if other else 'num_classes=|mask_values=|after a colon'
     try:
         yield
