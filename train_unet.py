@@ -7142,12 +7142,24 @@ def images_to_score(folder, model, overrides):
     if not are_known:
         log.warning('The images, or their split, are not those this run began with: some that are scored may have '
                     'been trained on. The threshold stays as it is')
-    with contextlib.suppress(UserError):                               # where the run's split cannot be drawn
-        held_out = split == 'train' and as_trained['val_fraction']
-        if held_out and are_its_images(folder, inspect_data(as_trained), as_trained):
-            log.warning('These are the images of this run, and it was trained on most of them: '
-                        'type val_fraction=%s too, to score only those held out', held_out)
+    if other:
+        warn_of_trained(folder, data, split, as_trained)
     return dataset, split, are_known
+
+
+def warn_of_trained(folder, data, split, as_trained):
+    """Warn where images of other data, one of whose splits is scored, are among those that the run was trained on."""
+    with contextlib.suppress(UserError):                               # where a split cannot be drawn, data are gone
+        share = as_trained['val_fraction']
+        if split == 'train' and share and are_its_images(folder, inspect_data(as_trained), as_trained):
+            log.warning('These are the images of this run, and it was trained on most of them: '
+                        'type val_fraction=%s too, to score only those held out', share)
+            return
+        begun = inspect_data(CONFIG | load_checkpoint(best_file(folder))['config'])
+        scored, trained = ({*map(os.path.realpath, pairs.images[pairs.rows(name)])}
+                           for pairs, name in ((data.pairs, split), (begun.pairs, 'train')))
+        if scored & trained:                                           # of another fold of a cross-validation
+            log.warning('%d of these %d images were trained on: the score flatters', len(scored & trained), len(scored))
 
 
 def inspect_other(model):

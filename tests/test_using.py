@@ -784,6 +784,19 @@ def test_own_images_scored_as_other_data_are_said_to_be_trained_on(own, two, tmp
     assert 'trained on' not in caplog.text
 
 
+def test_images_of_another_fold_that_were_trained_on_are_told(small_set, caplog):
+    """Cross-validation by list files: what one fold holds out the others were trained on."""
+    for fold in (0, 1):
+        lines = [f'images/{n:03d}.png,masks/{n:03d}.png,{"val" if n % 3 == fold else "train"}' for n in range(12)]
+        (small_set / f'fold{fold}.csv').write_text('\n'.join(['image,mask,split', *lines]))
+    run = tu.train(data=str(small_set / 'fold0.csv'), **{**TINY, 'num_epochs': 1}).run_dir
+    assert tu.main(['evaluate', str(run), f'data={small_set / "fold1.csv"}']) == 0
+    assert '4 of these 4 images were trained on' in caplog.text
+    caplog.clear()
+    assert tu.main(['evaluate', str(run), f'data={small_set / "fold0.csv"}']) == 0
+    assert 'trained on' not in caplog.text
+
+
 def test_other_data_whose_foreground_is_ignored_is_refused(three, two, capsys):
     assert tu.main(['evaluate', str(three[0]), f'data={two[1]}']) == 2
     assert 'all pixels are of one class or ignored' in capsys.readouterr().err
