@@ -4683,7 +4683,8 @@ class TrainState:
     engine: nn.Module = None       # of several processes: DistributedDataParallel around the model
     bad: dict = dataclasses.field(default_factory=dict)       # unsound steps: total, untold, run (in a row)
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
-    images: str = ''               # a hash: does a resumed run still have the images and the split it began with?
+    images: str = ''               # hashes: does a resumed run still have the images and the split, and the masks and
+                                   # the augmentation file, it began with?
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
              'left_out', 'images')
@@ -6275,6 +6276,10 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
     state.images = name_images(train_data, val_data)
+    if not own_data:                                                   # what else decides the result, and may be edited
+        recipe = Path(config['augment']).read_bytes() if os.path.isfile(config['augment']) else b''
+        values = json.dumps(sorted(data.values.items()), default=int)
+        state.images += hashlib.sha256(values.encode() + recipe).hexdigest()
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
@@ -6517,9 +6522,9 @@ def resume_state(state, run, config, precision, hardware, changed):
                         'cannot resume') from None
     if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
-    if state.images != images:
-        log.warning('The images, or their split, are not those this run began with: scores before and after do not '
-                    'compare, and images that validate now may have been trained on')
+    if state.images != images[:len(state.images)]:                     # older runs know the images alone
+        log.warning('The images, their masks or split, or the augmentation file, are not those this run began with: '
+                    'scores before and after do not compare, and images that validate now may have been trained on')
     if dtype != state.dtype:                                           # unsound steps of another precision
         state.bad = totals_alone(state.bad)
     if dtype != precision.dtype:
@@ -7186,7 +7191,7 @@ def are_its_images(folder, data, config):
     """Whether these are the images and the split that a run began with; None, without last.pt: unknown."""
     sets = [SegmentationDataset(data, split, config, is_training=False) for split in ('train', 'val')]
     with contextlib.suppress(UserError, LookupError, TypeError):
-        return load_last(best_file(folder).parent)[0]['images'] == name_images(*sets)
+        return load_last(best_file(folder).parent)[0]['images'][:64] == name_images(*sets)
 
 
 def count_at_levels(bands, truth, levels, num_classes):

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_checkpoints.py
 import builtins
 import errno
 import fcntl
+import json
 import math
 import multiprocessing
 import os
@@ -668,6 +669,23 @@ def test_other_images_under_the_same_names_are_told(small_set, caplog):
     tu.train(**{**SMALL, 'num_epochs': 1})
     shutil.copy('set/images/003.png', 'set/images/004.png')
     tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' in caplog.text
+
+
+def test_corrected_masks_and_an_edited_augmentation_file_are_told(small_set, caplog):
+    write = lambda chance: tu.Path('flip.json').write_text(json.dumps(tu.A.to_dict(tu.A.HorizontalFlip(p=chance))))
+    write(0.5)
+    tu.train(**{**SMALL, 'num_epochs': 1, 'augment': 'flip.json'})
+    tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' not in caplog.text
+    write(1.0)
+    tu.train(resume='run', num_epochs=3)
+    assert 'not those this run began with' in caplog.text
+    caplog.clear()
+    mask = np.array(tu.PIL.Image.open('set/masks/003.png'))
+    mask[:9] = mask.max() - mask[:9]
+    tu.PIL.Image.fromarray(mask).save('set/masks/003.png')
+    tu.train(resume='run', num_epochs=4)
     assert 'not those this run began with' in caplog.text
 
 
