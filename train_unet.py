@@ -692,6 +692,7 @@ try:
     import numpy as np
     import PIL.Image
     import PIL.ImageDraw
+    import PIL.ImageFont
     import PIL.ImageOps
     import PIL.PngImagePlugin
     import torch
@@ -6728,6 +6729,9 @@ def colour_key(config, has_errors=True):
 def sheet(rows, titles, path, legend=()):
     """Draw rows of (caption, [pictures]) as one PNG -> the page. More than six rows stand in two columns, each picture
     fits into a square. legend: (colour, word) pairs for the foot of the page."""
+    import matplotlib                                                  # Pillow's own font lacks all letters beyond ASCII
+    fonts = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf', 'DejaVuSans.ttf')
+    font = functools.partial(PIL.ImageFont.truetype, fonts)
     side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fitted = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
@@ -6740,17 +6744,17 @@ def sheet(rows, titles, path, legend=()):
     draw = PIL.ImageDraw.Draw(page)
     for number, (caption, tiles) in enumerate(rows):
         top, left = heading + number // across * high, margin + number % across * wide
-        draw.text((left, top + tiles[0].height + 4), clean(caption)[:120], (70, 70, 70), font_size=12)
+        draw.text((left, top + tiles[0].height + 4), clean(caption)[:120], (70, 70, 70), font(11))
         for tile, title in zip(tiles, titles):
             if number < across:
-                draw.text((left, 7), title, 'black', font_size=13)
+                draw.text((left, 7), title, 'black', font(12))
             page.paste(tile, (left, top))
             draw.rectangle((left, top, left + tile.width - 1, top + tile.height - 1), outline=grey)
             left += side + margin
     for number, (colour, word) in enumerate(legend):
         left, top = margin + number % per_line * cell, below + number // per_line * heading
         draw.rectangle((left, top + 4, left + 14, top + 18), tuple(map(int, colour)), grey)
-        draw.text((left + 20, top + 4), clean(word)[:14], 'black', font_size=12)
+        draw.text((left + 20, top + 4), clean(word)[:14], 'black', font(11))
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
 

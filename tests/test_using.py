@@ -903,6 +903,12 @@ def test_a_sheet_tells_its_colours_and_holds_two_rows_side_by_side(tmp_path):
     assert [word for _, word in key] == ['ground', 'disc', 'corner', 'wrong', 'ignored']
 
 
+def test_a_sheet_writes_letters_beyond_ascii(tmp_path):
+    """Class names and file names; Pillow's own font draws the same empty box for each."""
+    page = lambda word: tu.sheet([], ['image'] * 4, tmp_path / 'x.png', [((0, 0, 0), word)]).tobytes()
+    assert len({page(word) for word in 'äößéж'}) == 5
+
+
 def test_a_sheet_takes_an_image_that_is_nearly_a_line(tmp_path):
     """A line-scan camera's 3,000 x 4 pixels would have no height at the size of a sheet."""
     page = tu.sheet([('line', [np.full((4, 3000, 3), 90, np.uint8)] * 2)], ['image', 'truth'], tmp_path / 'x.png')
