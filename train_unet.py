@@ -6536,7 +6536,10 @@ def resume_state(state, run, config, precision, hardware, changed):
     if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
-    log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+    if state.epoch < config['num_epochs']:
+        log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+    else:
+        log.info('%s has all its epochs: num_epochs=%d or more goes on', path, state.epoch + 1)
 
 
 def refuse_nonsense(saved, state, config):

@@ -632,11 +632,12 @@ def test_a_refused_resume_leaves_the_settings_of_the_run_alone(small_set):
     assert tu.Path('run/config.py').read_text() == before
 
 
-def test_a_finished_run_keeps_the_settings_it_was_trained_with():
+def test_a_finished_run_keeps_the_settings_it_was_trained_with_and_says_what_goes_on(caplog):
     train_own(num_epochs=1)
     before = tu.Path('run/config.py').read_text()
     train_own(resume='run', run_dir='auto', num_epochs=1, learning_rate=0.5)
     assert tu.Path('run/config.py').read_text() == before
+    assert 'num_epochs=2 or more goes on' in caplog.text and 'Continuing' not in caplog.text
 
 
 def test_a_torn_config_is_replaced_by_that_of_the_checkpoint():
