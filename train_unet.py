@@ -505,6 +505,8 @@ def validate_config(config):
             value = value.lower() if key in ('device', 'encoder') else words.get(value.lower(), value)
         if type(value) is int and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
+        elif type(value) is float and 'int' in kinds and value.is_integer():
+            value = int(value)                                         # 2e8 pixels
         config[key], fault = value, find_fault(key, value)
         if fault:
             problems.append(f'{key}={shown(value)}: {fault}')

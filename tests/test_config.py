@@ -93,6 +93,12 @@ def test_names_keep_their_spelling(key, text):
     assert resolved(**parse_command([f'{key}={text}']).overrides)[key] == text
 
 
+@pytest.mark.parametrize('key, text, number', [('max_image_pixels', '2e8', 200_000_000), ('num_epochs', '5.0', 5)])
+def test_a_whole_number_may_be_written_as_another_one(key, text, number):
+    value = resolved(**parse_command([f'{key}={text}']).overrides)[key]
+    assert value == number and type(value) is int
+
+
 @pytest.mark.parametrize('alias', SHORT_NAMES)
 def test_short_names_reach_their_key(alias):
     value = {'compile': True, 'arch': 'FPN', 'out': 'there', 'lr': 0.5, 'wd': 0.5}.get(alias, 16)
