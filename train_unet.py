@@ -4191,7 +4191,10 @@ def laid_out(model, config, device):
             change_forward(module, PooledByProduct)
     if on_apple:
         return model.to(memory_format=torch.contiguous_format)
-    return model.to(memory_format=torch.channels_last) if config['channels_last'] else model
+    for tensor in itertools.chain(model.parameters(), model.buffers()) if config['channels_last'] else ():
+        if tensor.ndim == 4:                                           # model.to() refuses five, of a Conv3d inside
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return model
 
 
 def to_nchw(_, maps):

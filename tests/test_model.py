@@ -297,6 +297,14 @@ def test_norms_of_few_channels_take_rows_on_a_cpu(capability, widths, monkeypatc
     assert 1 in hooks and hooks == [len(module._forward_pre_hooks) for module in model.modules()]
 
 
+def test_a_network_with_a_convolution_in_three_dimensions_lies_in_channels_last():
+    """Attention over channels and places (HAN's CSAM) has one inside; torch refuses this layout for its weights."""
+    model = nn.ModuleList([nn.Conv2d(8, 8, 3), nn.Conv3d(1, 1, 3)])
+    tu.laid_out(model, {'channels_last': True}, torch.device('cpu'))
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert model[1].weight.is_contiguous()
+
+
 @pytest.mark.parametrize('changes', [{}, {'keep_float32': 'decoder.blocks.4'}, {'activation_checkpointing': True}])
 def test_a_model_pickles_with_all_that_was_changed_in_it(changes):
     """torch.save(result.model, ...) is how many keep a network."""
