@@ -6102,7 +6102,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     probes = [load_batches(loader.dataset, sampler.micro_batches(rows), config, state.device) for rows in probed]
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
-    begun = time.monotonic()
+    begun, fault = time.monotonic(), ''
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
         with contextlib.suppress(*compiler_faults()):                  # try_to_compile will meet and log it
@@ -6122,9 +6122,17 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
+        except RuntimeError as error:                                  # not every operation has a kernel for 16 bits
+            alone = world().size == 1 and not is_out_of_memory(error)
+            if not (alone and (lower := safer_dtype(state.dtype, state.device))):
+                raise
+            fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
+            go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
+    if fault:                                                          # of the precision, for the safer one works
+        record(state, fault)
     if state.model._compiled_call_impl is not None:
         log.info('Compiled in %.0f s', time.monotonic() - begun)
-    go_back(state, config, run, batch_size=state.batch_size)           # keep what was found to fit into memory
+    go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
 
 
 def refuse_unshared(results):

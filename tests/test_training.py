@@ -761,6 +761,26 @@ def test_the_smoke_test_leaves_no_trace(monkeypatch):
     assert_same(final(), final('without'))
 
 
+class Spectral(nn.Conv2d):
+    """Channels of a convolution become complex (LaMa's FFC does that): torch has no such thing of bfloat16."""
+
+    def forward(self, images):
+        maps = super().forward(images)
+        return torch.fft.ifft2(torch.complex(maps, maps)).real
+
+
+def test_a_network_without_kernels_for_16_bits_trains_in_float32():
+    result = train(Spectral(3, 1, 1), use_amp=True, amp_dtype='bfloat16', num_epochs=1)
+    assert re.search('a step fails in bfloat16 .*: precision bfloat16 -> float32', result.history[0]['event'])
+    assert tu.load_checkpoint('run/last.pt')['dtype'] == 'float32' and len(result.history) == 2
+
+
+def test_a_loss_that_fails_in_every_precision_is_not_put_down_to_one(caplog):
+    with pytest.raises(RuntimeError, match='size of tensor'):
+        train(loss_fn=lambda model, batch: model(batch['image']) - torch.ones(3, 5), use_amp=True, amp_dtype='bfloat16')
+    assert 'a step fails' not in caplog.text
+
+
 def test_the_smoke_test_takes_a_whole_batch_of_validation():
     class TwoSizes(Samples):
         def __getitem__(self, index):
