@@ -4953,8 +4953,15 @@ def to_device(batch, device):
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device, known(x), non_blocking=kind == 'cuda'), batch)
 
 
+def is_unjoined(batch):
+    """Whether a batch is tuple(zip(*samples)), as detectors take them; default_collate makes lists, of tensors."""
+    return type(batch) is tuple and bool(batch) and all(isinstance(part, (list, tuple)) for part in batch)
+
+
 def batch_length(batch):
-    """Images in a batch: the length of its first tensor that has one."""
+    """Images in a batch: the length of its first tensor that has one, or of the lists in a tuple of lists alone."""
+    if is_unjoined(batch):
+        return len(batch[0])
     lengths = [len(x) for x in pytree.tree_leaves(batch) if torch.is_tensor(x) and x.ndim]
     if not lengths:
         raise UserError(f'a batch: there is no tensor in this {type(batch).__name__}; collate_fn must give a tensor, '
@@ -4967,7 +4974,7 @@ def split_batch(batch, most):
     count, whole = batch_length(batch), id(batch)                      # the id: pytree never frees what is_leaf holds
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
     is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and id(value) != whole \
-        and not all(map(is_whole, value))                              # one item per sample; not (x, y) of two samples
+        and (is_unjoined(batch) or not all(map(is_whole, value)))      # one item per sample; not (x, y) of two samples
 
     def cut(value, piece):
         return value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
@@ -4987,7 +4994,8 @@ def run_loss(loss_fn, model, dtype, batch):
         raise
     losses, counts = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not torch.is_tensor(losses) or losses.shape != (batch_length(batch),):
-        raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},); it '
+        raise TypeError(f'loss_fn(model, batch) must return one loss per sample, shape ({batch_length(batch)},), as '
+                        'many as the first tensor of the batch has rows (collate_fn decides which is first); it '
                         f'returned {tuple(losses.shape) if torch.is_tensor(losses) else type(losses).__name__}; of '
                         'a loss per pixel give loss.flatten(1).mean(1), of the mean of a batch loss.expand(samples)')
     if counts is not None and not (torch.is_tensor(counts) and counts.ndim == 2 and len(set(counts.shape)) == 1):

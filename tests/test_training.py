@@ -489,6 +489,35 @@ def test_a_batch_is_what_collate_fn_makes_of_it():
     assert set(lengths) == {(True, 8), (False, 8)}
 
 
+class Boxes(Samples):
+    """Images of several sizes with several boxes each, joined as torchvision's detectors take them."""
+
+    def __getitem__(self, index):
+        return torch.ones(3, 8, 8 + index), {'boxes': torch.ones(1 + index % 3, 4)}
+
+    @staticmethod
+    def collate_fn(samples):
+        return tuple(zip(*samples))
+
+
+def test_a_batch_of_lists_has_as_many_samples_as_they_are_long():
+    """The first tensor is an image there, as long as it has colours."""
+    def loss_fn(model, batch):
+        images, targets = batch
+        return torch.stack([model(image[None]).square().mean() + len(target['boxes'])
+                            for image, target in zip(images, targets, strict=True)])
+
+    result = train(network(), Boxes(), Boxes(6), loss_fn, num_epochs=1)
+    assert 1 < result.history[0]['val_loss'] < 5
+
+
+@pytest.mark.parametrize('count', [2, 3, 4])                           # as many as there are colours, too
+def test_a_batch_of_lists_is_cut_between_samples(count):
+    pieces = tu.split_batch(Boxes.collate_fn([Boxes()[i] for i in range(count)]), 1)
+    assert [[tuple(image.shape) for image in images] for images, _ in pieces] == [[(3, 8, 8 + i)] for i in range(count)]
+    assert [len(targets[0]['boxes']) for _, targets in pieces] == [1 + i % 3 for i in range(count)]
+
+
 def test_a_run_of_longer_batches_that_diverges_names_its_samples():
     """Which of the views is which collate_fn alone knows: all samples of the batch are named."""
     lost = lambda model, batch: squares(model, batch) * (math.nan if run_has_begun() else 1)
