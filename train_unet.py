@@ -1631,9 +1631,10 @@ def doubts_of_groups(images):
     """[a note] if folders or names suggest groups that a random split would tear apart: the images of one patient or
     film, or an image and its augmented versions; else []."""
     first_number, last_number = '^[^0-9]*[0-9]+', '(?:.*[^0-9])?([0-9]+)'
-    if any(AUGMENTED.search(f'{image.rest}/{image.stem}') for image in images):
+    if told := [image.stem for image in images if AUGMENTED.search(f'{image.rest}/{image.stem}')]:
         ways = {pattern: groups_in(images, pattern, least=1) for pattern in (first_number, last_number)}
-        pattern = max(ways, key=lambda pattern: len(ways[pattern]))    # in rot90_1 the last number names the image
+        is_first = ways[first_number] and all(re.search('[0-9]', AUGMENTED.split(stem)[0]) for stem in told)  # 1_aug_0
+        pattern = first_number if is_first else max(ways, key=lambda pattern: len(ways[pattern]))      # not rot90_1
         if ways[pattern]:
             return [f'the names tell of augmented images: so that those of one, such as {ways[pattern][0]}, stay on '
                     f'one side of the split type {as_typed("group_pattern", pattern)}']

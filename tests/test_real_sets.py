@@ -900,6 +900,17 @@ def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name
     assert val and train.isdisjoint(val)
 
 
+def test_the_number_before_the_word_for_augmentation_names_the_image(tmp_path):
+    """1_aug_0 is the first of ten copies of image 1: there are more copies of each than images."""
+    for n, stem in enumerate(f'{number}_aug_{copy}' for number in range(1, 8) for copy in range(10)):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    line, = [note for note in inspect(tmp_path)[1].notes if 'augmented' in note]
+    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
+    train, val = ({stem[0] for stem in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+
+
 def test_images_of_which_some_are_augmented_are_kept_together_as_told(tmp_path):
     """LS_train_00000192 with _enhanced1 and _enhanced2, others alone."""
     stems = [f'LS_{n:08}{tail}' for n in range(20) for tail in ('', '_enhanced1', '_enhanced2')[:3 if n % 4 else 1]]
