@@ -1536,6 +1536,7 @@ def read_list(path, skip_unpaired=False):
         pair = [Found(os.path.join(base, name), Path(name).stem, split, rest=os.path.dirname(name))
                 for name in (image, mask)]
         problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
+        problems += [f'{file}, line {number}: {image} would be an image and its mask at once'] * (image == mask)
         pairs.append(pair)
     if not problems:                                                   # realpath raises for names with a NUL
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
@@ -1610,7 +1611,7 @@ def doubts(pairs, splits, config):
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
     if 'val' not in named and not config['group_pattern']:
-        notes += doubts_of_groups(images)
+        notes += doubts_of_groups([image for image, split in zip(images, splits) if SPLITS[split] != 'test'])
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
     pattern = config['group_pattern'] or roboflow                      # x.rf.1 and x.rf.2 are versions of one photo x
     sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)

@@ -1200,6 +1200,14 @@ def test_a_list_that_names_a_file_as_its_own_mask_is_refused(small_set):
         train_unet.find_pairs({**train_unet.CONFIG, 'data': str(small_set / 'list.csv')})
 
 
+def test_a_list_that_names_images_as_their_own_masks_is_not_offered(tmp_path):
+    """A list that gives images nobody has labelled yet themselves as masks."""
+    fill(tmp_path, [f'{kind}/{n}.png' for kind in ('raw', 'image') for n in range(9)], [f'mask/{n}.png' for n in range(4)])
+    rows = [f'{"mask" if n < 4 else "image"}/{n}.png,image/{n}.png' for n in range(9)]
+    (tmp_path / 'df.csv').write_text('\n'.join(['masks,images', *rows]))
+    assert 'images="image" masks="mask"' in str(ask(tmp_path)) and 'df.csv' not in str(ask(tmp_path))
+
+
 def test_a_blank_mask_in_a_list_is_no_mask(tmp_path):
     save(tmp_path / 'a.png', np.zeros((8, 8, 3)))
     (tmp_path / 'list.csv').write_text('image,mask\na.png, \n')

@@ -930,6 +930,12 @@ def test_folders_that_tell_the_split_are_not_asked_about_as_patients(tmp_path):
     assert [*np.bincount(data.pairs.splits)] == [5, 1, 6] and 'patient' not in str(data.notes)
 
 
+def test_numbers_that_training_and_test_share_are_no_groups(tmp_path):
+    fill(tmp_path, *([f'{split}/{kind}/{n}.png' for split in ('train', 'test') for n in range(9)]
+                     for kind in ('images', 'masks')))
+    assert 'group_pattern' not in str(inspect(tmp_path)[1].notes)
+
+
 def test_arrays_that_hold_no_picture_are_offered_by_no_line(tmp_path):
     """PanNuke: stacks of images and of masks, and the tissue of each in an array of text."""
     for fold in (1, 2, 3):
