@@ -1665,8 +1665,10 @@ def groups_in(images, pattern, least):
 
 
 def split_listed(name):
-    """The split whose images a text file of this name lists: val.txt; None for other names."""
-    return SPLIT_WORDS.get(folder_words(name)[0]) if name.endswith(('.txt', '.lst', '.csv')) else None
+    """The split whose images a text file of this name lists: val.txt, eg1800_val.txt; None for other names."""
+    words = folder_words(name) if name.endswith(('.txt', '.lst', '.csv')) else ['']
+    return next((SPLIT_WORDS[word] for word in words if (len(word) > 2 or word == words[0]) and word in SPLIT_WORDS),
+                None)
 
 
 def tail_of(path, parts):
@@ -1714,7 +1716,7 @@ def ways_to_split(stems, lists, root, parts):
         ways['the first word of their names'] = {stem: split_of(stem) for stem in stems}
     halved = {folder for folder, name in lists if split_listed(name) == 'val'}
     for folder, name in lists:
-        if folder in halved and re.match('(?i)train[-_]?val', name):   # it repeats train.txt and val.txt
+        if folder in halved and re.search('(?i)train[-_]?val', name):  # it repeats train.txt and val.txt
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError):

@@ -1202,7 +1202,8 @@ def test_a_list_that_names_a_file_as_its_own_mask_is_refused(small_set):
 
 def test_a_list_that_names_images_as_their_own_masks_is_not_offered(tmp_path):
     """A list that gives images nobody has labelled yet themselves as masks."""
-    fill(tmp_path, [f'{kind}/{n}.png' for kind in ('raw', 'image') for n in range(9)], [f'mask/{n}.png' for n in range(4)])
+    images = [f'{kind}/{n}.png' for kind in ('raw', 'image') for n in range(9)]
+    fill(tmp_path, images, [f'mask/{n}.png' for n in range(4)])
     rows = [f'{"mask" if n < 4 else "image"}/{n}.png,image/{n}.png' for n in range(9)]
     (tmp_path / 'df.csv').write_text('\n'.join(['masks,images', *rows]))
     assert 'images="image" masks="mask"' in str(ask(tmp_path)) and 'df.csv' not in str(ask(tmp_path))
@@ -1458,7 +1459,8 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     assert [note for note in data.notes if '.txt' in note] == [told]
 
 
-@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval')])
+@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval'),
+                                        ('eg1800_train', 'eg1800_test'), ('my_list_train', 'my_list_val')])
 def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
     """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt."""
     stems = [f'pug_{n}' for n in range(12)]
@@ -1467,8 +1469,8 @@ def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
     (tmp_path / f'annotations/{val}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[8:]))
     (tmp_path / 'annotations/list.txt').write_text('\n'.join(stems))
     data = inspect(tmp_path)[1]
-    assert names_of(data, 'test' if val == 'test' else 'val') == set(stems[8:])
-    assert split_sizes(data) == ([6, 2, 4] if val == 'test' else [8, 4, 0])
+    assert names_of(data, 'test' if 'test' in val else 'val') == set(stems[8:])
+    assert split_sizes(data) == ([6, 2, 4] if 'test' in val else [8, 4, 0])
 
 
 def test_a_text_file_for_validation_alone_leaves_the_others_for_training(tmp_path):
