@@ -2925,7 +2925,7 @@ def offer_names(paths, values, coding=None):
         if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
             continue                                                   # it belongs to other masks, or to boxes
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
-                   or re.search('(?i)void|ignore|unlabel' if is_rare(code) else r'(?i)no[-_ ]?data|outside', name)}
+                   or re.search(r'(?i)no[-_ ]?data|outside' + '|void|ignore|unlabel' * is_rare(code), name)}
         kept = [code for code in listed if code not in ignored]
         if not 1 < len(kept) < IGNORE:
             continue

@@ -1518,6 +1518,8 @@ def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
     ('labels.txt', '0 void\n1 wall\n2 door\n', {'class_names': ['wall', 'door'], 'mask_values': {0: 255, 1: 0, 2: 1}}),
     ('codes.tsv', 'label\tGT_code\nwall\t0\noutside_roi\t1\ndoor\t2\n',
      {'class_names': ['wall', 'door'], 'mask_values': {0: 0, 1: 255, 2: 1}}),
+    ('codes.tsv', 'label\tGT_code\noutside_roi\t0\nwall\t1\ndoor\t2\n',                  # of few pixels
+     {'class_names': ['wall', 'door'], 'mask_values': {0: 255, 1: 0, 2: 1}}),
 ])
 def test_numbers_get_the_names_of_a_file(tmp_path, name, text, settings):
     masks = [np.repeat([0, 1, 2], [2, 40, 22]).repeat(64).reshape(64, 64)] * 4
