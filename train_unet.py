@@ -603,6 +603,7 @@ def parse_command(argv):
         elif os.path.exists(word):
             is_run = os.path.isfile(os.path.join(word, 'config.py'))
             hint = '; type ' + as_typed('resume' if is_run else 'preset' if word.endswith('.py') else 'data', word)
+            hint += ', or evaluate, predict or export before it' * is_run
         elif key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
         else:
@@ -1320,8 +1321,13 @@ def existing_folder(path):
         raise DataError(f'{path}: is a file; expected a folder of images and masks, or a list whose name ends in .csv')
     if path.is_symlink():
         raise DataError(f'{path}: is a link to {os.readlink(path)}, which is not there')
-    there = os.listdir(path.parent) if path.parent.is_dir() else []
-    raise DataError(f'{path}: there is no such folder{did_you_mean(path.name, there)}')
+    raise DataError(f'{path}: there is no such folder{named_like(path)}')
+
+
+def named_like(path):
+    """": did you mean 'x'?" where something of a similar name lies beside a path that is not there, else ''."""
+    above = os.path.dirname(path) or '.'
+    return did_you_mean(os.path.basename(path), os.listdir(above) if os.path.isdir(above) else [])
 
 
 def name_patterns(image, masks):
@@ -4108,8 +4114,9 @@ class SegmentationModel(nn.Module):
         if (high, wide) != (height, width):
             images = F.pad(images, (0, wide - width, 0, high - height))
         logits = self.network(images)
-        if not torch.is_tensor(logits):
-            raise ConfigError(f'model: gives a {type(logits).__name__}; wanted are the logits alone, a tensor: give a '
+        if not torch.is_tensor(logits) or logits.ndim != 4:            # some have another form in training alone
+            what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
+            raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a '
                               "module that returns its part, such as network(images)['out']")
         return logits[..., :height, :width]
 
@@ -4247,7 +4254,8 @@ def try_size(model, sizes=()):
             named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
             larger = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # timm's wish
             raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
-                              f'({in_words(error)}); type another image_size, such as {larger}{other}') from None
+                              f'({in_words(error)}); {"if that is the size " * model.is_own}type another image_size, '
+                              f'such as {larger}{other}') from None
 
 
 def change_forward(module, mixin):
@@ -4821,7 +4829,8 @@ def save_checkpoint(path, content):
 def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
     if not os.path.isfile(path):                                       # opening a pipe would block
-        raise OSError(f'{path}: ' + ('is no file' if os.path.exists(path) else 'there is no such file'))
+        what = 'is no file' if os.path.exists(path) else f'there is no such file{named_like(path)}'
+        raise OSError(f'{path}: {what}')
     try:
         with zipfile.ZipFile(path) as file:
             if any(entry.compress_type for entry in file.infolist()) \
@@ -6684,6 +6693,7 @@ def finish(state, val_data, config, run):
     """Everything saved, the best weights back, the pictures, and what to type next -> Result."""
     run.asked = max(from_all(run.asked)) or run.asked                  # all processes return the same signal
     is_saved, model = run.save(state, config), state.evaluated
+    state.model.zero_grad()                                            # as much memory as the weights
     best = take_best(model, config, run)
     if config['compile_model']:                                        # each number of images would be compiled anew
         state.model._compiled_call_impl = None
@@ -6757,7 +6767,7 @@ def colour_key(config, has_errors=True):
 def sheet(rows, titles, path, legend=()):
     """Draw rows of (caption, [pictures]) as one PNG -> the page. More than six rows stand in two columns, each picture
     fits into a square. legend: (colour, word) pairs for the foot of the page."""
-    import matplotlib                                                  # Pillow's own font lacks all letters beyond ASCII
+    import matplotlib                                                  # Pillow's own font has ASCII alone
     fonts = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf', 'DejaVuSans.ttf')
     font = functools.partial(PIL.ImageFont.truetype, fonts)
     side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
@@ -7038,8 +7048,8 @@ def list_inputs(inputs, output):
             found = {path: name for path, name in found.items()
                      if may_be_read(os.path.basename(path)) and not is_written_by_predict(path)}
         if not found:
-            raise UserError(f'{item}: there is no such file, or no image in it but masks of predict',
-                            'nothing to predict')
+            why = 'holds no image, or masks of predict alone' if places else f'there is no such file{named_like(item)}'
+            raise UserError(f'{item}: {why}', 'nothing to predict')
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):

@@ -165,6 +165,12 @@ def test_words_that_would_be_swallowed_are_problems(words, told):
     assert told in str(error.value)
 
 
+def test_a_run_after_an_unknown_command_is_told_with_the_commands_it_may_stand_after(tmp_path):
+    (tmp_path / 'config.py').touch()
+    with pytest.raises(ConfigError, match=f'resume={tmp_path}, or evaluate, predict or export before it'):
+        parse_command(['infer', str(tmp_path)])
+
+
 @pytest.mark.parametrize('words', [['data=demo', '-o'], ['--preset='], ['preset=0']])
 def test_nothing_typed_is_dropped_in_silence(words):
     with pytest.raises(ConfigError):

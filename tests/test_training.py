@@ -132,6 +132,7 @@ def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set)
     assert {dtype for dtype, _ in seen} == {torch.float32} and max(most for _, most in seen) < 10
     assert 'encoder' not in Path('own/log.txt').read_text()
     assert not any(torch.equal(old, new) for old, new in zip(before, network.parameters()))
+    assert all(p.grad is None for p in network.parameters())           # a user's own backward() would add to them
     image = sorted((small_set / 'images').iterdir())[0]
     again = tu.load('own', model=own_network())
     assert (again.predict(image) == result.model.predict(image)).all()
@@ -168,10 +169,19 @@ class Several(nn.Module):
         return {'out': self.conv(images)}
 
 
+class Deep(nn.Conv2d):
+    """As monai's DynUNet with deep supervision: in training its answers are stacked."""
+
+    def forward(self, images):
+        logits = super().forward(images)
+        return torch.stack([logits, logits], 1) if self.training else logits
+
+
 @pytest.mark.parametrize('network, words', [
     (Several(), 'gives a dict; wanted are the logits alone'),
     (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
-    (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\)'),
+    (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\).*if that is the size type'),
+    (Deep(3, 1, 1), r'gives a tensor \(\d, 2, 1, 64, 64\); wanted are the logits alone'),
     (own_network().append(nn.Sigmoid()), 'ends in a sigmoid or softmax; wanted are the logits before it'),
 ])
 def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(small_set, network, words):

@@ -293,7 +293,7 @@ def test_a_file_typed_by_name_is_tried_whatever_its_suffix(two, tmp_path, capsys
 def test_a_folder_without_images_is_an_error(two, tmp_path):
     (tmp_path / 'empty').mkdir()
     image = str(two[1] / 'images' / '001.png')
-    with pytest.raises(tu.UserError, match='empty: there is no such file, or no image in it'):
+    with pytest.raises(tu.UserError, match='empty: holds no image, or masks of predict'):
         tu.predict(two[0], [image, str(tmp_path / 'empty')], tmp_path / 'out')
     assert not (tmp_path / 'out').exists()
     tu.predict(two[0], [image], tmp_path / 'out')
@@ -651,6 +651,13 @@ def test_validation_without_foreground_tunes_nothing(own, two, tmp_path):
         PIL.Image.fromarray(np.zeros((40, 40), np.uint8)).save(os.fsdecode(path))
     assert tu.main(['evaluate', str(own)]) == 0
     assert tu.load(own).threshold == 0.8
+
+
+def test_a_path_that_is_not_there_is_told_with_the_one_that_may_be_meant(own, two, capsys):
+    mistyped = str(own)[:-1], str(two[1] / 'image')
+    for words, meant in ((['evaluate', mistyped[0]], own.name), (['predict', str(own), mistyped[1]], 'images')):
+        assert tu.main(words) == 2
+        assert f"there is no such file: did you mean '{meant}'?" in capsys.readouterr().err
 
 
 def test_scores_are_printed_although_the_disk_does_not_take_them(own, monkeypatch, capsys):
