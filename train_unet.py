@@ -1186,7 +1186,8 @@ def files_of(base, root, files):
 def by_role(candidates, config, root, ignored):
     """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
     the others go into `ignored`. Folders tell the role, else the patterns. With mask_pattern folders tell nothing where
-    none is named after masks, nor in a folder for one image: img_0_json/ holds img.png and label.png."""
+    none is named after masks (and, without image_pattern, those named after images alone hold what it fits), nor in a
+    folder for one image: img_0_json/ holds img.png and label.png."""
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
 
@@ -1200,7 +1201,9 @@ def by_role(candidates, config, root, ignored):
     for _, folder, name, _ in candidates:
         if len(stems_of(name)) == 1:
             held[folder] |= stems_of(name).keys()
-    patterns_tell = 'mask' in patterns and all(role != 'mask' for *_, (_, role, _, _) in candidates)
+    patterns_tell = 'mask' in patterns and all(
+        role == 'image' or not role and (len(patterns) == 2 or 'mask' not in stems_of(name))
+        for _, _, name, (_, role, _, _) in candidates)
     found, unlike = {'image': [], 'mask': [], '': []}, {}              # unlike: {path: the pattern it does not fit}
     for path, folder, name, (split, role, kind, rest) in candidates:
         stem, suffix = os.path.splitext(name)
@@ -1492,11 +1495,6 @@ def read_table(path):
             if roles.count('image') == roles.count('mask') == 1:       # a header such as image_path,label
                 reader.fieldnames = [role or name for role, name in zip(roles, reader.fieldnames)]
             table = list(reader) if {'image', 'mask'} <= set(reader.fieldnames) else ()    # other tables may be large
-            words = {name: {SPLIT_WORDS.get((row[name] or '').strip().lower()) for row in table}
-                     for name in reader.fieldnames if name not in ('image', 'mask')}
-            told = [name for name in words if 'train' in words[name] and None not in words[name]]
-            if told and 'split' not in words:                          # a column such as subset
-                table = [row | {'split': row[told[0]]} for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         advice = '; save it as UTF-8' if isinstance(error, UnicodeDecodeError) else ''
         raise DataError(f'{path}: cannot be read as csv: {error}{advice}') from None
@@ -1504,6 +1502,14 @@ def read_table(path):
         there = f'; its first line is {",".join(reader.fieldnames)[:100]}' if reader.fieldnames else ''
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image{there}')
     return table
+
+
+def split_column(table):
+    """The column of a list that tells the split: split, else the first with nothing but splits, such as subset."""
+    words = {name: {SPLIT_WORDS.get((row[name] or '').strip().lower()) for row in table}
+             for name in table[0] if name not in (None, 'image', 'mask')}
+    told = [name for name in words if 'train' in words[name] and None not in words[name]]
+    return 'split' if 'split' in words or not told else told[0]
 
 
 def read_tables(path):
@@ -1527,9 +1533,10 @@ def read_list(path, skip_unpaired=False):
     first = (tables[path][0][0].get('image') or '').strip()
     base = next((folder for folder in (path.parent, *path.absolute().parents) if os.path.isfile(folder / first)),
                 path.parent)
+    columns = {file: 'split' if told else split_column(table) for file, (table, told) in tables.items()}
     lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table, 2)]
     for file, told, number, row in lines:
-        image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', 'split'))
+        image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', columns[file]))
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
         unpaired += bool(image and not mask)
@@ -1685,8 +1692,9 @@ def tail_of(path, parts):
 
 
 def split_by_names(pairs, root, files, notes):
-    """Pairs whose folders name no split get it from text files (train.txt, val.txt) that list all images, or all but
-    the training images, or from the first word of all names (train_1.png, testA_1.png); else they stay as they are."""
+    """Pairs whose folders name no split get it from text files (train.txt, val.txt, or else eg1800_train.txt) that list
+    all images, or all but the training images, or from the first word of all names (train_1.png, testA_1.png); else
+    they stay as they are."""
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
@@ -1694,12 +1702,15 @@ def split_by_names(pairs, root, files, notes):
         paths = [image.path for image, _ in pairs]
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
         stems = [tail_of(path, parts) for path in paths]               # with folders, A/0, where B/0 exists too
-        ways = ways_to_split(stems, lists, root, parts)
-        for how, listed in ways:
-            splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
-            if all(splits) and {'train'} < set(splits):
-                notes.append(f'the images are split by {how}')
-                return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
+        plain = [place for place in lists if folder_words(place[1])[0] in SPLIT_WORDS]     # not fold1_train.txt
+        for some in (plain, lists):
+            ways = ways_to_split(stems, some, root, parts)
+            for how, listed in ways:
+                splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
+                if all(splits) and {'train'} < set(splits):
+                    notes.append(f'the images are split by {how}')
+                    return [(dataclasses.replace(image, split=split), mask)
+                            for (image, mask), split in zip(pairs, splits)]
         why = f'{kinds}, which do not list every image once'
         wanted = {posixpath.basename(name) for how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}

@@ -841,6 +841,13 @@ def test_a_pattern_for_masks_counts_in_a_folder_named_images_too(tmp_path, kind)
     assert 'found 18 images and 0 masks' in str(ask(tmp_path, mask_pattern='{stem}_typo.png'))
 
 
+def test_a_pattern_that_fits_images_too_counts_where_no_folder_tells(tmp_path):
+    """images/0.png and ids/0.png: {stem}.png fits both."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)], [f'ids/{n}.png' for n in range(6)])
+    _, data = inspect(tmp_path, mask_pattern='{stem}.png')
+    assert {os.path.basename(os.path.dirname(os.fsdecode(mask))) for mask in data.pairs.masks} == {'ids'}
+
+
 def test_second_annotator_is_left_out_by_patterns(tmp_path):
     """CHASE: x.jpg, x_1stHO.png and x_2ndHO.png in one folder."""
     fill(tmp_path / 'set', [f'{n}.jpg' for n in range(3)],
@@ -1163,6 +1170,15 @@ def test_a_column_that_holds_nothing_but_splits_is_the_split_whatever_its_name(s
     assert (names_of(data, 'val') == {Path(name).stem for name in names[:5]}) == is_split
 
 
+def test_a_column_that_holds_splits_does_not_undo_train_csv_and_val_csv(small_set):
+    """Folds drawn from what others call their training set, with their column still there."""
+    names = sorted(path.name for path in (small_set / 'images').iterdir())
+    for file, held in (('train.csv', names[3:]), ('val.csv', names[:3])):
+        lines = [f'images/{name},masks/{name},train' for name in held]
+        (small_set / file).write_text('\n'.join(['image,mask,subset', *lines]))
+    assert names_of(inspect(small_set / 'train.csv')[1], 'val') == {Path(name).stem for name in names[:3]}
+
+
 def test_a_folder_that_is_a_link_to_a_drive_that_is_away_is_told_as_such(tmp_path):
     (tmp_path / 'net').symlink_to(tmp_path / 'drive')
     assert ask(tmp_path / 'net').problems == [f'{tmp_path}/net: is a link to {tmp_path}/drive, which is not there']
@@ -1471,6 +1487,19 @@ def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
     data = inspect(tmp_path)[1]
     assert names_of(data, 'test' if 'test' in val else 'val') == set(stems[8:])
     assert split_sizes(data) == ([6, 2, 4] if 'test' in val else [8, 4, 0])
+
+
+@pytest.mark.parametrize('other, lines', [('requirements-dev.txt', ['pytest']), ('fold1_train.txt', ['pug_9'])])
+@pytest.mark.parametrize('has_training', [True, False])
+def test_text_files_named_after_a_split_count_before_those_with_a_word_before_it(tmp_path, other, lines, has_training):
+    """Beside test.txt lie a repository's own files, folds and subsets: test images were trained on."""
+    stems = [f'pug_{n}' for n in range(12)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'masks/{stem}.png' for stem in stems])
+    for name, listed in {'train.txt': stems[:6] * has_training, 'val.txt': stems[6:8] * has_training,
+                         'test.txt': stems[8:], other: lines}.items():
+        if listed:
+            (tmp_path / name).write_text('\n'.join(listed))
+    assert names_of(inspect(tmp_path)[1], 'test') == set(stems[8:])
 
 
 def test_a_text_file_for_validation_alone_leaves_the_others_for_training(tmp_path):
