@@ -88,6 +88,7 @@ import threading
 import time
 import tokenize
 import traceback
+import types
 import unicodedata
 import unittest.mock
 import warnings
@@ -4248,9 +4249,11 @@ def try_size(model, sizes=()):
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
             model.eval()
-            with torch.enable_grad():
+            drop = lambda _: None                                      # activations: as much memory as without gradients
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(drop, drop):
                 last = model(images).grad_fn if model.is_own else None
-            logits = model(images)                                     # what the network keeps of it can be copied
+            model.train()                                              # TinyViT empties then what it keeps in eval mode
+            logits = model.eval()(images)                              # what the network keeps of it can be copied
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
                 raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want '
@@ -6078,7 +6081,8 @@ def build_state(model, config, precision, device, sizes=()):
         try_size(model, sizes)
     hooks = [hook for module in model.modules()
              for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
-    held = [cell.cell_contents for hook in hooks for cell in getattr(hook, '__closure__', None) or ()]
+    held = [cell.cell_contents for hook in hooks for cell in getattr(hook, '__closure__', None) or ()
+            if cell != types.CellType()]                               # an empty one, of a name that is not bound
     is_shared = config['ema_decay'] and any(isinstance(value, nn.Module) for value in held)
     if is_shared:                                                      # a copy's hooks would write into the original
         warn(['ema_decay: weights are not averaged, because hooks of the network hold parts that a copy would share'])
