@@ -714,7 +714,7 @@ except (ImportError, KeyboardInterrupt) as error:
     sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
 
 log = logging.getLogger('train_unet')
-log.setLevel(logging.INFO)
+log.setLevel(log.level or logging.INFO)
 log.propagate = False                                                  # Colab's root logger would write each line again
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it reports TIFFs that tifffile reads instead
 warnings.filterwarnings('ignore', 'Palette images with Transparency')  # to lose transparency is meant
@@ -6782,9 +6782,12 @@ def colour_key(config, has_errors=True):
 def sheet(rows, titles, path, legend=()):
     """Draw rows of (caption, [pictures]) as one PNG -> the page. More than six rows stand in two columns, each picture
     fits into a square. legend: (colour, word) pairs for the foot of the page."""
-    import matplotlib                                                  # Pillow's own font has ASCII alone
-    fonts = os.path.join(matplotlib.get_data_path(), 'fonts', 'ttf', 'DejaVuSans.ttf')
-    font = functools.partial(PIL.ImageFont.truetype, fonts)
+    try:
+        import matplotlib                                              # Pillow's own font has ASCII alone
+        font = functools.partial(PIL.ImageFont.truetype, f'{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf')
+        font(12)
+    except (OSError, ImportError, AttributeError):                     # a broken matplotlib, or one without its fonts
+        font = PIL.ImageFont.load_default
     side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fitted = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
@@ -8033,7 +8036,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
 
 def main(argv=None):
     """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv, level = sys.argv[1:] if argv is None else argv, log.level
     for stream in (sys.stdout, sys.stderr):                            # Windows' encodings lack most letters
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors='backslashreplace')
@@ -8080,7 +8083,7 @@ def main(argv=None):
         print(f'{clean(error.filename or "a file")}: {error.strerror or in_words(error)}', file=sys.stderr)
         return 2
     finally:
-        log.setLevel(logging.INFO)
+        log.setLevel(level)
 
 
 if __name__ == '__main__':

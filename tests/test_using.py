@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_using.py
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -914,6 +915,25 @@ def test_a_sheet_writes_letters_beyond_ascii(tmp_path):
     """Class names and file names; Pillow's own font draws the same empty box for each."""
     page = lambda word: tu.sheet([], ['image'] * 4, tmp_path / 'x.png', [((0, 0, 0), word)]).tobytes()
     assert len({page(word) for word in 'äößéж'}) == 5
+
+
+@pytest.mark.parametrize('place', [None, '/nowhere'])
+def test_a_sheet_is_drawn_without_matplotlib_or_its_fonts(tmp_path, monkeypatch, place):
+    """check, and TensorBoard in mid-training, ended with what a broken matplotlib raises."""
+    import matplotlib
+    monkeypatch.setattr(matplotlib, 'get_data_path', lambda: place)
+    if not place:
+        monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    assert np.asarray(tu.sheet([], ['image'] * 4, tmp_path / 'x.png', [((0, 0, 0), 'word')])).min() == 0
+
+
+def test_a_command_leaves_the_level_of_the_log_as_it_was(capsys):
+    level = tu.log.level
+    try:
+        tu.log.setLevel('ERROR')
+        assert tu.main(['predict', 'nowhere', 'nothing']) == 2 and tu.log.level == logging.ERROR
+    finally:
+        tu.log.setLevel(level)
 
 
 def test_a_sheet_takes_an_image_that_is_nearly_a_line(tmp_path):
