@@ -4982,7 +4982,8 @@ def to_device(batch, device):
 
 def is_unjoined(batch):
     """Whether a batch is tuple(zip(*samples)), as detectors take them; default_collate makes lists, of tensors."""
-    return type(batch) is tuple and bool(batch) and all(isinstance(part, (list, tuple)) for part in batch)
+    return type(batch) is tuple and all(isinstance(part, (list, tuple)) for part in batch) \
+        and len(set(map(len, batch))) == 1                             # not 2 global and 6 local crops of all samples
 
 
 def batch_length(batch):

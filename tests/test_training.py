@@ -550,6 +550,13 @@ def test_a_batch_of_lists_is_cut_between_samples(count):
     assert [len(targets[0]['boxes']) for _, targets in pieces] == [1 + i % 3 for i in range(count)]
 
 
+def test_a_batch_of_lists_of_crops_has_as_many_samples_as_each_tensor_has_rows():
+    """Two global and six local crops, as self-supervised training joins them."""
+    crops = [torch.ones(4, 3, 8, 8)] * 2, [torch.ones(4, 3, 4, 4)] * 6
+    assert tu.batch_length(crops) == 4
+    assert [len(tensor) for tensor in sum(tu.split_batch(crops, 2)[1], [])] == [2] * 8
+
+
 def test_a_run_of_longer_batches_that_diverges_names_its_samples():
     """Which of the views is which collate_fn alone knows: all samples of the batch are named."""
     lost = lambda model, batch: squares(model, batch) * (math.nan if run_has_begun() else 1)
