@@ -4249,7 +4249,7 @@ def try_size(model, sizes=()):
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
             model.eval()
-            drop = lambda _: None                                      # activations: as much memory as without gradients
+            drop = lambda _: None                                      # activations, which take most of the memory
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(drop, drop):
                 last = model(images).grad_fn if model.is_own else None
             model.train()                                              # TinyViT empties then what it keeps in eval mode

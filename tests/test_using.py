@@ -298,7 +298,7 @@ def test_a_folder_without_images_is_an_error(two, tmp_path):
         tu.predict(two[0], [image, str(tmp_path / 'empty')], tmp_path / 'out')
     assert not (tmp_path / 'out').exists()
     tu.predict(two[0], [image], tmp_path / 'out')
-    with pytest.raises(tu.UserError, match='out: .* no image in it but masks of predict'):
+    with pytest.raises(tu.UserError, match='out: holds no image, or masks of predict alone'):
         tu.predict(two[0], [str(tmp_path / 'out')], tmp_path / 'again')
     assert tu.predict(two[0], [str(tmp_path / 'out' / '001.png')], tmp_path / 'again') == 0
 
