@@ -4130,6 +4130,8 @@ class SegmentationModel(nn.Module):
             what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
             raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a '
                               "module that returns its part, such as network(images)['out']")
+        if self.is_own and re.match('Sigmoid|Softmax', type(logits.grad_fn).__name__):         # in the first step
+            raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
         return logits[..., :height, :width]
 
     def predict(self, image, flips=False):
@@ -4248,20 +4250,11 @@ def try_size(model, sizes=()):
         shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
-            model.eval()
-            drop = lambda _: None                                      # activations, which take most of the memory
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(drop, drop):
-                last = model(images).grad_fn if model.is_own else None
-            model.train()                                              # TinyViT empties then what it keeps in eval mode
-            logits = model.eval()(images)                              # what the network keeps of it can be copied
+            logits = model.eval()(images)
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
                 raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want '
                                   f'logits {wanted}{binary}')
-            while str(last).startswith(('<Slice', '<Alias')):          # cropping
-                last = last.next_functions[0][0]
-            if str(last).startswith(('<Sigmoid', '<Softmax')):         # none of them is below 0: all foreground
-                raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
         except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None
