@@ -106,7 +106,7 @@ CONFIG = {
     # --- data ---
     'data': 'demo',               # folder, or list file (csv: image,mask[,split]); 'demo' draws a set of pebbles
     'images': None,               # folder of the images inside data, if its name does not say so; * matches any name
-    'masks': None,                # folder of the masks inside data, likewise: images='*/scans' masks='*/manual'
+    'masks': None,                # folder of the masks; both or neither: images='*/scans' masks='*/manual'
     'image_pattern': None,        # file names of the images, if only a part of each name is shared: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
@@ -1917,7 +1917,7 @@ def settings_that_pair(config, root, files):
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
-    folders = () if config['images'] else folder_answers(files)        # typed folders are not questioned
+    folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
     for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
         if time.monotonic() > deadline:

@@ -224,7 +224,7 @@ BAD = [
     ('formats that nobody reads', other_format, {}, '8 files, *.heic'),
     ('folders without meaning', rename(images='one', masks='two'), {}, 'it holds one, two'),
     ('two folders of masks', add(labels__a_png=DISC), {}, 'several folders could hold the masks: labels, masks'),
-    ('images= alone', keep, {'images': 'images'}, 'give both folders'),
+    ('images= alone', keep, {'images': 'images'}, 'images="images" masks="masks"'),
     ('images= is not there', keep, {'images': 'image', 'masks': 'masks'},
      "did you mean 'images'"),
     ('wrong stems', other_stems, {}, 'image without a mask'),
