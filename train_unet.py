@@ -2975,6 +2975,7 @@ class Data:
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
+    marks: str                     # a hash of what the images that train and validate hold: see mark_of
     notes: list
 
 
@@ -3188,7 +3189,9 @@ def inspect_data(config, decode=False):
     shares = in_train / max(in_train.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
-    data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, [*pairs.notes])
+    marks = sorted(itertools.compress([record['mark'] for record in records], pairs.splits != SPLITS.index('test')))
+    marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
+    data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts)
     data.notes += doubts_of_classes(data, found) + doubts_of_values(data, numbers, config)
@@ -6323,7 +6326,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if not own_data:                                                   # what else decides the result, and may be edited
         recipe = Path(config['augment']).read_bytes() if os.path.isfile(config['augment']) else b''
         values = json.dumps(sorted(data.values.items()), default=int)
-        state.images += hashlib.sha256(values.encode() + recipe).hexdigest()
+        state.images += hashlib.sha256(values.encode() + recipe).hexdigest() + data.marks
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
@@ -7245,7 +7248,8 @@ def are_its_images(folder, data, config):
     """Whether these are the images and the split that a run began with; None, without last.pt: unknown."""
     sets = [SegmentationDataset(data, split, config, is_training=False) for split in ('train', 'val')]
     with contextlib.suppress(UserError, LookupError, TypeError):
-        return load_last(best_file(folder).parent)[0]['images'][:64] == name_images(*sets)
+        began = load_last(best_file(folder).parent)[0]['images']
+        return began[:64] == name_images(*sets) and began[128:] in ('', data.marks)    # older runs: no marks
 
 
 def count_at_levels(bands, truth, levels, num_classes):

@@ -673,6 +673,24 @@ def test_other_images_under_the_same_names_are_told(small_set, caplog):
     assert 'not those this run began with' in caplog.text
 
 
+def test_other_pixels_in_files_of_the_same_size_are_told(small_set, caplog, capsys):
+    for path in tu.Path('set/images').glob('*.png'):                   # as uncompressed TIFF, NumPy and PPM files are
+        tu.PIL.Image.open(path).convert('RGB').save(path.with_suffix('.bmp'))
+        path.unlink()
+    tu.train(**{**SMALL, 'num_epochs': 1})
+    shutil.copytree('set', 'other')
+    for path in tu.Path('other/images').glob('*.bmp'):
+        tu.PIL.ImageOps.invert(tu.PIL.Image.open(path)).save(path)
+    assert tu.main(['evaluate', 'run', 'data=set']) == 0
+    assert 'These are the images of this run' in capsys.readouterr().out
+    assert tu.main(['evaluate', 'run', 'data=other']) == 0
+    assert 'These are the images of this run' not in capsys.readouterr().out
+    shutil.rmtree('set')
+    shutil.copytree('other', 'set')
+    tu.train(resume='run', num_epochs=2)
+    assert 'not those this run began with' in caplog.text
+
+
 def test_corrected_masks_and_an_edited_augmentation_file_are_told(small_set, caplog):
     write = lambda chance: tu.Path('flip.json').write_text(json.dumps(tu.A.to_dict(tu.A.HorizontalFlip(p=chance))))
     write(0.5)
