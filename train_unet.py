@@ -2835,7 +2835,8 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         lines.insert(1 if leans_on_white(values, images, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
-        last = 255 if 255 in values else plain[-1]
+        rarest = min({*plain} - {COLOUR}, key=values.get) if colours else plain[-1]    # red on a white page is meant
+        last = 255 if 255 in values else rarest
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
 
