@@ -1331,7 +1331,7 @@ def existing_folder(path):
 def named_like(path):
     """": did you mean 'x'?" where something of a similar name lies beside a path that is not there, else ''."""
     above = os.path.dirname(path) or '.'
-    return did_you_mean(os.path.basename(path), os.listdir(above) if os.path.isdir(above) else [])
+    return did_you_mean(os.path.basename(path), os.listdir(above)[:2000] if os.path.isdir(above) else [])
 
 
 def name_patterns(image, masks):
@@ -4996,10 +4996,11 @@ def batch_length(batch):
 
 def split_batch(batch, most):
     """A batch as consecutive pieces of at most `most` images (a leftover of one joins its neighbour)."""
-    count, whole = batch_length(batch), id(batch)                      # the id: pytree never frees what is_leaf holds
+    count, whole, are_lists = batch_length(batch), id(batch), is_unjoined(batch)
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
+    # one item per sample; not (x, y) of two samples. By the batch's id: pytree never frees what is_leaf holds
     is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and id(value) != whole \
-        and (is_unjoined(batch) or not all(map(is_whole, value)))      # one item per sample; not (x, y) of two samples
+        and (are_lists or not all(map(is_whole, value)))
 
     def cut(value, piece):
         return value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
@@ -6011,8 +6012,8 @@ def as_learnt(config, coding='', other=False):
     except DataError as error:
         rest = [line for line in error.problems if not re.search(refused, line)]
         if len(rest) < len(error.problems):
-            knows = f'(the network knows {config["num_classes"]} classes{": " * bool(coding)}{clean(coding or "")}; '
-            error.problems = [*rest, knows + 'others want a run of their own)']
+            known = f'{config["num_classes"]} classes' + (f': {clean(coding)}' if coding else '')
+            error.problems = [*rest, f'(the network knows {known}; others want a run of their own)']
         raise
 
 
@@ -6157,8 +6158,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
         except RuntimeError as error:                                  # not every operation has a kernel for 16 bits
-            alone = world().size == 1 and not is_out_of_memory(error)
-            if not (alone and (lower := safer_dtype(state.dtype, state.device))):
+            is_meant = world().size == 1 and re.search('(?i)half|float16', str(error))
+            if not (is_meant and (lower := safer_dtype(state.dtype, state.device))):
                 raise
             fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
@@ -7218,11 +7219,13 @@ def warn_of_trained(folder, data, split, as_trained):
             log.warning('These are the images of this run, and it was trained on most of them: '
                         'type val_fraction=%s too, to score only those held out', share)
             return
-        begun = inspect_data(CONFIG | load_checkpoint(best_file(folder))['config'])
-        scored, trained = ({*map(os.path.realpath, pairs.images[pairs.rows(name)])}
-                           for pairs, name in ((data.pairs, split), (begun.pairs, 'train')))
-        if scored & trained:                                           # of another fold of a cross-validation
-            log.warning('%d of these %d images were trained on: the score flatters', len(scored & trained), len(scored))
+        begun = CONFIG | load_checkpoint(best_file(folder))['config']
+        scored = {*map(os.path.realpath, data.pairs.images[data.pairs.rows(split)])}
+        if scored & {*map(os.path.realpath, find_pairs(begun).images)}:            # another fold of a cross-validation?
+            pairs = inspect_data(begun).pairs                          # the split that kept copies on one side
+            trained = scored & {*map(os.path.realpath, pairs.images[pairs.rows('train')])}
+            if trained:
+                log.warning('%d of these %d images were trained on: the score flatters', len(trained), len(scored))
 
 
 def inspect_other(model):
