@@ -1680,9 +1680,9 @@ def groups_in(images, pattern, least):
 
 def split_listed(name):
     """The split whose images a text file of this name lists: val.txt, eg1800_val.txt; None for other names."""
-    words = folder_words(name) if name.endswith(('.txt', '.lst', '.csv')) else ['']
-    return next((SPLIT_WORDS[word] for word in words if (len(word) > 2 or word == words[0]) and word in SPLIT_WORDS),
-                None)
+    first, *others = folder_words(name) if name.endswith(('.txt', '.lst', '.csv')) else ['']
+    told = [word for word in (first, *others) if word in SPLIT_WORDS and (word == first or len(word) > 2)]
+    return SPLIT_WORDS[told[0]] if told else None
 
 
 def tail_of(path, parts):
@@ -1704,14 +1704,12 @@ def split_by_names(pairs, root, files, notes):
         parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
         stems = [tail_of(path, parts) for path in paths]               # with folders, A/0, where B/0 exists too
         plain = [place for place in lists if folder_words(place[1])[0] in SPLIT_WORDS]     # not fold1_train.txt
-        for some in (plain, lists):
-            ways = ways_to_split(stems, some, root, parts)
-            for how, listed in ways:
-                splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
-                if all(splits) and {'train'} < set(splits):
-                    notes.append(f'the images are split by {how}')
-                    return [(dataclasses.replace(image, split=split), mask)
-                            for (image, mask), split in zip(pairs, splits)]
+        ways = [way for some in (plain, lists) for way in ways_to_split(stems, some, root, parts)]
+        for how, listed in ways:
+            splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
+            if all(splits) and {'train'} < set(splits):
+                notes.append(f'the images are split by {how}')
+                return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
         why = f'{kinds}, which do not list every image once'
         wanted = {posixpath.basename(name) for how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
@@ -4134,7 +4132,8 @@ class SegmentationModel(nn.Module):
             what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
             raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a '
                               "module that returns its part, such as network(images)['out']")
-        if self.is_own and re.match('Sigmoid|Softmax', type(logits.grad_fn).__name__):         # in the first step
+        is_told = self.is_own and not torch.compiler.is_compiling()    # compiled code has no gradient of a sigmoid
+        if is_told and type(logits.grad_fn).__name__.startswith(('Sigmoid', 'Softmax')):       # in the first step
             raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
         return logits[..., :height, :width]
 
@@ -4712,8 +4711,7 @@ class TrainState:
     engine: nn.Module = None       # of several processes: DistributedDataParallel around the model
     bad: dict = dataclasses.field(default_factory=dict)       # unsound steps: total, untold, run (in a row)
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
-    images: str = ''               # hashes: does a resumed run still have the images and the split, and the masks and
-                                   # the augmentation file, it began with?
+    images: str = ''               # hashes of what a run began with: name_images + name_contents
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
              'left_out', 'images')
@@ -6078,12 +6076,8 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
-    hooks = [hook for module in model.modules()
-             for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
-    held = [cell.cell_contents for hook in hooks for cell in getattr(hook, '__closure__', None) or ()
-            if cell != types.CellType()]                               # an empty one, of a name that is not bound
-    is_shared = config['ema_decay'] and any(isinstance(value, nn.Module) for value in held)
-    if is_shared:                                                      # a copy's hooks would write into the original
+    is_shared = config['ema_decay'] and has_hooks_that_hold_parts(model)
+    if is_shared:
         warn(['ema_decay: weights are not averaged, because hooks of the network hold parts that a copy would share'])
     average = copy.deepcopy(model) if config['ema_decay'] and not is_shared else None
     engine = None
@@ -6099,6 +6093,15 @@ def build_state(model, config, precision, device, sizes=()):
     model.train()                                                      # all of it: a part may have come in eval mode
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
+
+
+def has_hooks_that_hold_parts(model):
+    """Whether a hook's closure holds a module, such as the network: a copy's hooks would write into the original."""
+    hooks = [hook for module in model.modules()
+             for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
+    cells = [cell for hook in hooks for cell in getattr(hook, '__closure__', None) or ()]
+    values = [cell.cell_contents for cell in cells if cell != types.CellType()]        # a name may have no value yet
+    return any(isinstance(value, nn.Module) for value in values)
 
 
 def has_idle_parameters(model):
@@ -6324,11 +6327,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if own_data:
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
-    state.images = name_images(train_data, val_data)
-    if not own_data:                                                   # what else decides the result, and may be edited
-        recipe = Path(config['augment']).read_bytes() if os.path.isfile(config['augment']) else b''
-        values = json.dumps(sorted(data.values.items()), default=int)
-        state.images += hashlib.sha256(values.encode() + recipe).hexdigest() + data.marks
+    state.images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
@@ -6456,6 +6455,14 @@ def name_images(*datasets):
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
+def name_contents(data, config):
+    """Hashes of what else decides a result and may be edited: one of the mask values and the augmentation file, and one
+    of the images' contents."""
+    recipe = Path(config['augment']).read_bytes() if os.path.isfile(config['augment']) else b''
+    values = json.dumps(sorted(data.values.items()), default=int).encode()
+    return hashlib.sha256(values + recipe).hexdigest() + data.marks
 
 
 def settle_own(config):
@@ -7279,8 +7286,10 @@ def store_threshold(folder, level, model):
                 save_checkpoint(path, saved | {'threshold': level})
                 model.threshold = level
                 return True
-    except OSError as error:                                           # Timeout is one
-        why = why if isinstance(error, Timeout) else in_words(error)
+    except Timeout:
+        pass
+    except OSError as error:                                           # a full disk, or a run that may only be read
+        why = in_words(error)
     log.warning('%s: %s, so the best threshold (%.2f) is not stored', path.parent, why, level)
     return False
 
