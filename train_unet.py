@@ -41,7 +41,9 @@ The file, top to bottom:
     command line
 
 To see how it trains read fit, then what it calls: train_epoch, guarded_step, commit. Most of the data sections are
-about finding out what somebody's files mean; if you read for the training, skip them.
+about finding out what somebody's files mean; if you read for the training, skip them. To change the loss edit
+SegmentationLoss, the network build_network, the augmentation build_augmentation, the optimizer build_optimizer, the
+schedule lr_at_step, the scores compute_metrics; what reads another file format goes into READERS.
 """
 import ast
 import atexit
@@ -938,7 +940,8 @@ def keep_freed_memory():
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
-AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto'}    # else CONFIG was edited
+AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
+                          'keep_float32': None}     # any other value: CONFIG was edited
 
 
 def resolve_precision(config, hardware, typed=None):
@@ -985,11 +988,13 @@ def warn_of_settings(config, hardware, dtype, typed):
     """Warnings of settings, typed or edited in CONFIG, that do nothing, or something unexpected, at this precision."""
     notes, tf32 = [], config['tf32_matmul_precision']
     wishes = {key for key, delivered in AS_DELIVERED.items() if key in typed or config[key] != delivered}
-    if 'decoder_channels' in wishes and config['architecture'] not in HAVE_WIDTHS:
-        notes.append(f'decoder_channels: no effect, only {", ".join(HAVE_WIDTHS)} have them')
-    scaling = [key for key in SCALING if key in wishes]
-    if scaling and dtype != 'float16':
-        notes.append(f'{", ".join(scaling)}: no effect, only float16 is scaled and this run uses {dtype}')
+    for keys, has_effect, why in (
+            (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),
+            (['momentum'], config['optimizer'].lower() == 'sgd', 'only SGD is given it'),
+            (['keep_float32'], dtype != 'float32', 'all of this run is in float32'),
+            (SCALING, dtype == 'float16', f'only float16 is scaled and this run uses {dtype}')):
+        if (idle := [key for key in keys if key in wishes]) and not has_effect:
+            notes.append(f'{", ".join(idle)}: no effect, {why}')
     if 'tf32_matmul_precision' in wishes and tf32 in ('high', 'medium'):
         asked = f'tf32_matmul_precision={tf32!r}'
         if works_on_cpu(tf32, hardware):
@@ -6800,7 +6805,8 @@ def sheet(rows, titles, path, legend=()):
     rows = [(caption, [fitted(PIL.Image.fromarray(picture), exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
     high = heading + max((tiles[0].height for _, tiles in rows), default=0)
-    wide, cell = margin + len(titles) * (side + margin), (side + margin) // 2      # widths of a row, of a legend's word
+    wide, longest = margin + len(titles) * (side + margin), max((len(word) for _, word in legend), default=0)
+    cell = min(across * wide, max(side // 2, 24 + 7 * longest))        # the width of a word of the legend
     below, per_line = heading + math.ceil(len(rows) / across) * high, across * wide // cell
     page = PIL.Image.new('RGB', (across * wide, below + math.ceil(len(legend) / per_line) * heading), 'white')
     draw = PIL.ImageDraw.Draw(page)
@@ -6816,7 +6822,7 @@ def sheet(rows, titles, path, legend=()):
     for number, (colour, word) in enumerate(legend):
         left, top = margin + number % per_line * cell, below + number // per_line * heading
         draw.rectangle((left, top + 4, left + 14, top + 18), tuple(map(int, colour)), grey)
-        draw.text((left + 20, top + 4), clean(word)[:14], 'black', font(11))
+        draw.text((left + 20, top + 4), clean(word)[:(cell - 24) // 7], 'black', font(11))
     write_file(path, lambda file: page.save(file, 'PNG'))
     return page
 

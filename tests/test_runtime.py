@@ -180,6 +180,10 @@ def test_the_defaults_warn_of_nothing(machine):
      'growth_factor, backoff_factor, growth_interval: no effect'),
     ('GTX 1080', {'growth_interval': 100}, 'this run uses float32'),
     ('V100', {'init_scale': 1024.0}, None),
+    ('A100', {'momentum': 0.9}, 'momentum: no effect, only SGD is given it'),
+    ('A100', {'momentum': 0.9, 'optimizer': 'sgd'}, None),
+    ('A100', {'keep_float32': 'segmentation_head', 'use_amp': False}, 'keep_float32: no effect'),
+    ('A100', {'keep_float32': 'segmentation_head'}, None),
 ])
 def test_typed_settings_without_effect_are_told(machine, settings, warning):
     warnings = decide(machine, **settings).warnings

@@ -917,6 +917,14 @@ def test_a_sheet_writes_letters_beyond_ascii(tmp_path):
     assert len({page(word) for word in 'äößéж'}) == 5
 
 
+def test_a_legend_tells_long_names_apart(tmp_path):
+    """Cut at 14 letters, "degenerate_cell_large" and "degenerate_cell_small" were the same."""
+    ends = ('large', 'small')
+    page = [np.asarray(tu.sheet([], ['image'] * 4, tmp_path / 'x.png', [((0, 0, 0), f'degenerate_cell_{end}')]))
+            for end in ends]
+    assert (page[0] != page[1]).any()
+
+
 @pytest.mark.parametrize('place', [None, '/nowhere'])
 def test_a_sheet_is_drawn_without_matplotlib_or_its_fonts(tmp_path, monkeypatch, place):
     """check, and TensorBoard in mid-training, ended with what a broken matplotlib raises."""
