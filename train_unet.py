@@ -1176,6 +1176,8 @@ def matcher(base):
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
     base may hold *; it is relative to root or to any folder in it, or leads out of root. `files`: those below root."""
+    if base == '.' and any(not folder and may_be_read(name) for folder, name in files):
+        return [(name, '', name) for folder, name in files if not folder]      # not those in its folders
     base = os.path.normpath(base).replace(os.sep, '/')
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
@@ -1241,7 +1243,7 @@ def collect(config, root, files, which):
     """All candidate files of a folder -> (images, masks, notes). DataError if only images= or only masks= is given."""
     sources = {'image': config['images'], 'mask': config['masks']}
     if not any(sources.values()):
-        sources = {'': '.'}
+        sources = {'': ''}
     elif not all(sources.values()):
         raise DataError(f"images={config['images']!r} and masks={config['masks']!r}: give both folders")
     told = len(shared_folder(files)) if '' in sources else 0           # what all paths share tells nothing
@@ -2019,6 +2021,8 @@ def folder_answers(files):
     """images= and masks= for any two folders that may belong together."""
     shared = shared_folder(files)
     shapes, everywhere = folder_shapes(files, shared)
+    if any(not folder and may_be_read(name) for folder, name in files):
+        shapes['.'] = {''}                                             # x.jpg beside masks/ and other folders
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     is_derived = lambda shape: 'image' in role.values() and DERIVED_WORDS & {*folder_words(shape)}       # an overlay
     may_be_images = {shape for shape in shapes if role[shape] == 'image' or not role[shape] and not is_derived(shape)}

@@ -878,6 +878,15 @@ def test_folders_inside_the_typed_one_are_named_beside_it(tmp_path):
     assert 'the folder itself, imgs_of_etis' in str(ask(tmp_path / 'set', images='pictures', masks='masks'))
 
 
+def test_a_dot_names_what_lies_in_the_top_folder_itself(tmp_path):
+    fill(tmp_path / 'set', [*(f'{n}.png' for n in range(9)), *(f'composite_images/{n}.png' for n in range(4))],
+         [f'annot/{n}.png' for n in range(9)])
+    assert '    images="." masks="annot"   (9 pairs)' in str(ask(tmp_path / 'set'))
+    _, data = inspect(tmp_path / 'set', images='.', masks='annot')
+    assert len(data.pairs.images) == 9
+    assert 'ignored 4 files, outside of images= and masks=: 0.png, ...' in data.notes
+
+
 def test_what_lies_outside_the_folders_that_were_typed_is_told(tmp_path):
     fill(tmp_path, [f'{kind}/images/{n}.png' for kind in ('a', 'b') for n in range(4)],
          [f'{kind}/masks/{n}.png' for kind in ('a', 'b') for n in range(4)])
