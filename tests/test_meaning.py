@@ -87,7 +87,7 @@ def test_16_bit_foreground_is_understood(tmp_path):
 
 def test_of_colours_without_black_the_rarest_may_be_foreground_alone(tmp_path):
     masks = [np.full((8, 8, 3), 255)] * 3
-    masks = [np.where(np.arange(8)[:, None, None] < 2, [255, 0, 0], mask) for mask in masks]        # red on a white page
+    masks = [np.where(np.arange(8)[:, None, None] < 2, [255, 0, 0], mask) for mask in masks]      # red on a white page
     assert "if only '#ff0000' is foreground" in str(ask(with_masks(tmp_path, masks)))
 
 

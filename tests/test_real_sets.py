@@ -1485,10 +1485,10 @@ def test_a_common_void_is_a_class_an_unlisted_black_the_background(tmp_path):
     assert settings['mask_values']['#000000'] == 0
 
 
-def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path):
-    """CVAT's labelmap.txt, and three pixels of no class in one file."""
-    (tmp_path / 'labelmap.txt').write_text('# label:color_rgb:parts:actions\nground:0,0,0::\nred:128,0,0::\n'
-                                           'green:0,128,0::\n')
+@pytest.mark.parametrize('black, name', [('ground:0,0,0::\n', 'ground'), ('', 'background')])
+def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path, black, name):
+    """CVAT's labelmap.txt, and three pixels of no class in one file; the second list does not name black."""
+    (tmp_path / 'labelmap.txt').write_text(f'# label:color_rgb:parts:actions\n{black}red:128,0,0::\ngreen:0,128,0::\n')
     for n in range(6):
         mask = COLOURS[np.arange(4096).reshape(64, 64) % 3]
         mask[0, :3] = [5, 4, 5] if n == 0 else mask[0, :3]
@@ -1496,7 +1496,7 @@ def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path):
         save(tmp_path / f'masks/{n}.png', mask)
     assert line_of_list(ask(tmp_path)) == [{
         'mask_values': {'#000000': 0, '#800000': 1, '#008000': 2, '#050405': 255},
-        'class_names': ['ground', 'red', 'green']}]
+        'class_names': [name, 'red', 'green']}]
 
 
 def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
