@@ -13,7 +13,7 @@
 
     python train_unet.py check data=PATH                look at the data, settings and hardware; train nothing
     python train_unet.py tune data=PATH                 measure which precision this machine wants, what batch fits
-    python train_unet.py evaluate runs/x [data=PATH]    score the best weights, draw the worst images
+    python train_unet.py evaluate runs/x [split=test] [data=PATH]   score the best weights, draw the worst images
     python train_unet.py predict runs/x IMAGE... [-o OUT]   write masks (save=palette, overlay or probability)
     python train_unet.py export runs/x [format=onnx]        for other programs: onnx, pt2, smp (half=True)
 
@@ -569,7 +569,7 @@ def parse_mask_values(mask_values):
 
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
-OWN_WORDS = {'predict': ('save', 'tta'), 'export': ('format', 'half')}   # key=value that is not in CONFIG
+OWN_WORDS = {'evaluate': ('split',), 'predict': ('save', 'tta'), 'export': ('format', 'half')}     # not in CONFIG
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
                'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
                'compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
@@ -7174,19 +7174,23 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
-def evaluate_run(folder, overrides):
-    """Score the best weights on the run's validation images, or on other data -> exit code.
+def evaluate_run(folder, overrides, split=None):
+    """Score the best weights on the run's validation images, on another split of them, or on other data -> exit code.
 
     Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
     are wrong there), confusion.png, curves.png. For two classes the threshold with the best validation IoU is found and
-    stored; on other data the stored one is used, because tuning it there would flatter the score.
+    stored; on all else the stored one is used, because tuning it there would flatter the score.
     """
+    if split not in (None, *SPLITS):
+        raise ConfigError(f'split={split!r}: choose from {", ".join(SPLITS)}')
     model, overrides, dtype = load_with(folder, overrides)
-    other = 'data' in overrides
+    other, typed = 'data' in overrides, split
     drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
-    dataset, split, are_known = images_to_score(folder, model, overrides)
+    dataset, split, are_known = images_to_score(folder, model, overrides, typed)
+    of_what = [Path(model.config['data']).resolve().name] * other + [split] * bool(typed)      # names a folder
+    of_what = '_'.join(of_what) if other or split != 'val' else ''     # '': what training validated on
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
@@ -7197,26 +7201,29 @@ def evaluate_run(folder, overrides):
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = dict(zip(levels, sum(scores.values())))
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
-    is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and not (other or changed)
+    is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and not (of_what or changed)
     if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
         is_tuned = store_threshold(folder, max(levels, key=lambda level: (iou(level), -abs(level - 0.5))), model)
     at = levels.index(model.threshold)
     per_image = {index: compute_metrics(score[at]) for index, score in scores.items()}
-    report(folder, model, dataset, split, counts, per_image, other, is_tuned, changed)
+    report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
     return 0
 
 
-def images_to_score(folder, model, overrides):
-    """The run's validation images, or those of other data -> (dataset, split, whether they are the ones to be scored).
-    Changes model.config to suit; warns of images that were trained on."""
+def images_to_score(folder, model, overrides, wanted=None):
+    """The run's validation images or the `wanted` split, or those of other data -> (dataset, split, whether they are the
+    ones to be scored). Changes model.config to suit; warns of images that were trained on. DataError if there are none.
+    """
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
         model.config['val_fraction'] = overrides.get('val_fraction', 0)        # 0: all images are scored
     with as_learnt(model.config, model.coding, other):
         data = inspect_other(model) if other else inspect_data(model.config)
-    names = ['val', 'test', 'train'] if other else ['val']
+    names = [wanted] if wanted else ['val', 'test', 'train'] if other else ['val']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
+    if wanted and SPLITS.index(wanted) not in data.pairs.splits and (other or wanted != 'val'):
+        raise DataError(f'split={wanted}: {model.config["data"]} has no {wanted} images with masks')
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
     dataset.is_mixed |= other                                          # other data may be scaled differently
     are_known = other or are_its_images(folder, data, model.config) is not False
@@ -7307,12 +7314,13 @@ def store_threshold(folder, level, model):
 EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image without any too; in one alone it is 0'
 
 
-def report(typed_run, model, dataset, split, counts, per_image, other_data, is_tuned, changed):
+def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed):
     """Write and print what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
-    `changed`: the settings that are not the run's own. OSError, after printing, where it cannot be written."""
+    `of_what`: names a folder for it, '' is that of the run; `changed`: the settings that are not the run's own. OSError,
+    after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
-    folder = evaluation_folder(run, model.config['data']) if other_data else run
-    metrics, tuned = compute_metrics(counts[level if other_data else 0.5]), compute_metrics(counts[level])
+    folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
+    metrics, tuned = compute_metrics(counts[level if of_what else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
     images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
@@ -7335,10 +7343,10 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     except OSError as error:                                           # a full disk, or a run that others may only read
         trouble = error
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    what = f'{split} images'.removeprefix('train ')                    # split 'train': all of other data
-    what += f' of {clean(model.config["data"])}' if other_data else ''
+    what = f'{split} images'.removeprefix('train ')                    # split 'train': mostly all of other data
+    what += f' of {clean(model.config["data"])}' if of_what else ''
     two = len(names) == 2                                              # printed after writing: a pipe may be closed
-    at_half = ', at threshold 0.50' if two and not other_data else ''
+    at_half = ', at threshold 0.50' if two and not of_what else ''
     print(f'{len(per_image)} {what}: IoU {metrics["iou"]:.4f}, Dice {metrics["dice"]:.4f}, '
           f'mean IoU of all classes {metrics["mean_iou"]:.4f}{at_half}')
     if changed:
@@ -7355,7 +7363,10 @@ def report(typed_run, model, dataset, split, counts, per_image, other_data, is_t
     if trouble:
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
-    print('Next: ', command_line('predict', quoted(typed_run), 'YOUR_IMAGES -o masks'))
+    has_test = not of_what and SPLITS.index('test') in dataset.pairs.splits
+    following = ('evaluate', quoted(typed_run), 'split=test') if has_test else \
+        ('predict', quoted(typed_run), 'YOUR_IMAGES -o masks')
+    print('Next: ', command_line(*following))
 
 
 def print_classes(metrics, names):
@@ -7367,9 +7378,9 @@ def print_classes(metrics, names):
         print(f'{name:<{wide}}{iou:>8.3f}{dice:>8.3f}{precision:>11.3f}{recall:>8.3f}')
 
 
-def evaluation_folder(run, data):
-    """The folder for the scores of other data: named after it, with a number if other data of that name has one."""
-    name, data = f'evaluation_{Path(data).resolve().name}', absolute(data)
+def evaluation_folder(run, of_what, data):
+    """The folder for the scores of other images, with a number if other data of that name has one."""
+    name, data = f'evaluation_{of_what}', absolute(data)
     for number in itertools.count(1):
         folder = run / (f'{name}-{number}' if number > 1 else name)
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
@@ -8072,7 +8083,7 @@ def main(argv=None):
         if os.environ.get('RANK', '0') != '0':                         # torchrun's first process does the rest alone
             return 0
         if verb == 'evaluate':
-            return evaluate_run(paths[0], overrides)
+            return evaluate_run(paths[0], overrides, **own)
         if verb == 'predict':
             return predict(paths[0], paths[1:], output, **own, **overrides)
         if verb == 'export':

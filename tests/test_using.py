@@ -731,6 +731,44 @@ def test_other_data_that_has_only_a_val_folder_is_scored(own, tmp_path, capsys):
     assert f'12 val images of {tmp_path / "set"}' in capsys.readouterr().out
 
 
+def test_the_test_images_of_a_run_are_scored_at_the_stored_threshold(tmp_path, monkeypatch, capsys):
+    """Nothing of it is tuned on them, and the scores of the validation images stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    for split, count in {'train': 8, 'val': 4, 'test': 5}.items():
+        drawn = draw_set(tmp_path / split, count, seed=count)
+        for kind in ('images', 'masks'):
+            (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
+            shutil.move(drawn / kind, tmp_path / 'set' / kind / split)
+    run = tu.train(**TINY, data='set').run_dir
+    assert tu.main(['evaluate', str(run)]) == 0
+    assert f'evaluate {run} split=test' in capsys.readouterr().out.splitlines()[-1]
+    tu.store_threshold(run, 0.35, tu.load(run))
+    before = (run / 'metrics.json').read_bytes()
+    assert tu.main(['evaluate', str(run), 'split=test']) == 0
+    said, report = capsys.readouterr().out, json.loads((run / 'evaluation_test' / 'metrics.json').read_text())
+    assert '5 test images of' in said and 'as stored in the run' in said and said.splitlines()[-1].startswith('Next:  ')
+    assert {Path(row['file']).parent.name for row in report['images']} == {'test'} and len(report['images']) == 5
+    assert (report['split'], report['threshold']) == ('test', 0.35) == ('test', tu.load(run).threshold)
+    assert (run / 'metrics.json').read_bytes() == before and 'split=test' not in said
+    model = tu.load(run)
+    truth = [np.array(PIL.Image.open(tmp_path / 'set/masks/test' / Path(row['file']).name)) for row in report['images']]
+    counts = sum(tu.confusion_matrix(torch.tensor(model.predict(row['file'])), torch.tensor(mask) // 255, 2)
+                 for row, mask in zip(report['images'], truth))
+    assert tu.compute_metrics(counts)['iou'] == report['metrics']['iou']
+    assert tu.main(['evaluate', str(run), 'data=set', 'split=test']) == 0
+    assert '5 test images of' in capsys.readouterr().out and (run / 'evaluation_set_test' / 'worst.png').exists()
+
+
+@pytest.mark.parametrize('words, told', [
+    (['split=test'], 'has no test images with masks'),
+    (['split=tests'], "split='tests': choose from train, val, test"),
+    (['data=OTHER', 'split=val'], 'has no val images with masks'),
+])
+def test_a_split_that_is_not_there_is_refused(own, two, words, told, capsys):
+    assert tu.main(['evaluate', str(own), *(word.replace('OTHER', str(two[1])) for word in words)]) == 2
+    assert told in capsys.readouterr().err and not [*own.glob('evaluation*')]
+
+
 def test_the_demo_set_is_other_data_too(own, capsys):
     tu.write_demo(tu.DEMO_FOLDER, num_train=3, num_val=3)
     assert tu.main(['evaluate', str(own), 'data=demo']) == 0
