@@ -116,7 +116,8 @@ CONFIG = {
                                   # 'stretch': masks of any proportions, such as were squeezed into one size
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
                                   # training images, which proves nothing but that the network can learn them
-    'group_pattern': None,        # regular expression on the stem; equal matches (one video, one scan) stay together
+    'group_pattern': None,        # regular expression that each stem, or folder/stem, holds; images with equal matches
+                                  # (one video, one scan) stay on one side of the split
     'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
     'class_names': None,          # ['background', 'nucleus']; for the tables
     'mask_values': None,          # their meaning: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero', 'alpha'; None: find out
@@ -126,8 +127,9 @@ CONFIG = {
                                   # at most 512 (CPU: 256); with size_policy=pad the largest
     'size_policy': 'resize',      # 'resize' to image_size; 'crop' image_size at random, validate by sliding window;
                                   # 'pad' to image_size without scaling
-    'augment': 'default',         # 'none', 'default' (mirrored; in long runs turned, scaled, 8 bits brightened too),
-                                  # 'strong', or an albumentations file (A.to_dict as JSON or YAML)
+    'augment': 'default',         # 'none', 'default' (mirrored left to right; from 26 epochs on, the more the longer,
+                                  # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
+                                  # albumentations file (A.save(pipeline, 'my.json'))
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
     'std': 'auto',                # or ImageNet's with encoder_weights on 8-bit RGB
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
@@ -135,7 +137,8 @@ CONFIG = {
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
                                   # to train(), else up to 8
     'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
-    'skip_broken': False,         # True: a file that breaks during training is left out and counted
+    'skip_broken': False,         # True: what cannot be used (broken files, wrong sizes) is left out and listed; a file
+                                  # that breaks during training is left out and counted
 
     # --- network ---
     'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, FPN, DeepLabV3Plus, Segformer...
@@ -153,7 +156,7 @@ CONFIG = {
                                   # for SGD 0.02 x (effective batch / 8), at most 0.1; for others torch's own default
     'weight_decay': 0.01,         # on weights of two or more dimensions, except those of norms and embeddings
     'momentum': 0.9,              # of SGD
-    'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine down to 1 %
+    'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of it
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
                                   # 'ce+dice' for two classes or with class_weights, else 'dice'
@@ -569,7 +572,8 @@ def parse_mask_values(mask_values):
 
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
-OWN_WORDS = {'evaluate': ('split',), 'predict': ('save', 'tta'), 'export': ('format', 'half')}     # not in CONFIG
+# Words of single commands, which are not in CONFIG.
+OWN_WORDS = {'evaluate': ('split',), 'predict': ('save', 'tta', 'threshold'), 'export': ('format', 'half')}
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
                'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
                'compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
@@ -582,8 +586,9 @@ def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
         print(__doc__.split('The file, top to bottom')[0].rstrip())
-        print('\nSettings (the comments in CONFIG tell more):')
-        print('\n'.join(f'    {key}={value!r}' for key, value in CONFIG.items()))
+        settings = re.search(r'(?s)\nCONFIG = \{\n(.*?)\n\}\n', Path(__file__).read_text(encoding='utf-8'))[1]
+        print('\nSettings, with their defaults:\n')
+        print(re.sub(r"(?m)^    '(\w+)': (.*?),(?=  |$)", r'    \1=\2    ', settings))
         print(f'\nPresets (--preset NAME): {", ".join(PRESETS)}', flush=True)
         sys.exit(0)
     words, problems = ['--out' if word == '-o' else word for word in argv], []
@@ -1469,10 +1474,10 @@ def unite_siblings(images, masks, config):
             ([above(unite(group))] if len({os.path.dirname(m.path) for m in group}) == len(group) else group)]
 
 
-def unite_numbered(pairs, images, masks, config):
+def unite_numbered(pairs, images, masks, config, notes):
     """Unite leftover masks x_mask_1 with the paired x_mask, or x_2 with the x_1 of the image x -> (pairs, masks still
-    left over). Not one that may be of a leftover image x_1; and none if masks of the first three unions overlap, as
-    drawings of several people do."""
+    left over). Not one that may be of a leftover image x_1; and none, with a note, if masks of the first three unions
+    overlap, as drawings of several people do."""
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
     further, united = grouped(masks, place), []
     for image, mask in pairs:
@@ -1484,7 +1489,8 @@ def unite_numbered(pairs, images, masks, config):
     try:
         for path in [mask.path for _, mask in united if UNITED in mask.path][:3]:
             read_mask(path, config)
-    except DataError:
+    except DataError as error:
+        notes += error.problems
         return pairs, masks
     return united, [mask for mask in masks if place(mask) in further]
 
@@ -1812,7 +1818,7 @@ def pair_roles(config, root, files, which=-1):
                 raise DataError(f'several folders could hold the {role}: {names}')
     found = unite_folders(images, masks) or match_pairs(images, unite_siblings(images, masks, config))
     pairs, rule, images, masks, clashes = found
-    pairs, masks = unite_numbered(pairs, images, masks, config)
+    pairs, masks = unite_numbered(pairs, images, masks, config, notes)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
     if pairs and not is_tested:                                        # a contest does not publish its test masks
         of_test = [os.path.basename(image.path) for image in images if image.split == 'test']
@@ -2310,10 +2316,12 @@ def open_series(path, config):
     with open_tiff(path) as file:
         series = file.series[0]
         size = [series.shape[series.axes.index(axis)] for axis in 'YX']
+        bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
+        if bands == [0] and series.shape[2] == config['in_channels'] != series.shape[0]:
+            size, bands = series.shape[:2], [2]                        # (H, W, C), which tifffile writes as H pages
         check_pixels(path, (*size, math.prod(series.shape) // max(1, math.prod(size))), config)
         if file.pages[0].tags.valueof(274, 1) != 1:
             raise ValueError(ROTATED)
-        bands = [axis for axis, name in enumerate(series.axes) if name not in 'YX']
         if len(bands) > 1:
             raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
         yield series, size, bands[0] if bands else None
@@ -3042,6 +3050,8 @@ def scan_pair(image, mask, config):
         hint = f', of {"the same" if same_shape(codes.shape, (height, width)) else "another"} shape'
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
             hint = f'; if its bands come first type in_channels={height}'
+        elif mode.endswith(f' x {codes.shape[0]}') and height == codes.shape[1]:
+            hint = f'; if its bands come last type in_channels={width}'
         problem = OtherSize(f'{image}: is {width} x {height} pixels, '
                             f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
         problem.sizes = codes.shape, (height, width)
@@ -7010,16 +7020,22 @@ def decide_stream(model, images, dtype=None, flips=False):
         yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
-def predict(run, inputs, output=None, save='mask', tta=False, **overrides):
+def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
     save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (0 to 255; with more than two
-    classes a TIFF with a band for each). A file that cannot be read costs no other. A TIFF of more than 34 million
-    pixels is read by rows where it can be; its mask is a TIFF, written by rows.
+    classes a TIFF with a band for each). threshold: of the foreground's probability; None: as stored in the run. A file
+    that cannot be read costs no other. A TIFF of more than 34 million pixels is read by rows where it can be; its mask
+    is a TIFF, written by rows.
     """
     model, _, dtype = load_with(run, overrides)
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
+    if threshold is not None:
+        if not (type(threshold) is float and 0 < threshold < 1 and model.config['num_classes'] == 2):
+            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, for a run of two classes',
+                            'nothing to predict')
+        model.threshold = threshold
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)

@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_command_line.py
 """
+import ast
 import logging
 import os
 import re
@@ -35,9 +36,11 @@ def command_line(tmp_path):
 def test_help_names_every_key_command_and_preset_without_torch(command_line):
     done = command_line('--help')
     assert done.returncode == 0
-    wanted = [f'{key}={value!r}' for key, value in tu.CONFIG.items()]
-    wanted += [*tu.COMMANDS, *(path.stem for path in PRESETS)]
-    assert [word for word in wanted if word not in done.stdout] == []
+    told = {key: ast.literal_eval(value)
+            for key, value in re.findall(r'(?m)^    (\w+)=(.*?) {2,}#', done.stdout)}
+    assert told == tu.CONFIG
+    assert 'images in one forward pass on one device' in done.stdout           # with its comments
+    assert [word for word in (*tu.COMMANDS, *(path.stem for path in PRESETS)) if word not in done.stdout] == []
 
 
 @pytest.mark.parametrize('words, told', [

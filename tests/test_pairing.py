@@ -363,6 +363,13 @@ def test_further_masks_of_an_image_are_united_with_its_first(tmp_path):
     assert 'mask without an image: ' in str(ask(tmp_path / 'set')) and '_mask_1.png' in str(ask(tmp_path / 'set'))
 
 
+def test_masks_that_overlap_are_said_to_be_why_they_are_not_united(tmp_path):
+    """Only "mask without an image" was said of each second one, which sounds like a matter of names."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)],
+         [f'masks/{n}_mask{end}.png' for n in range(6) for end in ('', '_1')])
+    assert 'these masks of one image show the same place, so they are not united' in str(ask(tmp_path))
+
+
 def test_numbered_masks_of_other_images_are_not_united(tmp_path):
     """Where an image lacks its mask, where no word says mask, or where a file is saved twice."""
     fill(tmp_path / 'a', [f'{n}.png' for n in range(6)] + ['2_1.png'], [f'{n}_mask.png' for n in range(6)])

@@ -262,6 +262,16 @@ def test_arrays_with_bands_first_are_told_what_to_type(tmp_path):
     assert inspect(tmp_path / 'set', in_channels=4)[1].sizes == {(16, 16): 4}
 
 
+def test_a_tiff_with_a_page_for_each_row_is_told_what_to_type(tmp_path):
+    """tifffile writes (H, W, 13) as H pages unless it is told otherwise."""
+    for n in range(4):
+        save(tmp_path / f'set/masks/{n}.png', np.eye(16)[:, :12])
+        (tmp_path / 'set/images').mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / f'set/images/{n}.tif', np.zeros((16, 12, 13), np.uint8))
+    assert 'if its bands come last type in_channels=13' in str(ask(tmp_path / 'set'))
+    assert inspect(tmp_path / 'set', in_channels=13)[1].sizes == {(16, 12): 4}
+
+
 # --- rotation -------------------------------------------------------------------------
 
 

@@ -351,6 +351,25 @@ def test_what_predict_can_save(two, tmp_path, save, mode):
     assert len(np.unique(np.array(picture))) > (1 if save in ('mask', 'palette') else 2)
 
 
+def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_path, capsys):
+    run, data = two
+    file = str(data / 'images' / '001.png')
+    assert tu.predict(run, [file], tmp_path, save='probability') == 0
+    chance = np.array(PIL.Image.open(tmp_path / '001.png'))
+    middle = int(np.median(chance))
+    level = (middle + 0.5) / 255                                       # where it is rounded up
+    stored = tu.load(run).threshold
+    assert tu.main(['predict', str(run), file, '-o', str(tmp_path), f'threshold={level}']) == 0
+    mask = np.array(PIL.Image.open(tmp_path / '001.png'))
+    assert np.array_equal(mask == 255, chance > middle) and 0 < (mask == 255).mean() < 1
+    assert tu.load(run).threshold == stored
+    for typed in ('1.5', '0', 'high'):
+        assert tu.main(['predict', str(run), file, '-o', str(tmp_path), f'threshold={typed}']) == 2
+        assert 'must be above 0 and below 1' in capsys.readouterr().err
+    assert tu.main(['predict', str(three[0]), file, '-o', str(tmp_path), 'threshold=0.4']) == 2
+    assert 'for a run of two classes' in capsys.readouterr().err
+
+
 def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
     file = str(three[1] / 'images' / '003.png')
     assert tu.predict(three[0], [file], tmp_path, save='probability') == 0
