@@ -573,7 +573,7 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 # Words of single commands, which are not in CONFIG.
-OWN_WORDS = {'evaluate': ('split',), 'predict': ('save', 'tta', 'threshold'), 'export': ('format', 'half')}
+OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold'), 'export': ('format', 'half')}
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
                'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
                'compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
@@ -7190,12 +7190,12 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
-def evaluate_run(folder, overrides, split=None):
+def evaluate_run(folder, overrides, split=None, tta=False):
     """Score the best weights on the run's validation images, on another split of them, or on other data -> exit code.
 
     Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
     are wrong there), confusion.png, curves.png. For two classes the threshold with the best validation IoU is found and
-    stored; on all else the stored one is used, because tuning it there would flatter the score.
+    stored; on all else the stored one is used, because tuning it there would flatter the score. tta: as in predict.
     """
     if split not in (None, *SPLITS):
         raise ConfigError(f'split={split!r}: choose from {", ".join(SPLITS)}')
@@ -7212,11 +7212,12 @@ def evaluate_run(folder, overrides, split=None):
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
     images = read_all(dataset, rows, model.config['skip_broken'])
     scores = {index: count_at_levels(bands, truth, levels, num_classes)
-              for (index, truth), _, bands in predict_stream(model, images, dtype)}
+              for (index, truth), _, bands in predict_stream(model, images, dtype, flips=tta)}
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = dict(zip(levels, sum(scores.values())))
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
+    changed |= {'tta': True} if tta else {}
     is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and not (of_what or changed)
     if is_tuned:
         iou = lambda level: compute_metrics(counts[level])['iou']
@@ -7228,9 +7229,9 @@ def evaluate_run(folder, overrides, split=None):
 
 
 def images_to_score(folder, model, overrides, wanted=None):
-    """The run's validation images or the `wanted` split, or those of other data -> (dataset, split, whether they are the
-    ones to be scored). Changes model.config to suit; warns of images that were trained on. DataError if there are none.
-    """
+    """The run's validation images or the `wanted` split, or those of other data -> (dataset, split, whether they are
+    the ones to be scored). Changes model.config to suit; warns of images that were trained on. DataError if there are
+    none."""
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
         model.config['val_fraction'] = overrides.get('val_fraction', 0)        # 0: all images are scored
@@ -7332,8 +7333,8 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 
 def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed):
     """Write and print what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
-    `of_what`: names a folder for it, '' is that of the run; `changed`: the settings that are not the run's own. OSError,
-    after printing, where it cannot be written."""
+    `of_what`: names a folder for it, '' is that of the run; `changed`: the settings that are not the run's own.
+    OSError, after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
     folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
     metrics, tuned = compute_metrics(counts[level if of_what else 0.5]), compute_metrics(counts[level])

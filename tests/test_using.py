@@ -778,6 +778,21 @@ def test_the_test_images_of_a_run_are_scored_at_the_stored_threshold(tmp_path, m
     assert '5 test images of' in capsys.readouterr().out and (run / 'evaluation_set_test' / 'worst.png').exists()
 
 
+def test_evaluate_scores_what_predict_writes_with_flips(own, two, tmp_path, capsys):
+    tu.store_threshold(own, 0.85, tu.load(own))
+    assert tu.main(['evaluate', str(own), 'tta=True']) == 0
+    report = json.loads((own / 'metrics.json').read_text())
+    assert 'with tta=True' in capsys.readouterr().out and report['settings'] == {'tta': True}
+    assert tu.load(own).threshold == report['threshold'] == 0.85
+    assert tu.main(['predict', str(own), *images_of(own), '-o', str(tmp_path / 'masks'), 'tta=True']) == 0
+    counts = 0
+    for file in map(os.path.basename, images_of(own)):
+        both = (tmp_path / 'masks' / file, two[1] / 'masks' / file)
+        mask, truth = (torch.tensor(np.array(PIL.Image.open(path)) // 255) for path in both)
+        counts = counts + tu.confusion_matrix(mask, truth, 2)
+    assert tu.compute_metrics(counts)['iou'] == report['metrics_at_threshold']['iou']
+
+
 @pytest.mark.parametrize('words, told', [
     (['split=test'], 'has no test images with masks'),
     (['split=tests'], "split='tests': choose from train, val, test"),
