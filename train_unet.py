@@ -145,6 +145,7 @@ CONFIG = {
     'encoder': 'auto',            # 'resnet34' on a GPU, 'tu-resnet10t' on a CPU; any smp or 'tu-...' timm name
     'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
     'decoder_channels': 'auto',   # width of the blocks of Unet, UnetPlusPlus, MAnet; 'auto': 256..16, on a CPU half
+    'initial_weights': None,      # run folder or best.pt to start from: its network, on other data or classes
 
     # --- training ---
     'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, from 20 to 200 epochs;
@@ -201,8 +202,8 @@ CONFIG = {
 TYPES = {key: kinds.split() for kinds, keys in {
     'str': 'data size_policy augment architecture optimizer',
     'str auto': 'image_dtype encoder loss amp_dtype device run_dir',
-    'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights tf32_matmul_precision '
-                'keep_float32 resume',
+    'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights initial_weights '
+                'tf32_matmul_precision keep_float32 resume',
     'bool': 'skip_unpaired skip_broken compile_model activation_checkpointing deterministic tensorboard',
     'bool auto': 'cache_images use_amp channels_last',
     'bool str': 'rescale_masks',
@@ -576,7 +577,7 @@ NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'
 OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold'), 'export': ('format', 'half')}
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
                'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
-               'compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
+               'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
 IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predict': {'preset', *TRAINING},
         'export': {'preset', *TYPES, *FOREIGN}}                        # settings refused as useless
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
@@ -5982,7 +5983,7 @@ def absolute(data):
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
                      'tensorboard encoder_weights max_image_pixels device'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
-                      'seed val_fraction group_pattern ema_decay mean std'.split())
+                      'seed val_fraction group_pattern ema_decay mean std initial_weights'.split())
 
 
 def resume_config(folder, preset, overrides):
@@ -6038,6 +6039,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     """Precision and data of a config -> (config with every 'auto' settled, hardware, precision, data, reasons): the one
     way that train, check and tune come to them. `decode`: look at every pixel; `own_data`: the user brings it."""
     set_up_device(device)
+    if config['initial_weights'] and not config['resume']:
+        config = with_initial_network(config, sources)
     if device.type == 'cpu':
         keep_freed_memory()
     if device.type == 'cuda' and device.index is not None:             # or pinned memory belongs to the first GPU
@@ -6067,6 +6070,39 @@ def prepare(config, sources, device, decode=False, own_data=False):
     config, why = settle(config, hardware, data, config['data'] == 'demo')
     torch.backends.cudnn.benchmark = config['size_policy'] == 'resize' and not config['deterministic']     # one size
     return config, hardware, precision, data, why
+
+
+def with_initial_network(config, sources):
+    """The config with the network of the run that initial_weights names. ConfigError if others are typed."""
+    found = {key: load_initial(config)['config'][key] for key in
+             ('architecture', 'encoder', 'decoder_channels', 'in_channels')}
+    problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}' for key, value in found.items()
+                if sources[key] != 'default' and config[key] not in ('auto', value)]
+    if problems:
+        raise ConfigError(problems)
+    return config | found | {'encoder_weights': None}
+
+
+def load_initial(config):
+    """The checkpoint that initial_weights names. Raises UserError."""
+    try:
+        return load_checkpoint(best_file(config['initial_weights']))
+    except OSError as error:
+        raise UserError(f'initial_weights={config["initial_weights"]!r}: {error}') from None
+
+
+def take_initial(model, config):
+    """Start from the weights of another run. Tensors of other shapes, such as the last layer's where there are other
+    classes, keep their own. UserError for a run of another network."""
+    saved, own = load_initial(config)['weights'], model.network.state_dict()
+    found = {name: saved[f'network.{name}'] for name in own if f'network.{name}' in saved}
+    fits = {name: value for name, value in found.items() if value.shape == own[name].shape}
+    if 2 * len(fits) < len(own):
+        raise UserError(f'initial_weights={config["initial_weights"]!r}: holds a network of your own; give it as model')
+    model.network.load_state_dict(own | fits)
+    anew = ', '.join(shorten([name for name in own if name not in fits], 4)) or 'none'
+    log.info('initial weights: %d of %d tensors are those of %s; new: %s', len(fits), len(own),
+             config['initial_weights'], anew)
 
 
 def settle_statistics(config, dataset):
@@ -6312,7 +6348,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     run.after.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
     with as_learnt(config) if resuming else contextlib.nullcontext():
         config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
-    config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data'])}
+    config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data']),
+               'initial_weights': absolute(config['initial_weights'])}
     if config['tensorboard']:
         run.open_board()
     if config['deterministic']:
@@ -6339,7 +6376,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn(notes)
     seed_everything(config['seed'])
     warn_of_held_parts(model)
-    model = choose_model(model, config | ({'encoder_weights': None} if resuming else {}), data)       # last.pt has them
+    in_last = {'encoder_weights': None, 'initial_weights': None} if resuming else {}       # last.pt has the weights
+    model = choose_model(model, config | in_last, data)
     run.is_own = own_data or model.is_own
     warn_of_size(model, precision)
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())
@@ -6407,12 +6445,16 @@ def refuse_unwritable(folder):
 
 def choose_model(model, config, data):
     """The config's network or the user's, with our preprocessing; without (data=None) if the data are the user's."""
+    if model is not None and config['initial_weights']:
+        raise UserError('initial_weights: starts a network that CONFIG names; give your own with its weights')
     if isinstance(model, SegmentationModel) and data is not None:      # of an earlier run: a second stage
         is_own = model.is_own or any(model.config[key] != config[key] for key in ('in_channels', 'num_classes'))
         model = build_model(config, model.network)
         model.is_own = is_own
     elif model is None or data is not None:
         model = build_model(config, model)
+        if config['initial_weights']:
+            take_initial(model, config)
     else:
         keep_float32(model, config['keep_float32'])
     if data is not None:

@@ -565,6 +565,50 @@ def test_evaluate_draws_no_other_validation_images(own, word, capsys):
     assert 'would draw other validation images' in capsys.readouterr().err
 
 
+# --- starting from another run --------------------------------------------------------
+
+
+def test_a_run_starts_from_the_weights_of_another(own, two, tmp_path, monkeypatch):
+    """On data of its own, in a step too small to move them; the network is that of the first run, and a resume does
+    not need it any more."""
+    monkeypatch.chdir(tmp_path)
+    first = tu.load_checkpoint(own / 'best.pt')['weights']
+    how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')}
+    how |= {'learning_rate': 1e-12, 'ema_decay': None, 'data': str(draw_set(tmp_path / 'other', 8, seed=3))}
+    result = tu.train(**how, initial_weights=str(own))
+    weights = tu.load_checkpoint(result.run_dir / 'last.pt')['model']
+    kernels = [name for name, value in first.items() if value.ndim == 4 and name.startswith('network.')]
+    assert kernels and all(torch.allclose(weights[name], first[name], 0, 1e-9) for name in kernels)
+    assert result.model.config['encoder'] == TINY['encoder'] and result.model.config['initial_weights'] == str(own)
+    shutil.rmtree(own)
+    assert len(tu.train(resume=str(result.run_dir), num_epochs=3).history) == 3
+
+
+def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    how = TINY | {'learning_rate': 1e-12, 'ema_decay': None, 'data': str(three[1])}
+    result = tu.train(**how, initial_weights=str(own / 'best.pt'))
+    assert 'new: segmentation_head.0.weight, segmentation_head.0.bias' in caplog.text
+    first = tu.load_checkpoint(own / 'best.pt')['weights']
+    weights = tu.load_checkpoint(result.run_dir / 'last.pt')['model']
+    assert weights['network.segmentation_head.0.weight'].shape[0] == 3
+    kernels = [name for name, value in first.items() if value.ndim == 4 and 'segmentation_head' not in name
+               and name.startswith('network.')]
+    assert kernels and all(torch.allclose(weights[name], first[name], 0, 1e-9) for name in kernels)
+
+
+@pytest.mark.parametrize('words, told', [
+    (['initial_weights=nowhere'], "initial_weights='nowhere': nowhere: there is no such file"),
+    (['initial_weights=RUN', 'encoder=resnet34'], "encoder='resnet34': the network of initial_weights has 'tu-test_resnet'"),
+])
+@pytest.mark.parametrize('verb', [[], ['check'], ['tune']])
+def test_initial_weights_that_do_not_fit_are_refused(own, two, tmp_path, monkeypatch, verb, words, told, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace('RUN', str(own)) for word in words]
+    assert tu.main([*verb, f'data={two[1]}', 'device=cpu', *words]) == 2
+    assert told in capsys.readouterr().err and not [*tmp_path.glob('runs/*-*')]
+
+
 # --- evaluate: scores -----------------------------------------------------------------
 
 
