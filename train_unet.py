@@ -5818,8 +5818,9 @@ def keep_if_best(state, metrics, config, run):
     return True
 
 
-def close_epoch(state, metrics, config, run):
-    """The epoch's row and line, what is best so far, and everything saved. Moves state to the next epoch."""
+def close_epoch(state, metrics, config, run, took):
+    """The epoch's row and line, what is best so far, and everything saved. Moves state to the next epoch. `took`:
+    seconds of its validation."""
     row = epoch_row(state, metrics)
     state.history.append(row)
     patience = config['early_stopping_patience']
@@ -5836,9 +5837,11 @@ def close_epoch(state, metrics, config, run):
         done = 'no better, on small images'
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
-    log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s', row['epoch'], config['num_epochs'],
-             show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'], row['images_per_second'], state.dtype,
-             memory, done)
+    minutes = (config['num_epochs'] - state.epoch) * (row['seconds'] + took) / 60      # if all epochs are run
+    left = f' | {minutes:.0f} min left' if minutes >= 1 else ''
+    log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s%s', row['epoch'],
+             config['num_epochs'], show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'],
+             row['images_per_second'], state.dtype, memory, done, left)
     run.save(state, config)                                            # after the line, or a kill between them loses it
     run.write('history.csv', history_csv(state.history))
 
@@ -6553,7 +6556,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             begun = time.monotonic()
             metrics = validate(state, val_loader, loss_fn, config, run)
             took = time.monotonic() - begun
-            close_epoch(state, metrics, config, run)
+            close_epoch(state, metrics, config, run, took)
             show_epoch(run, state, val_loader.dataset)
             run.agree(state, config)
         except Rewind as rewind:

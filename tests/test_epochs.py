@@ -235,6 +235,14 @@ def test_the_best_epoch_is_kept_and_a_run_without_progress_stops():
     assert again == pytest.approx(best['val_loss'])
 
 
+def test_a_long_run_says_how_long_it_will_take():
+    """After the first epoch of a million, each of some hundredths of a second; a short one has nothing to say."""
+    train(num_epochs=10**6, early_stopping_patience=1, learning_rate=1e-30)
+    assert re.search(r'Epoch 1/.* \| \d+ min left$', log_text(), re.MULTILINE)
+    train(num_epochs=2, run_dir='short')
+    assert 'left' not in Path('short/log.txt').read_text()
+
+
 def test_a_score_that_is_never_a_number_still_leaves_a_best_model():
     def loss_fn(model, batch):  # no foreground in truth or prediction: IoU is NaN
         return squares(model, batch), torch.tensor([[len(batch['image']), 0], [0, 0]])
