@@ -6077,8 +6077,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
 
 def with_initial_network(config, sources):
     """The config with the network of the run that initial_weights names. ConfigError if others are typed."""
-    found = {key: load_initial(config)['config'][key] for key in
-             ('architecture', 'encoder', 'decoder_channels', 'in_channels')}
+    trained = load(config['initial_weights'], 'cpu').config
+    found = {key: trained[key] for key in ('architecture', 'encoder', 'decoder_channels', 'in_channels')}
     problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}' for key, value in found.items()
                 if sources[key] != 'default' and config[key] not in ('auto', value)]
     if problems:
@@ -6086,22 +6086,11 @@ def with_initial_network(config, sources):
     return config | found | {'encoder_weights': None}
 
 
-def load_initial(config):
-    """The checkpoint that initial_weights names. Raises UserError."""
-    try:
-        return load_checkpoint(best_file(config['initial_weights']))
-    except OSError as error:
-        raise UserError(f'initial_weights={config["initial_weights"]!r}: {error}') from None
-
-
 def take_initial(model, config):
-    """Start from the weights of another run. Tensors of other shapes, such as the last layer's where there are other
-    classes, keep their own. UserError for a run of another network."""
-    saved, own = load_initial(config)['weights'], model.network.state_dict()
-    found = {name: saved[f'network.{name}'] for name in own if f'network.{name}' in saved}
-    fits = {name: value for name, value in found.items() if value.shape == own[name].shape}
-    if 2 * len(fits) < len(own):
-        raise UserError(f'initial_weights={config["initial_weights"]!r}: holds a network of your own; give it as model')
+    """Start from the weights of another run. Those of another shape, as in the last layer where there are other
+    classes, stay new."""
+    saved, own = load(config['initial_weights'], 'cpu').network.state_dict(), model.network.state_dict()
+    fits = {name: value for name, value in saved.items() if value.shape == own[name].shape}
     model.network.load_state_dict(own | fits)
     anew = ', '.join(shorten([name for name in own if name not in fits], 4)) or 'none'
     log.info('initial weights: %d of %d tensors are those of %s; new: %s', len(fits), len(own),

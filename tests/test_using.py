@@ -598,7 +598,7 @@ def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monke
 
 
 @pytest.mark.parametrize('words, told', [
-    (['initial_weights=nowhere'], "initial_weights='nowhere': nowhere: there is no such file"),
+    (['initial_weights=nowhere'], 'cannot load the model:\n  nowhere: there is no such file'),
     (['initial_weights=RUN', 'encoder=resnet34'], "encoder='resnet34': the network of initial_weights has 'tu-test_resnet'"),
 ])
 @pytest.mark.parametrize('verb', [[], ['check'], ['tune']])
