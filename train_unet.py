@@ -6123,10 +6123,13 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
-    is_shared = config['ema_decay'] and has_hooks_that_hold_parts(model)
-    if is_shared:
-        warn(['ema_decay: weights are not averaged, because hooks of the network hold parts that a copy would share'])
-    average = copy.deepcopy(model) if config['ema_decay'] and not is_shared else None
+    average = None
+    try:
+        if config['ema_decay'] and has_hooks_that_hold_parts(model):
+            raise ValueError('hooks of the network hold parts that a copy would share')
+        average = copy.deepcopy(model) if config['ema_decay'] else None
+    except (RuntimeError, TypeError, ValueError) as error:             # one that holds a lock, a file or a graph
+        warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({in_words(error)})'])
     engine = None
     if world().size > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -212,6 +213,19 @@ def test_a_network_whose_hooks_a_copy_would_share_is_not_averaged(small_set, cap
     assert 'weights are not averaged' in caplog.text
     image = sorted((small_set / 'images').iterdir())[0]
     assert (tu.load('own', model=Hooked()).predict(image) == result.model.predict(image)).all()
+
+
+def test_a_network_that_cannot_be_copied_is_not_averaged(small_set, caplog):
+    locked = own_network()
+    locked.lock = threading.Lock()                                     # as loggers and SummaryWriter hold one
+    tu.train(model=locked, data=str(small_set), **OWN_RUN | {'ema_decay': 0.9, 'num_epochs': 1})
+    assert re.search('weights are not averaged.*cannot pickle', caplog.text)
+    probed = own_network()
+    probed.kept = probed(torch.rand(1, 3, 8, 8))                       # an activation with its graph
+    train_on = [torch.rand(3, 8, 8) for _ in range(4)]
+    tu.train(model=probed, train_data=train_on, val_data=train_on, run_dir='probed', num_epochs=1, ema_decay=0.9,
+             loss_fn=lambda model, batch: model(batch).square().mean((1, 2, 3)))
+    assert 'deepcopy' in caplog.text
 
 
 class Caching(nn.Conv2d):
