@@ -97,7 +97,7 @@ import warnings
 import weakref
 import zipfile
 import zlib
-from collections import Counter, defaultdict, deque, namedtuple
+from collections import Counter, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6503,7 +6503,8 @@ class Plain(torch.utils.data.Dataset):
                 transform.set_random_state(*given)
             sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # transformers' own mappings
-        return self.join(samples)                                      # draws on from the last sample's seed
+        batch = self.join(samples)                                     # draws on from the last sample's seed
+        return batch.data if isinstance(batch, UserDict) else batch    # transformers' too: pytree sees a leaf in it
 
 
 def name_images(*datasets):

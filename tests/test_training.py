@@ -487,7 +487,8 @@ def test_a_network_that_comes_in_eval_mode_is_trained(wrap):
 
 
 class Words(torch.utils.data.Dataset):
-    """Samples of different lengths, in a mapping that is no dict."""
+    """Samples of different lengths, in a mapping that is no dict, and so are the batches: transformers' Mask2Former
+    notebooks return what the image processor made of the samples from their collate_fn."""
     def __len__(self):
         return 8
 
@@ -497,7 +498,7 @@ class Words(torch.utils.data.Dataset):
     @staticmethod
     def collate_fn(samples):
         assert all(type(sample) is dict for sample in samples)
-        return {'x': nn.utils.rnn.pad_sequence([sample['x'] for sample in samples], batch_first=True)}
+        return UserDict(x=nn.utils.rnn.pad_sequence([sample['x'] for sample in samples], batch_first=True))
 
 
 def test_a_data_set_may_bring_its_collate_fn_and_any_mapping():
