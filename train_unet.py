@@ -4262,7 +4262,8 @@ class PooledByProduct:
 def try_size(model, sizes=()):
     """Run a blank image through the network: of image_size, of half of it for progressive_resizing and, where nothing
     is resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
-    network cannot take, or where a network of your own gives something other than logits. Leaves it in eval mode."""
+    network cannot take, or where a network of your own gives something other than logits. One of your own that cannot
+    take a size padded to the stride is given it as it is. Leaves it in eval mode."""
     config, size, classes = model.config, model.config['image_size'], model.config['num_classes']
     tried = {'': size}                                                 # what else the user could type -> size
     if config['progressive_resizing'] not in ('auto', 0):
@@ -4281,6 +4282,10 @@ def try_size(model, sizes=()):
         except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None
+            is_padded = height % model.stride or width % model.stride
+            if model.is_own and is_padded and config['size_policy'] == 'resize':       # it may want just this size
+                model.stride = 1
+                return try_size(model, sizes)
             named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
             larger = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # timm's wish
             raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
@@ -5886,7 +5891,7 @@ def describe_model(model, config):
     for name in ('segmentation_models_pytorch', 'albumentations'):     # by metadata, without importing them
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # not installed as a package
             versions[name] = importlib.metadata.version(name)
-    facts = ('threshold', 'pixels', 'coding') if isinstance(model, SegmentationModel) else ()
+    facts = ('threshold', 'pixels', 'coding', 'stride') if isinstance(model, SegmentationModel) else ()
     return {'format': 1, 'weights': model.state_dict(), 'config': config, 'versions': versions,
             **{name: getattr(model, name) for name in facts}}
 
@@ -6968,6 +6973,7 @@ def load(path, device='auto', model=None):
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])
         loaded.pixels, loaded.coding = saved.get('pixels'), saved.get('coding')
+        loaded.stride = 1 if saved.get('stride') == 1 else loaded.stride           # see try_size
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
         loaded = laid_out(loaded, config, device)                      # in another layout 16 bits round differently

@@ -191,6 +191,24 @@ def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(sm
     assert not os.path.exists('own')
 
 
+class OfOneSize(nn.Module):
+    """A vision transformer of patches of 14 pixels, with positions for one size, which is no multiple of 32."""
+    def __init__(self):
+        super().__init__()
+        self.body = timm.create_model('vit_tiny_patch16_224', patch_size=14, img_size=70, depth=1, num_classes=0)
+        self.head = nn.Conv2d(192, 1, 1)
+
+    def forward(self, images):
+        tokens = self.body.forward_features(images)[:, 1:]
+        return F.interpolate(self.head(tokens.mT.unflatten(2, (5, 5))), images.shape[-2:])
+
+
+def test_a_network_of_ones_own_may_want_a_size_that_is_no_multiple_of_32(small_set):
+    result = tu.train(model=OfOneSize(), data=str(small_set), **OWN_RUN | {'image_size': 70, 'num_epochs': 1})
+    image = sorted((small_set / 'images').iterdir())[0]
+    assert (tu.load('own', model=OfOneSize()).predict(image) == result.model.predict(image)).all()
+
+
 class Hooked(nn.Module):
     """A closure as hook keeps features: in a copy of the network it still writes into the original."""
 
