@@ -5930,6 +5930,9 @@ def forget_shown():
         for name, value in names.items():
             if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
                 names[name] = ''                                       # what IPython's _ starts as
+    last = getattr(shell, 'last_execution_result', None)               # of the cell before this one
+    if isinstance(getattr(last, 'result', None), Result):
+        last.result = None
 
 
 def choose_run_dir(config, name):

@@ -1237,19 +1237,20 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     assert len(lines) == 4
     setup = f'import sys; sys.path.insert(0, {str(ROOT)!r})'
     interrupted = INTERRUPTED.format(tiny=tiny)
-    cells = [setup, *lines[:3], MODELS, *lines[1:3], MODELS, *lines[2:], 'print(mask.shape)', interrupted,
-             "print('and on')"]
+    forgets = f'del result; train_unet.forget_shown(); {MODELS}'       # as train begins, in the cell after that shown
+    cells = [setup, *lines[:3], MODELS, *lines[1:3], MODELS, *lines[2:], 'print(mask.shape)', 'result', forgets,
+             interrupted, "print('and on')"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     where = {'metadata': {'path': str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=200, kernel_name='python3', resources=where).execute()
     outputs = [output for cell in book.cells for output in cell.get('outputs', [])]
-    assert sum('val loss' in output.get('data', {}).get('text/html', '') for output in outputs) == 3   # the history
+    assert sum('val loss' in output.get('data', {}).get('text/html', '') for output in outputs) == 4   # the history
     shown = [output for output in outputs if 'text/html' in output.get('data', {})]
-    assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 3
+    assert sum('data:image/png;base64' in output['data']['text/html'] for output in shown) == 4
     said = [''.join(output.get('text', '') for output in cell.outputs if output.get('name') == 'stdout')
             for cell in book.cells]
-    assert '(40, 40)' in said[-3] and 'stopped by 2 after' in said[-2] and 'and on' in said[-1]
-    assert said[4] == said[7] and int(said[4]) >= 1
+    assert '(40, 40)' in said[-5] and 'stopped by 2 after' in said[-2] and 'and on' in said[-1]
+    assert said[4] == said[7] and int(said[4]) >= 1 and int(said[-3]) == 0
 
 
 def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
