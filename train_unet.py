@@ -992,14 +992,16 @@ def suits_channels_last(precision, hardware):
 
 def warn_of_settings(config, hardware, dtype, typed):
     """Warnings of settings, typed or edited in CONFIG, that do nothing, or something unexpected, at this precision."""
-    notes, tf32 = [], config['tf32_matmul_precision']
-    wishes = {key for key, delivered in AS_DELIVERED.items() if key in typed or config[key] != delivered}
-    for keys, has_effect, why in (
+    notes, tf32, keys = [], config['tf32_matmul_precision'], [*CONFIG]
+    of_ours = {*keys[1:keys.index('num_epochs')], 'loss', 'class_weights'} - {'num_workers'}
+    wishes = {*typed, *(key for key, delivered in AS_DELIVERED.items() if config[key] != delivered)}
+    for these, has_effect, why in (
             (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),
             (['momentum'], config['optimizer'].lower() == 'sgd', 'only SGD is given it'),
+            (of_ours, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
             (['keep_float32'], dtype != 'float32', 'all of this run is in float32'),
             (SCALING, dtype == 'float16', f'only float16 is scaled and this run uses {dtype}')):
-        if (idle := [key for key in keys if key in wishes]) and not has_effect:
+        if (idle := [key for key in keys if key in these and key in wishes]) and not has_effect:
             notes.append(f'{", ".join(idle)}: no effect, {why}')
     if 'tf32_matmul_precision' in wishes and tf32 in ('high', 'medium'):
         asked = f'tf32_matmul_precision={tf32!r}'
