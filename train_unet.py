@@ -6251,9 +6251,10 @@ def check_own(model, loss_fn, train_data, val_data):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
     for name, data in (('train_data', train_data), ('val_data', val_data)):
         is_map = hasattr(data, '__getitem__') and not isinstance(data, torch.utils.data.IterableDataset)
-        if data is not None and not (is_map and hasattr(data, '__len__') and len(data)):
+        is_map &= hasattr(data, '__len__') and not isinstance(data, str)
+        if data is not None and not (is_map and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
-                            'DataLoader give its .dataset')
+                            'DataLoader give its .dataset, of a folder data=PATH alone')
     theirs = 'torch.nn.functional', 'torch.nn.modules.loss', 'segmentation_models_pytorch.losses', 'monai.losses'
     is_theirs = (getattr(loss_fn, '__module__', '') or '').startswith(theirs)
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_theirs):

@@ -842,7 +842,7 @@ def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
         def __iter__(self):
             return iter(Samples())
 
-    for data in ({'train_data': torch.utils.data.DataLoader(Samples())}, {'val_data': Endless()}):
+    for data in ({'train_data': torch.utils.data.DataLoader(Samples())}, {'val_data': Endless()}, {'val_data': 'set'}):
         with pytest.raises(tu.UserError, match=f'{[*data][0]}: .* of a DataLoader give its .dataset'):
             train(**data)
     assert not Path('run').exists()
