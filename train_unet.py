@@ -1852,10 +1852,11 @@ def lines_that_pair(config, root, files):
                              of_classes(line), len(line), line.rfind('{stem}'))        # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
-    best, lines = max((works[line][:2] for line in enough), default=None), []
+    is_worse = lambda line: of_test(line) and not of_test(enough[0])   # its folders may only have the better names
+    best, lines = max(((works[line].score - is_worse(line), works[line].is_whole) for line in enough), default=None), []
     for line in enough:                                                # with masks= files may be left over
         answer = works[line]
-        is_best = answer[:2] == best or 'masks=' in line and answer.score == best[0]
+        is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
     note = lambda line: ', masks united: one class' * bool(united(line)) \

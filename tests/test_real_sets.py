@@ -291,7 +291,7 @@ def test_one_line_stands_for_trainset_and_testset(tmp_path):
 
 def test_the_line_for_training_comes_before_those_of_larger_tests(tmp_path):
     for folder, images, masks in (('train', 'imgs', 'masks'), ('test1', 'imgs/ETIS', 'masks/ETIS_GT'),
-                                  ('test2', 'imgs/CVC', 'masks/CVC_GT')):
+                                  ('test2', 'imgs/CVC_Original', 'masks/CVC_GT')):
         for n in range(4 if folder == 'train' else 7):
             save(tmp_path / f'{folder}/{images}/{n}.png', scene(n))
             save(tmp_path / f'{folder}/{masks}/{n}.png', np.eye(24))
