@@ -2000,8 +2000,8 @@ def likelihood(image, mask, of_images, of_masks):
 
 
 def folder_shapes(files, shared):
-    """Values for images= and masks= ("shapes"): paths of folders with * for numbers, splits, or a level with three
-    folders or more -> ({shape: the folders it stands for}, those with the most files first; all folders there are)."""
+    """Values for images= and masks= ("shapes"): paths of folders with * for numbers, splits, or a level with several
+    folders -> ({shape: the folders it stands for}, those with the most files first; all folders there are)."""
     count, weight, depth = Counter(folder for folder, _ in files), Counter(), len(Path(shared).parts)
     everywhere = {path for folder in count for path in itertools.accumulate(Path(folder).parts, posixpath.join)}
     siblings = Counter(map(posixpath.dirname, everywhere))
@@ -2009,8 +2009,8 @@ def folder_shapes(files, shared):
     for folder, number in count.items():
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
-        stars[1:] = [star.replace(above, '*') for above, star in zip(names, stars[1:])]        # Cod/Cod GT: Cod/* GT
-        above = ['*' if siblings['/'.join(names[:at])] > 2 or star != name else name
+        stars[1:] = [star.replace(above, '*') for above, star in zip(stars, stars[1:])]        # Cod/Cod GT: Cod/* GT
+        above = ['*' if siblings['/'.join(names[:at])] > 1 or star != name else name
                  for at, (star, name) in enumerate(zip(stars, names))]
         for end in range(depth + 1, len(names) + 1):                   # for each folder on the way down
             shapes = [(*stars[:at], names[at], *stars[at + 1:end]) for at in range(end)]       # one level by its name

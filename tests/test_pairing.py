@@ -489,7 +489,7 @@ OFFERED = [
      ['images="*/images" masks="*/1st_manual"']),
     ('PH2, a folder per image',
      ['IMD{n:03}/IMD{n:03}_Image/IMD{n:03}.bmp', 'IMD{n:03}/IMD{n:03}_lesion/IMD{n:03}_l.bmp'],
-     ['images="IMD*/IMD*_Image" masks="IMD*/IMD*_lesion"']),
+     ['images="IMD*/*_Image" masks="IMD*/*_lesion"']),
     ('STARE', ['stare-images/im{n:04}.ppm', 'labels-ah/im{n:04}.ah.ppm', 'labels-vk/im{n:04}.vk.ppm'],
      ['images="stare-images" masks="labels-ah"', 'images="stare-images" masks="labels-vk"']),
     ('Montgomery', ['CXR_png/M_{n:04}.png', 'ManualMask/leftMask/M_{n:04}.png', 'ManualMask/rightMask/M_{n:04}.png'],
@@ -631,9 +631,9 @@ def test_folders_with_the_same_folders_inside_are_brothers(tmp_path):
     assert len(data.pairs.images) == 12
 
 
-def test_one_line_stands_for_folders_named_after_those_above(tmp_path):
-    """A fish a folder: Trout/Trout with Trout/Trout GT."""
-    kinds = ('Trout', 'Shrimp', 'Sea Bass')
+@pytest.mark.parametrize('kinds', [('Trout', 'Shrimp', 'Sea Bass'), ('Latin2', 'Latin14396', 'Syriaque341')])
+def test_one_line_stands_for_folders_named_after_those_above(tmp_path, kinds):
+    """A fish a folder: Trout/Trout with Trout/Trout GT; manuscripts with numbers (U-DIADS-Bib)."""
     fill(tmp_path / 'set', [f'{kind}/{kind}/{n:05}.png' for kind in kinds for n in range(4)],
          [f'{kind}/{kind} GT/{n:05}.png' for kind in kinds for n in range(4)])
     lines = typed_lines(ask(tmp_path / 'set'))
@@ -641,6 +641,19 @@ def test_one_line_stands_for_folders_named_after_those_above(tmp_path):
     _, data = inspect(tmp_path / 'set', **typed(lines[0]))
     assert partners(data, tmp_path / 'set') == {f'{kind}/{kind}/{n:05}.png': f'{kind}/{kind} GT/{n:05}.png'
                                                 for kind in kinds for n in range(4)}
+
+
+def test_one_line_stands_for_the_same_folders_in_two(tmp_path):
+    """Two sites, each with two kinds (FALLMUD); the folder of masks has another name in one of two splits (DDR)."""
+    fill(tmp_path / 'FALLMUD', *([f'{site}/{kind}_{role}/{n}.png' for site in ('Cronin', 'Miller') for n in range(4)
+                                  for kind in ('fascicle', 'aponeurosis')] for role in ('images', 'masks')))
+    lines = typed_lines(ask(tmp_path / 'FALLMUD'))
+    assert lines[:2] == [f'images="*/{kind}_images" masks="*/{kind}_masks"' for kind in ('fascicle', 'aponeurosis')]
+    fill(tmp_path / 'DDR', [f'DDR/{split}/image/{n}.png' for split in ('train', 'valid') for n in range(4)],
+         [f'DDR/{split}/{n}.png' for split in ('train/label/EX', 'train/label/HE', 'valid/segmentation label/EX',
+                                               'valid/segmentation label/HE') for n in range(4)])
+    _, data = inspect(tmp_path / 'DDR', **typed(typed_lines(ask(tmp_path / 'DDR'))[0]))
+    assert split_sizes(data) == [4, 4, 0]
 
 
 def test_a_folder_goes_with_its_twin(tmp_path):
