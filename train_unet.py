@@ -2241,7 +2241,8 @@ def mask_pixels(picture, config):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if len(picture.getbands()) > 1:
         picture = picture.convert('RGB')
-    return np.array(picture)
+    is_inverted = picture.mode == 'L' and picture.format == 'TIFF' and picture.tag_v2.get(262) == 0
+    return 255 - np.array(picture) if is_inverted else np.array(picture)       # ImageJ stores 255, shown as black
 
 
 def palette_meaning(picture):
@@ -3110,7 +3111,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 20                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 21                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):

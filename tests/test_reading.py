@@ -418,10 +418,12 @@ CODES = np.random.default_rng(3).integers(0, 2, (9, 7)).astype(bool)
 
 
 def test_true_of_a_bool_tiff_is_true(tmp_path):
-    """tifffile writes True as black, which Pillow shows as 0; a scan in black and white means its colours."""
+    """tifffile writes True as black, which Pillow shows as 0, and ImageJ 255; a scan in black and white means its
+    colours."""
     tifffile.imwrite(tmp_path / 'bool.tif', CODES)
+    tifffile.imwrite(tmp_path / 'imagej.tif', CODES * np.uint8(255), photometric='miniswhite')
     PIL.Image.fromarray(CODES).save(tmp_path / 'scan.tif', tiffinfo={262: 0}, compression='group4')
-    for name in ('bool.tif', 'scan.tif'):
+    for name in ('bool.tif', 'imagej.tif', 'scan.tif'):
         assert (codes_of(tmp_path / name) == 255 * CODES).all()
 
 
