@@ -1068,7 +1068,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
                     'visualisation visualisations visualizations binarisation binarization'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff', '.npy', '.mat'}
-CLASS_LIST = re.compile(r'.*(class|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
+CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
 
 
 def may_be_read(name):
@@ -1608,6 +1608,8 @@ def find_pairs(config):
         files = list_files(existing_folder(root))
         try:
             pairs, rule, notes = pair_files(config, root, files)
+            if not lone:
+                refuse_swapped(pairs, config)
             pairs = split_by_names(pairs, root, files, notes)
             if not any(image.split for image, _ in pairs):
                 notes += [f'if the split of {rule} is meant type {line}'
@@ -1910,6 +1912,16 @@ def flatness(path, config):
         return 0.8 if 'mask_values=alpha' in str(error) else 0         # a cut-out may be an image or a mask
     some = codes[::len(codes) // 2**18 + 1]
     return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
+
+
+def refuse_swapped(pairs, config):
+    """DataError where a word in their names makes photographs the masks: in Lucchi++ the images are mask0000.png."""
+    images, masks = zip(*pairs[::len(pairs) // 3 + 1])
+    of_images, of_masks = ([flatness(file.path, config) for file in files] if all(named_masks(masks)) else [0]
+                           for files in (images, masks))
+    if min(of_images) > 0.95 and max(of_masks) < 0.7:
+        raise DataError(f'{masks[0].path} looks like a photograph and its image {images[0].path} like a mask: are they '
+                        'swapped?')
 
 
 def size_in_header(path, config):

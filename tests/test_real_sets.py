@@ -1430,6 +1430,19 @@ def test_white_under_several_numbers_can_be_named(tmp_path):
         assert np.array_equal(mask, corner(0, 0) > 0)
 
 
+def test_photographs_that_are_named_after_masks_are_not_taken_for_them(tmp_path):
+    """Lucchi++: Train_In/mask0000.png is a photograph, Train_Out/0.png its mask."""
+    draw = np.random.default_rng(0)
+    for split in ('Train', 'Test'):
+        for n in range(8):
+            save(tmp_path / f'set/{split}_In/mask{n:04}.png', draw.integers(0, 256, (24, 24, 3)))
+            save(tmp_path / f'set/{split}_Out/{n}.png', corner(n, 3))
+    assert 'looks like a photograph and its image' in str(ask(tmp_path / 'set'))
+    settings = typed(typed_lines(ask(tmp_path / 'set'))[0])
+    _, data = inspect(tmp_path / 'set', **settings)
+    assert (sorted(data.values), split_sizes(data)[2]) == ([0, 255], 8)
+
+
 # --- files that list the classes ------------------------------------------------------
 
 
