@@ -7828,9 +7828,8 @@ def check(preset, overrides):
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     print_settings(config, sources, why)                               # first, or what follows would scroll away
     print('\n'.join(clean(line) for line in ['', *describe_data(data, config)]))
-    scaled = ' with gradient scaler' if precision.dtype == 'float16' else ''
-    print(f'\nhardware: {hardware.describe()}\nprecision: {precision.dtype}{scaled}, because {precision.reason}')
-    warn([*notes, *precision.warnings])
+    tell_precision(precision, hardware)
+    warn(notes)
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model, data.sizes)
