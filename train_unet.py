@@ -116,6 +116,7 @@ CONFIG = {
                                   # 'stretch': masks of any proportions, such as were squeezed into one size
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
                                   # training images, which proves nothing but that the network can learn them
+    'fold': 0,                    # cross-validation: which of the parts of size val_fraction validates; of 0.2: 0 to 4
     'group_pattern': None,        # regular expression that each stem, or folder/stem, holds; images with equal matches
                                   # (one video, one scan) stay on one side of the split
     'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
@@ -207,7 +208,7 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'bool': 'skip_unpaired skip_broken compile_model activation_checkpointing deterministic tensorboard',
     'bool auto': 'cache_images use_amp channels_last',
     'bool str': 'rescale_masks',
-    'int': 'in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps',
+    'int': 'fold in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps',
     'int auto': 'num_classes num_workers num_epochs',
     'int none': 'ignore_index early_stopping_patience',
     'int list auto': 'image_size',
@@ -234,7 +235,8 @@ CHOICES = {
 }
 # ... and the numbers: (lowest, highest), both allowed. Keys in ABOVE_ZERO must exceed their lowest.
 RANGES = {
-    'val_fraction': (0, 0.9), 'num_classes': (2, 255), 'ignore_index': (-32768, 65535), 'in_channels': (1, 1024),
+    'val_fraction': (0, 0.9), 'fold': (0, 999), 'num_classes': (2, 255), 'ignore_index': (-32768, 65535),
+    'in_channels': (1, 1024),
     'image_size': (8, 65536), 'num_workers': (0, 256), 'max_image_pixels': (1, 10**12), 'num_epochs': (1, 10**6),
     'batch_size': (1, 65536), 'accumulation_steps': (1, 65536), 'learning_rate': (0, 100), 'weight_decay': (0, 10),
     'momentum': (0, 0.9999), 'warmup_fraction': (0, 0.9), 'grad_clip': (0, 1e9), 'ema_decay': (0, 0.99999),
@@ -2128,7 +2130,12 @@ def choose_splits(images, config):
     splits = np.array([SPLITS.index(image.split) if image.split else -1 for image in images], np.int8)
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
         splits[:] = -1
-    if config['val_fraction'] == 0 or val in splits:
+    fold, share = config['fold'], config['val_fraction']
+    if fold and (val in splits or (fold + 1) * share > 1.001 or not share):
+        why = 'names tell the split' if val in splits else f'val_fraction={share:g}' + \
+            (f' makes the folds 0 to {int(1.001 / share) - 1}' if share else '')
+        raise ConfigError(f'fold={fold}: there is no such fold: {why}')
+    if share == 0 or val in splits:
         return np.where(splits < 0, train, splits), np.zeros(len(splits), bool)
     pattern = config['group_pattern']
     for to_draw in ([-1], [-1, train]):                                # the second where the first makes one group
@@ -2147,9 +2154,11 @@ def choose_splits(images, config):
 
 
 def hold_out(groups, count, config):
-    """The rows that validate: groups of rows, by a seeded draw, that together come close to val_fraction of `count`."""
-    held, wanted = [], max(1, round(config['val_fraction'] * count))
-    for position in np.random.default_rng(config['seed']).permutation(len(groups))[:-1]:       # one always trains
+    """The rows that validate: groups of rows, by a seeded draw, that together come close to val_fraction of `count`.
+    Each fold begins where the one before it ends, so that of single rows none is in two of them."""
+    begins, ends = (round(fold * config['val_fraction'] * count) for fold in (config['fold'], config['fold'] + 1))
+    held, wanted, order = [], max(1, ends - begins), np.random.default_rng(config['seed']).permutation(len(groups))
+    for position in np.roll(order, -round(begins * len(groups) / count))[:-1]:     # one always trains
         if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it
             held += groups[position]
     return held or min(groups, key=len)                                # all are too large
@@ -3229,7 +3238,7 @@ def inspect_data(config, decode=False):
     data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts)
-    data.notes += doubts_of_classes(data, found) + doubts_of_values(data, numbers, config)
+    data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
     edges = by_class(pixels_of(records, 'edge'), meaning)              # there background usually prevails
@@ -3381,21 +3390,27 @@ def doubts_of_images(pairs, records, config):
     return notes
 
 
-def doubts_of_classes(data, found):
+def doubts_of_classes(data, found, config):
     """Notes on classes that training or validation lacks. found: the class ids of each mask."""
-    notes, count = [], data.coding.num_classes
+    notes, count, drawn = [], data.coding.num_classes, np.flatnonzero(data.pairs.drawn)
+    are_lacking = lambda rows: {i for i in data.classes if 0 < i < count}.difference(*(found[row] for row in rows))
     unseen = [str(i) for i in range(count) if not data.shares[i] and data.shares[1:].any()]
     if unseen:
         notes.append(f'no training mask has class {", ".join(shorten(unseen))}: what is not seen is not learnt, yet '
                      'counts in the scores where it is true or predicted')
-    held_out = [ids for split, ids in zip(data.pairs.splits, found) if split == SPLITS.index('val')]
-    lacking = {i for i in data.classes if 0 < i < count}.difference(*held_out)
-    if not held_out:
+    held_out = np.flatnonzero(data.pairs.splits == SPLITS.index('val'))
+    lacking = are_lacking(held_out)
+    if not len(held_out):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
         names = ', '.join(shorten(map(str, sorted(lacking))))
+        alone = [[row] for row in drawn] if len(drawn) > 1 and not config['group_pattern'] else []
+        others = (seed for seed in range(200 * bool(alone))
+                  if not are_lacking(hold_out(alone, len(drawn), config | {'seed': seed})))
+        other = next(others, None)
+        advice = f'; try seed={other}' if other is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
-                     + ('; another seed or val_fraction draws other images' if data.pairs.drawn.any() else ''))
+                     + advice * bool(len(drawn)))
     return notes
 
 
@@ -4181,6 +4196,12 @@ class SegmentationModel(nn.Module):
         """
         image = as_image(image, self.config)
         return next(decide_stream(self.eval(), [('', image)], flips=flips))[2]
+
+    def probabilities(self, image, flips=False):
+        """As predict, but the probability of each class (K, H, W) float32, or (1, H, W) that of the foreground."""
+        image = as_image(image, self.config)
+        logits = torch.cat(list(next(predict_stream(self.eval(), [('', image)], flips=flips))[2]), 1)
+        return (logits.sigmoid() if len(logits) == 1 else logits.softmax(0)).cpu().numpy()
 
 
 def pad_by_index(images, axis, padded):
@@ -5830,6 +5851,8 @@ def epoch_row(state, metrics):
 def keep_if_best(state, metrics, config, run):
     """Whether this epoch is better than all before. If so its weights are put into run.unsaved, to become best.pt."""
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
+    if math.isnan(score) and math.isfinite(metrics['loss']):           # no class to find, and none was invented
+        score = 1.0
     if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
         return False
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
@@ -6010,7 +6033,7 @@ def absolute(data):
 FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
                      'tensorboard encoder_weights max_image_pixels device'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
-                      'seed val_fraction group_pattern ema_decay mean std initial_weights'.split())
+                      'seed val_fraction fold group_pattern ema_decay mean std initial_weights'.split())
 
 
 def resume_config(folder, preset, overrides):
@@ -6409,6 +6432,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
+        if not own_data:
+            run.write('split.csv', split_csv(data.pairs))
     smoke_test(state, loader, val_loader, loss_fn, config, run)
     if device.type == 'cuda':                                          # peaks of earlier runs and of cuDNN's search
         torch.cuda.reset_peak_memory_stats(device)
@@ -6701,6 +6726,14 @@ def config_text(config):
            f'config = {pprint.pformat(settings, sort_dicts=False, width=110)}\n'
 
 
+def split_csv(pairs):
+    """Which image is on which side of the split, as a list file (one that united masks cannot be read from)."""
+    text = io.StringIO()
+    paths = ([clean(os.path.abspath(os.fsdecode(path))) for path in side] for side in (pairs.images, pairs.masks))
+    csv.writer(text).writerows([('image', 'mask', 'split'), *zip(*paths, (SPLITS[split] for split in pairs.splits))])
+    return text.getvalue()
+
+
 def tell_data(data, config, why):
     """What was found, and every setting that was decided for the user."""
     for line in describe_data(data, config):
@@ -6733,8 +6766,9 @@ def warn_of_held_parts(model):
 
 
 def warn_of_size(model, precision):
-    """Warn of a network too large for float16, which is known only once it is built."""
+    """Tell the size of a network, and warn if it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
+    log.info('Network: %.2f million parameters', size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
               'easily; bfloat16 or float32 is safer'])
@@ -6779,7 +6813,7 @@ def tell_end(state, model, run, is_saved):
     """The last lines: what was left out, where everything is, and what to type next."""
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
-    files = ('best.pt', 'last.pt', 'config.py', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
+    files = ('best.pt', 'last.pt', 'config.py', 'split.csv', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
     there = [name for name in files if os.path.exists(run.folder / name)]
     log.info('Everything is in %s: %s', run.folder, ', '.join(there))
     if not is_saved:
@@ -7265,7 +7299,7 @@ def evaluate_run(folder, overrides, split=None, tta=False):
         raise ConfigError(f'split={split!r}: choose from {", ".join(SPLITS)}')
     model, overrides, dtype = load_with(folder, overrides)
     other, typed = 'data' in overrides, split
-    drawn = [key for key in ('seed', 'val_fraction', 'group_pattern') if key in overrides and not other]
+    drawn = [key for key in ('seed', 'val_fraction', 'fold', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
     dataset, split, are_known = images_to_score(folder, model, overrides, typed)
@@ -7287,7 +7321,7 @@ def evaluate_run(folder, overrides, split=None, tta=False):
         iou = lambda level: compute_metrics(counts[level])['iou']
         is_tuned = store_threshold(folder, max(levels, key=lambda level: (iou(level), -abs(level - 0.5))), model)
     at = levels.index(model.threshold)
-    per_image = {index: compute_metrics(score[at]) for index, score in scores.items()}
+    per_image = {index: compute_metrics(score[at]) | {'counts': score[at].tolist()} for index, score in scores.items()}
     report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
     return 0
 
@@ -7298,7 +7332,7 @@ def images_to_score(folder, model, overrides, wanted=None):
     none."""
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
-        model.config['val_fraction'] = overrides.get('val_fraction', 0)        # 0: all images are scored
+        model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
     with as_learnt(model.config, model.coding, other):
         data = inspect_other(model) if other else inspect_data(model.config)
     names = [wanted] if wanted else ['val', 'test', 'train'] if other else ['val']
@@ -7403,7 +7437,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
     metrics, tuned = compute_metrics(counts[level if of_what else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
-    images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'],
+    images = [{'file': dataset.name(index), 'index': index, 'iou': score['iou'], 'dice': score['dice'],
                'wrong_pixels': 1 - score['accuracy']} for index, score in per_image.items()]
     content = {'data': absolute(model.config['data']), 'split': split, 'settings': changed,
                'metrics': metrics, 'threshold': level, 'metrics_at_threshold': tuned,
@@ -7440,6 +7474,10 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
         at_level = f' at threshold {level:.2f}' if two else ''
         print(f'IoU per image{at_level}: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
+        dice = [row['dice'] for row in images if not math.isnan(row['dice'])]
+        print(f'Dice per image{at_level}: mean {np.mean(dice):.4f}, standard deviation {np.std(dice):.4f}')
+    if two:
+        print_detection([score['counts'] for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
     if trouble:
         raise trouble
@@ -7448,6 +7486,14 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     following = ('evaluate', quoted(typed_run), 'split=test') if has_test else \
         ('predict', quoted(typed_run), 'YOUR_IMAGES -o masks')
     print('Next: ', command_line(*following))
+
+
+def print_detection(counts):
+    """By image, of two classes: how often foreground was found, and how often invented. counts: confusion matrices."""
+    hits = [found > 0 for _, (missed, found) in counts if missed + found]
+    alarms = [invented > 0 for (_, invented), (missed, found) in counts if not missed + found]
+    print(f'foreground is met in {sum(hits)} of {counted(len(hits), "image")} that have it, invented in {sum(alarms)} '
+          f'of {len(alarms)} without')
 
 
 def print_classes(metrics, names):

@@ -252,6 +252,19 @@ def test_a_score_that_is_never_a_number_still_leaves_a_best_model():
     assert (result.run_dir / 'best.pt').exists() and result.best
 
 
+def test_nothing_to_find_and_nothing_found_is_better_than_a_false_alarm():
+    """Validation images without foreground: IoU is 0 while some is invented, then NaN."""
+    def loss_fn(model, batch):
+        invented = len(batch['image']) * (loss_fn.calls < 4)
+        loss_fn.calls += not model.training
+        return squares(model, batch), torch.tensor([[len(batch['image']) - invented, invented], [0, 0]])
+    loss_fn.calls = -2                                                 # the smoke test's
+    result = train(loss_fn=loss_fn, num_epochs=5)
+    ious = [row['val_iou'] for row in result.history]
+    assert ious[0] == 0 and math.isnan(ious[-1])
+    assert math.isnan(ious[result.best['epoch'] - 1]) and not math.isnan(ious[result.best['epoch'] - 2])
+
+
 def test_with_nan_in_a_validation_sample_the_last_weights_are_kept(caplog):
     result = train(val_data=Samples(5, broken=[3]))
     assert 'The validation loss is not finite' in caplog.text

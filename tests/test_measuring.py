@@ -117,7 +117,8 @@ def test_check_says_what_training_would_use(small_set, capsys):
     assert tu.check(None, {**TINY, 'data': str(small_set)}) == 0
     printed = capsys.readouterr().out
     for words in ('12 pairs (10 train, 2 val)', '255 -> 1 foreground', 'memory of one step',
-                  'Mixed precision: off (float32), because use_amp=False', 'first batch: image (4, 3, 32, 32) torch.uint8', 'images/s', 'ready: python'):
+                  'Mixed precision: off (float32), because use_amp=False', 'images/s', 'ready: python',
+                  'first batch: image (4, 3, 32, 32) torch.uint8'):
         assert words in printed
     assert printed.index('settings:') < printed.index('12 pairs') < printed.index('ready: python')     # seen last
     assert (tu.Path('runs') / 'check' / 'samples.png').exists()

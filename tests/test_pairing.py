@@ -1675,3 +1675,53 @@ def test_groups_that_folders_tear_apart_are_told(tmp_path):
             save(tmp_path / f'set/masks/{split}/{name}{split}.png', 255 * (np.mgrid[:8, :8][0] > 4))
     _, data = inspect(tmp_path / 'set', group_pattern=r'^video\d')
     assert any(note.startswith('2 of 2 groups of images') for note in data.notes)
+
+
+# --- folds ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('share, folds, count', [(0.2, 5, 23), (0.25, 4, 12), (0.3, 3, 20)])
+def test_folds_hold_out_each_image_once(tmp_path, share, folds, count):
+    fill(tmp_path, [f'images/{n}.png' for n in range(count)], [f'masks/{n}.png' for n in range(count)])
+    held = []
+    for fold in range(folds):
+        _, data = inspect(tmp_path, val_fraction=share, fold=fold)
+        held += data.pairs.images[data.pairs.rows('val')].tolist()
+        if not fold:
+            assert held == inspect(tmp_path, val_fraction=share)[1].pairs.images[data.pairs.rows('val')].tolist()
+    assert len({*held}) == len(held) == round(share * folds * count)
+    with pytest.raises(train_unet.ConfigError, match=f'makes the folds 0 to {folds - 1}'):
+        inspect(tmp_path, val_fraction=share, fold=folds)
+
+
+def test_folds_keep_groups_together(tmp_path):
+    names = [f'{film}_{n}.png' for film in 'abcdefghij' for n in range(3)]
+    fill(tmp_path, [f'images/{name}' for name in names], [f'masks/{name}' for name in names])
+    held = []
+    for fold in range(5):
+        _, data = inspect(tmp_path, fold=fold, group_pattern='^[a-z]')
+        films = {os.path.basename(os.fsdecode(path))[0] for path in data.pairs.images[data.pairs.rows('val')]}
+        assert len(films) == 2 and len(data.pairs.rows('val')) == 6
+        held += films
+    assert sorted(held) == [*'abcdefghij']
+
+
+def test_a_fold_where_names_tell_the_split_is_refused(tmp_path):
+    fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
+         [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
+    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: names tell the split'):
+        inspect(tmp_path, fold=1)
+
+
+def test_a_seed_that_draws_the_lacking_class_is_named(tmp_path):
+    """Two of sixty parts have a defect, as in a factory."""
+    for n in range(60):
+        picture = np.zeros((8, 8, 3)) + n
+        save(tmp_path / f'images/{n}.png', picture)
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(8, dtype=int) * (n in (3, 23)))
+    seeds = {seed: [note for note in inspect(tmp_path, seed=seed)[1].notes if 'no validation mask' in note]
+             for seed in range(12)}
+    lacking = [notes[0] for notes in seeds.values() if notes]
+    assert lacking and len(lacking) < 12
+    better = int(re.search(r'; try seed=(\d+)$', lacking[0])[1])
+    assert not [note for note in inspect(tmp_path, seed=better)[1].notes if 'no validation mask' in note]

@@ -1299,3 +1299,11 @@ def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path):
         train(model, run_dir=str(tmp_path / 'inside'), **how)
         assert state() == before
     assert_same(final(tmp_path / 'usual'), final(tmp_path / 'inside'))
+
+
+def test_a_run_writes_down_its_split_as_a_list_that_can_be_trained_on(small_set):
+    first = tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), seed=3)
+    again = tu.train(**TINY | {'num_epochs': 1}, data=str(first.run_dir / 'split.csv'), seed=4)
+    read = lambda result: sorted((result.run_dir / 'split.csv').read_text().splitlines())
+    assert read(first) == read(again) and sum(line.endswith(',val') for line in read(first)) == 2
+    assert 'Network: 0.' in (first.run_dir / 'log.txt').read_text()

@@ -370,6 +370,16 @@ def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_pat
     assert 'for a run of two classes' in capsys.readouterr().err
 
 
+def test_probabilities_from_python_decide_as_predict_does(two, three):
+    for (run, data), bands in ((two, 1), (three, 3)):
+        model, file = tu.load(run), str(data / 'images' / '001.png')
+        chances, mask = model.probabilities(file), model.predict(file)
+        assert chances.shape == (bands, *mask.shape) and chances.dtype == np.float32
+        assert np.array_equal(chances[0] > model.threshold if bands == 1 else chances.argmax(0), mask)
+        assert bands == 1 or np.allclose(chances.sum(0), 1, atol=1e-5)
+        assert not np.array_equal(model.probabilities(file, flips=True), chances)
+
+
 def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
     file = str(three[1] / 'images' / '003.png')
     assert tu.predict(three[0], [file], tmp_path, save='probability') == 0
@@ -633,6 +643,25 @@ def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
         counts = counts + tu.confusion_matrix(torch.tensor(mask), torch.tensor(truth), 2)
     assert tu.compute_metrics(counts)['iou'] == report['metrics_at_threshold']['iou'] > 0.5
     assert {'worst.png', 'confusion.png', 'metrics.json'} <= {p.name for p in run.iterdir()}
+
+
+def test_scores_of_single_images_are_written_and_summed_up(own, two, capsys):
+    assert tu.evaluate_run(own, {}) == 0
+    said, rows = capsys.readouterr().out, json.loads((own / 'metrics.json').read_text())['images']
+    dice = []
+    for row in rows:
+        mask = tu.load(own).predict(row['file']) > 0
+        truth = np.array(PIL.Image.open(two[1] / 'masks' / os.path.basename(row['file']))) > 0
+        dice.append(2 * (mask & truth).sum() / (mask.sum() + truth.sum()))
+    assert [row['dice'] for row in rows] == pytest.approx(dice)
+    assert f'mean {np.mean(dice):.4f}, standard deviation {np.std(dice):.4f}' in said
+    assert f'foreground is met in {sum(value > 0 for value in dice)} of {len(rows)} images that have it' in said
+
+
+def test_parts_without_a_defect_are_counted_as_alarms_or_not(capsys):
+    '''Rows: truth. Found, missed, a false alarm, and two sound parts.'''
+    tu.print_detection([[[5, 1], [1, 2]], [[6, 0], [3, 0]], [[8, 1], [0, 0]], [[9, 0], [0, 0]], [[9, 0], [0, 0]]])
+    assert 'is met in 1 of 2 images that have it, invented in 1 of 3 without' in capsys.readouterr().out
 
 
 def test_a_score_with_other_settings_says_so_and_tunes_no_threshold(own, capsys):
