@@ -6043,8 +6043,9 @@ def resume_config(folder, preset, overrides):
     trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}  # a key may be new
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}   # precision as before any healing
     config, sources, notes = resolve_config(preset, overrides, base=trained)
-    if absolute(config['data']) == absolute(trained['data']):          # the same path, typed another way
-        config['data'] = trained['data']
+    for key in ('data', 'initial_weights'):
+        if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
+            config[key] = trained[key]
     for key, value in config.items():                                  # 'auto': what it was settled to
         if value == 'auto' and key not in ('class_weights', 'device'):         # these two are never replaced
             config[key] = trained[key]

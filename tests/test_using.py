@@ -590,8 +590,9 @@ def test_a_run_starts_from_the_weights_of_another(own, two, tmp_path, monkeypatc
     kernels = [name for name, value in first.items() if value.ndim == 4 and name.startswith('network.')]
     assert kernels and all(torch.allclose(weights[name], first[name], 0, 1e-9) for name in kernels)
     assert result.model.config['encoder'] == TINY['encoder'] and result.model.config['initial_weights'] == str(own)
+    again = {'resume': str(result.run_dir), 'initial_weights': os.path.relpath(own)}       # as below SLURM, typed again
     shutil.rmtree(own)
-    assert len(tu.train(resume=str(result.run_dir), num_epochs=3).history) == 3
+    assert len(tu.train(**again, num_epochs=3).history) == 3
 
 
 def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monkeypatch, caplog):
