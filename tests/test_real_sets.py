@@ -1443,6 +1443,25 @@ def test_photographs_that_are_named_after_masks_are_not_taken_for_them(tmp_path)
     assert (sorted(data.values), split_sizes(data)[2]) == ([0, 255], 8)
 
 
+def test_dark_images_beside_the_ids_of_many_cells_are_not_taken_for_masks(tmp_path):
+    """Fluorescence with Cellpose's masks: few of 256 greys are used, and the background is the smaller part."""
+    draw, cells = np.random.default_rng(0), np.arange(64 * 64).reshape(64, 64) // 8
+    for n in range(6):
+        save(tmp_path / f'set/{n}_img.png', draw.gamma(2, 6, (64, 64)).clip(0, 255))
+        save(tmp_path / f'set/{n}_masks.png', cells.astype(np.uint16))
+    assert 'mask_values=nonzero' in str(ask(tmp_path / 'set'))
+    assert split_sizes(inspect(tmp_path / 'set', mask_values='nonzero')[1]) == [5, 1, 0]
+    for n in range(6):
+        save(tmp_path / f'set/{n}_img.png', draw.integers(0, 2, (64, 64)) * 255)       # drawings in black and white
+    assert 'If not, say what the masks hold in mask_values' in str(ask(tmp_path / 'set'))
+    assert split_sizes(inspect(tmp_path / 'set', mask_values='nonzero')[1]) == [5, 1, 0]
+    for kind, end in (('images', '_img'), ('masks', '_masks')):
+        (tmp_path / 'set' / kind).mkdir()
+        for n in range(6):
+            os.rename(tmp_path / f'set/{n}{end}.png', tmp_path / f'set/{kind}/{n}{end}.png')
+    assert 'swapped' not in str(ask(tmp_path / 'set'))
+
+
 # --- files that list the classes ------------------------------------------------------
 
 
