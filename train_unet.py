@@ -2024,7 +2024,8 @@ def folder_shapes(files, shared):
     for folder, number in count.items():
         names = Path(folder).parts
         stars = [*names[:depth], *(words.sub('*', name) for name in names[depth:])]
-        stars[1:] = [star.replace(above, '*') for above, star in zip(stars, stars[1:])]        # Cod/Cod GT: Cod/* GT
+        stars[1:] = [re.sub(rf'(?<![A-Za-z]){re.escape(above)}', '*', star)            # Cod/Cod GT: Cod/* GT
+                     for above, star in zip(stars, stars[1:])]
         above = ['*' if siblings['/'.join(names[:at])] > 1 or star != name else name
                  for at, (star, name) in enumerate(zip(stars, names))]
         for end in range(depth + 1, len(names) + 1):                   # for each folder on the way down

@@ -643,6 +643,12 @@ def test_one_line_stands_for_folders_named_after_those_above(tmp_path, kinds):
                                                 for kind in kinds for n in range(4)}
 
 
+def test_a_letter_inside_a_word_is_not_the_name_of_the_folder_above(tmp_path):
+    fill(tmp_path / 'set', [f'a{k}/data{k}/{n}.png' for k in (1, 2) for n in range(4)],
+         [f'a{k}/gt_x{k}/{n}.png' for k in (1, 2) for n in range(4)])
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="a*/data*" masks="a*/gt_x*"']
+
+
 def test_one_line_stands_for_the_same_folders_in_two(tmp_path):
     """Two sites, each with two kinds (FALLMUD); the folder of masks has another name in one of two splits (DDR)."""
     fill(tmp_path / 'FALLMUD', *([f'{site}/{kind}_{role}/{n}.png' for site in ('Cronin', 'Miller') for n in range(4)
