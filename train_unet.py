@@ -6179,6 +6179,8 @@ def build_state(model, config, precision, device, sizes=()):
             raise ValueError('hooks of the network hold parts that a copy would share')
         average = copy.deepcopy(model) if config['ema_decay'] else None
     except (RuntimeError, TypeError, ValueError) as error:             # one that holds a lock, a file or a graph
+        if is_out_of_memory(error):
+            raise
         warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({in_words(error)})'])
     engine = None
     if world().size > 1:

@@ -246,6 +246,16 @@ def test_a_network_that_cannot_be_copied_is_not_averaged(small_set, caplog):
     assert 'deepcopy' in caplog.text
 
 
+def test_a_copy_without_memory_is_no_network_that_cannot_be_copied(small_set, monkeypatch):
+    def no_memory(model):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    locked = own_network()
+    monkeypatch.setattr(locked, '__deepcopy__', lambda memo: no_memory(locked), raising=False)
+    with pytest.raises(torch.OutOfMemoryError):
+        tu.train(model=locked, data=str(small_set), **OWN_RUN | {'ema_decay': 0.9, 'num_epochs': 1})
+
+
 class Caching(nn.Conv2d):
     """As the attention of timm's TinyViT, LeViT and EfficientFormerV2: eval mode keeps what train() drops."""
     cache = None
