@@ -995,7 +995,7 @@ def suits_channels_last(precision, hardware):
 def warn_of_settings(config, hardware, dtype, typed):
     """Warnings of settings, typed or edited in CONFIG, that do nothing, or something unexpected, at this precision."""
     notes, tf32, keys = [], config['tf32_matmul_precision'], [*CONFIG]
-    of_ours = {*keys[1:keys.index('num_epochs')], 'loss', 'class_weights'} - {'num_workers'}
+    of_ours = {*keys[1:keys.index('num_epochs')], 'loss', 'class_weights'} - {'num_workers', 'class_names'}
     wishes = {*typed, *(key for key, delivered in AS_DELIVERED.items() if config[key] != delivered)}
     for these, has_effect, why in (
             (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),

@@ -517,8 +517,9 @@ def test_a_network_that_comes_in_eval_mode_is_trained(wrap):
 def test_settings_of_data_network_and_loss_are_told_to_do_nothing_for_ones_own(caplog):
     data = [torch.rand(3, 8, 8) for _ in range(4)]
     tu.train(model=own_network(), train_data=data, val_data=data, run_dir='own', num_epochs=1, image_size=32,
-             augment='strong', loss='dice', num_workers=0, loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)))
-    assert 'image_size, augment, loss: no effect' in caplog.text
+             augment='strong', loss='dice', num_workers=0, loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)),
+             class_names=['ground', 'cell'])                           # those name the classes that loss_fn counts
+    assert 'image_size, augment, loss: no effect' in caplog.text and 'class_names:' not in caplog.text
 
 
 class Words(torch.utils.data.Dataset):
