@@ -1186,7 +1186,7 @@ def matcher(base):
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
     base may hold *; it is relative to root or to any folder in it, or leads out of root. `files`: those below root."""
-    if base == '.' and any(not folder and may_be_read(name) for folder, name in files):
+    if base == '.' and sum(not folder and may_be_read(name) for folder, name in files) > 1:      # one: of the README
         return [(name, '', name) for folder, name in files if not folder]      # not those in its folders
     base = os.path.normpath(base).replace(os.sep, '/')
     if os.path.isabs(base) or base.startswith('..'):

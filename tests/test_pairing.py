@@ -913,6 +913,13 @@ def test_a_dot_names_what_lies_in_the_top_folder_itself(tmp_path):
     assert 'ignored 4 files, outside of images= and masks=: 0.png, ...' in data.notes
 
 
+def test_a_dot_beside_the_picture_of_a_readme_names_what_lies_below(tmp_path):
+    fill(tmp_path / 'set', ['overview.png', *(f'{year}/{n}.png' for year in (2019, 2020) for n in range(4))],
+         [f'annot/{year}/{n}.png' for year in (2019, 2020) for n in range(4)])
+    _, data = inspect(tmp_path / 'set', images='.', masks='annot', skip_unpaired=True)
+    assert len(data.pairs.images) == 8
+
+
 def test_what_lies_outside_the_folders_that_were_typed_is_told(tmp_path):
     fill(tmp_path, [f'{kind}/images/{n}.png' for kind in ('a', 'b') for n in range(4)],
          [f'{kind}/masks/{n}.png' for kind in ('a', 'b') for n in range(4)])
