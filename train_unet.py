@@ -2980,8 +2980,8 @@ def offer_names(paths, values, coding=None):
                     'same in all masks; they are to be drawn anew, numbered alike']
     for path in paths:
         listed = {as_grey(code) if grey_only else code: name for code, name in read_class_list(path).items()}
-        stray = {code for code in seen - listed.keys() if not grey_only and is_rare(code, 1000)}
         black = 0 if grey_only else COLOUR
+        stray = {code for code in seen - listed.keys() - {black} if not grey_only and is_rare(code, 1000)}
         if seen - stray - listed.keys() == {black}:
             listed = {black: 'background'} | listed
         if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):

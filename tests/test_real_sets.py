@@ -1531,6 +1531,17 @@ def test_a_stray_colour_does_not_hide_the_list_of_classes(tmp_path, black, name)
         'class_names': [name, 'red', 'green']}]
 
 
+def test_a_rare_black_that_is_not_listed_is_the_background_all_the_same(tmp_path):
+    (tmp_path / 'labelmap.txt').write_text('# label:color_rgb:parts:actions\nred:128,0,0::\ngreen:0,128,0::\n')
+    for n in range(6):
+        mask = COLOURS[1 + np.arange(4096).reshape(64, 64) % 2]
+        mask[0, :3] = 0 if n == 0 else mask[0, :3]
+        save(tmp_path / f'images/{n}.png', scene(n, 64))
+        save(tmp_path / f'masks/{n}.png', mask)
+    assert line_of_list(ask(tmp_path)) == [{'mask_values': {'#000000': 0, '#800000': 1, '#008000': 2},
+                                            'class_names': ['background', 'red', 'green']}]
+
+
 def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
     (tmp_path / 'labelmap.txt').write_text('ground:0,0,0::\nred:128,0,0::\n')
     for n in range(6):
