@@ -589,7 +589,8 @@ def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
         print(__doc__.split('The file, top to bottom')[0].rstrip())
-        settings = re.search(r'(?s)\nCONFIG = \{\n(.*?)\n\}\n', Path(__file__).read_text(encoding='utf-8'))[1]
+        source = Path(__file__).read_text(encoding='utf-8')
+        settings = source[source.index("'data':", source.index('CONFIG = {')) - 4:].partition('\n}\n')[0]
         print('\nSettings, with their defaults:\n')
         print(re.sub(r"(?m)^    '(\w+)': (.*?),(?=  |$)", r'    \1=\2    ', settings))
         print(f'\nPresets (--preset NAME): {", ".join(PRESETS)}', flush=True)
@@ -947,6 +948,10 @@ def keep_freed_memory():
 # The decision: autocast dtype ('float32': no autocast; 'float16': with a scaler), TF32 setting, reason, warnings.
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
+OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold group_pattern '
+              'num_classes mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype '
+              'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels '
+              'initial_weights loss class_weights progressive_resizing'.split())   # idle for data sets of one's own
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None}     # any other value: CONFIG was edited
@@ -994,16 +999,15 @@ def suits_channels_last(precision, hardware):
 
 def warn_of_settings(config, hardware, dtype, typed):
     """Warnings of settings, typed or edited in CONFIG, that do nothing, or something unexpected, at this precision."""
-    notes, tf32, keys = [], config['tf32_matmul_precision'], [*CONFIG]
-    of_ours = {*keys[1:keys.index('num_epochs')], 'loss', 'class_weights'} - {'num_workers', 'class_names'}
+    notes, tf32 = [], config['tf32_matmul_precision']
     wishes = {*typed, *(key for key, delivered in AS_DELIVERED.items() if config[key] != delivered)}
-    for these, has_effect, why in (
+    for keys, has_effect, why in (
             (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),
             (['momentum'], config['optimizer'].lower() == 'sgd', 'only SGD is given it'),
-            (of_ours, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
+            (OF_OURS, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
             (['keep_float32'], dtype != 'float32', 'all of this run is in float32'),
             (SCALING, dtype == 'float16', f'only float16 is scaled and this run uses {dtype}')):
-        if (idle := [key for key in keys if key in these and key in wishes]) and not has_effect:
+        if (idle := [key for key in CONFIG if key in keys and key in wishes]) and not has_effect:
             notes.append(f'{", ".join(idle)}: no effect, {why}')
     if 'tf32_matmul_precision' in wishes and tf32 in ('high', 'medium'):
         asked = f'tf32_matmul_precision={tf32!r}'
@@ -2264,8 +2268,9 @@ def mask_pixels(picture, config):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if len(picture.getbands()) > 1:
         picture = picture.convert('RGB')
-    is_inverted = picture.mode == 'L' and picture.format == 'TIFF' and picture.tag_v2.get(262) == 0
-    return 255 - np.array(picture) if is_inverted else np.array(picture)       # ImageJ stores 255, shown as black
+    is_of_imagej = picture.format == 'TIFF' and str(picture.tag_v2.get(270)).startswith('ImageJ')
+    is_inverted = is_of_imagej and picture.mode == 'L' and picture.tag_v2.get(262) == 0        # 255 is shown as black
+    return 255 - np.array(picture) if is_inverted else np.array(picture)
 
 
 def palette_meaning(picture):
@@ -6173,15 +6178,7 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
-    average = None
-    try:
-        if config['ema_decay'] and has_hooks_that_hold_parts(model):
-            raise ValueError('hooks of the network hold parts that a copy would share')
-        average = copy.deepcopy(model) if config['ema_decay'] else None
-    except (RuntimeError, TypeError, ValueError) as error:             # one that holds a lock, a file or a graph
-        if is_out_of_memory(error):
-            raise
-        warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({in_words(error)})'])
+    average = copy_for_average(model) if config['ema_decay'] else None
     engine = None
     if world().size > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)
@@ -6195,6 +6192,19 @@ def build_state(model, config, precision, device, sizes=()):
     model.train()                                                      # all of it: a part may have come in eval mode
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
+
+
+def copy_for_average(model):
+    """A copy that can hold the moving average; None, with a warning, of a network that cannot be copied."""
+    try:
+        if not has_hooks_that_hold_parts(model):
+            return copy.deepcopy(model)
+        why = 'hooks of the network hold parts that a copy would share'
+    except (RuntimeError, TypeError, ValueError) as error:             # it holds a lock, a file or a graph
+        if is_out_of_memory(error):
+            raise
+        why = in_words(error)
+    warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({why})'])
 
 
 def has_hooks_that_hold_parts(model):
@@ -6292,8 +6302,8 @@ def check_own(model, loss_fn, train_data, val_data):
     if model is not None and not isinstance(model, nn.Module):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
     for name, data in (('train_data', train_data), ('val_data', val_data)):
-        is_map = hasattr(data, '__getitem__') and not isinstance(data, torch.utils.data.IterableDataset)
-        is_map &= hasattr(data, '__len__') and not isinstance(data, str)
+        is_map = hasattr(data, '__getitem__') and hasattr(data, '__len__') \
+            and not isinstance(data, (str, torch.utils.data.IterableDataset))
         if data is not None and not (is_map and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset, of a folder data=PATH alone')
@@ -7308,8 +7318,9 @@ def evaluate_run(folder, overrides, split=None, tta=False):
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
     dataset, split, are_known = images_to_score(folder, model, overrides, typed)
-    of_what = [Path(model.config['data']).resolve().name] * other + [split] * bool(typed)      # names a folder
-    of_what = '_'.join(of_what) if other or split != 'val' else ''     # '': what training validated on
+    of_what = [Path(model.config['data']).resolve().name] if other else []
+    of_what += [typed] if typed and (other or typed != 'val') else []
+    of_what = '_'.join(of_what)                                        # names a folder; '': what training validated on
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
@@ -7463,7 +7474,8 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     except OSError as error:                                           # a full disk, or a run that others may only read
         trouble = error
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    what = f'{split} images'.removeprefix('train ')                    # split 'train': mostly all of other data
+    is_all = split == 'train' and not of_what.endswith('train')        # of other data that name no split
+    what = 'images' if is_all else f'{split} images'
     what += f' of {clean(model.config["data"])}' if of_what else ''
     two = len(names) == 2                                              # printed after writing: a pipe may be closed
     at_half = ', at threshold 0.50' if two and not of_what else ''

@@ -421,9 +421,12 @@ def test_true_of_a_bool_tiff_is_true(tmp_path):
     """tifffile writes True as black, which Pillow shows as 0, and ImageJ 255; a scan in black and white means its
     colours."""
     tifffile.imwrite(tmp_path / 'bool.tif', CODES)
-    tifffile.imwrite(tmp_path / 'imagej.tif', CODES * np.uint8(255), photometric='miniswhite')
+    tifffile.imwrite(tmp_path / 'imagej.tif', CODES * np.uint8(255), photometric='miniswhite',
+                     description='ImageJ=1.54f')
+    grey = PIL.Image.fromarray(CODES * np.uint8(255))                  # 8 bits of another program: what is shown
+    grey.save(tmp_path / 'grey.tif', tiffinfo={262: 0})
     PIL.Image.fromarray(CODES).save(tmp_path / 'scan.tif', tiffinfo={262: 0}, compression='group4')
-    for name in ('bool.tif', 'imagej.tif', 'scan.tif'):
+    for name in ('bool.tif', 'imagej.tif', 'grey.tif', 'scan.tif'):
         assert (codes_of(tmp_path / name) == 255 * CODES).all()
 
 

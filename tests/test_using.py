@@ -848,6 +848,7 @@ def test_the_test_images_of_a_run_are_scored_at_the_stored_threshold(tmp_path, m
     counts = sum(tu.confusion_matrix(torch.tensor(model.predict(row['file'])), torch.tensor(mask) // 255, 2)
                  for row, mask in zip(report['images'], truth))
     assert tu.compute_metrics(counts)['iou'] == report['metrics']['iou']
+    assert tu.main(['evaluate', str(run), 'split=train']) == 0 and '8 train images of' in capsys.readouterr().out
     assert tu.main(['evaluate', str(run), 'data=set', 'split=test']) == 0
     assert '5 test images of' in capsys.readouterr().out and (run / 'evaluation_set_test' / 'worst.png').exists()
 
