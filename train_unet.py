@@ -7337,7 +7337,7 @@ def evaluate_run(folder, overrides, split=None, tta=False):
         iou = lambda level: compute_metrics(counts[level])['iou']
         is_tuned = store_threshold(folder, max(levels, key=lambda level: (iou(level), -abs(level - 0.5))), model)
     at = levels.index(model.threshold)
-    per_image = {index: compute_metrics(score[at]) | {'counts': score[at].tolist()} for index, score in scores.items()}
+    per_image = {index: compute_metrics(score[at]) | {'counts': score[at]} for index, score in scores.items()}
     report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
     return 0
 
@@ -7494,7 +7494,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         dice = [row['dice'] for row in images if not math.isnan(row['dice'])]
         print(f'Dice per image{at_level}: mean {np.mean(dice):.4f}, standard deviation {np.std(dice):.4f}')
     if two:
-        print_detection([score['counts'] for score in per_image.values()])
+        print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
     if trouble:
         raise trouble
