@@ -6132,13 +6132,14 @@ def prepare(config, sources, device, decode=False, own_data=False):
 
 def with_initial_network(config, sources):
     """The config with the network of the run that initial_weights names. ConfigError if others are typed."""
-    trained = load(config['initial_weights'], 'cpu').config
-    found = {key: trained[key] for key in ('architecture', 'encoder', 'decoder_channels', 'in_channels')}
+    trained = load(config['initial_weights'], 'cpu').config            # load sets encoder_weights to None
+    keys = 'architecture', 'encoder', 'encoder_weights', 'decoder_channels', 'in_channels'
+    found = {key: trained[key] for key in keys}
     problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}' for key, value in found.items()
                 if sources[key] != 'default' and config[key] not in ('auto', value)]
     if problems:
         raise ConfigError(problems)
-    return config | found | {'encoder_weights': None}
+    return config | found
 
 
 def take_initial(model, config):
@@ -6695,9 +6696,9 @@ def resume_state(state, run, config, precision, hardware, changed):
                             saved['threads'], torch.get_num_threads())
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError([f'{path}: does not belong to this run: {in_words(error)}',
-                         'one with a network of your own is resumed from Python, by model=NETWORK'],
-                        'cannot resume') from None
+        advice = 'give the network that it began with' if run.is_own else \
+            'one with a network of your own is resumed from Python, by model=NETWORK'
+        raise UserError([f'{path}: does not belong to this run: {in_words(error)}', advice], 'cannot resume') from None
     if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
     if state.images != images[:len(state.images)]:                     # older runs know the images alone

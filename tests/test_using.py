@@ -611,6 +611,7 @@ def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monke
 @pytest.mark.parametrize('words, told', [
     (['initial_weights=nowhere'], 'cannot load the model:\n  nowhere: there is no such file'),
     (['initial_weights=RUN', 'encoder=resnet34'], "encoder='resnet34': the network of initial_weights has 'tu-test_re"),
+    (['initial_weights=RUN', 'encoder_weights=imagenet'], "encoder_weights='imagenet': the network of initial_weights"),
 ])
 @pytest.mark.parametrize('verb', [[], ['check'], ['tune']])
 def test_initial_weights_that_do_not_fit_are_refused(own, two, tmp_path, monkeypatch, verb, words, told, capsys):
