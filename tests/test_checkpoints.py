@@ -729,7 +729,7 @@ def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_o
 def test_another_network_of_ones_own_is_refused_with_what_to_give():
     train_own()
     with pytest.raises(tu.UserError, match='does not belong to this run.*\n.*give the network that it began with'):
-        train_own(model=nn.Sequential(nn.Conv2d(3, 4, 1)), resume='run', num_epochs=9)
+        train_own(model=torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1)), resume='run', num_epochs=9)
 
 
 # --- which run is resumed -------------------------------------------------------------
