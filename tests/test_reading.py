@@ -422,7 +422,7 @@ def test_true_of_a_bool_tiff_is_true(tmp_path):
     colours."""
     tifffile.imwrite(tmp_path / 'bool.tif', CODES)
     tifffile.imwrite(tmp_path / 'imagej.tif', CODES * np.uint8(255), photometric='miniswhite',
-                     description='ImageJ=1.54f')
+                     description='ImageJ=1.54f', metadata=None)        # no second description
     grey = PIL.Image.fromarray(CODES * np.uint8(255))                  # 8 bits of another program: what is shown
     grey.save(tmp_path / 'grey.tif', tiffinfo={262: 0})
     PIL.Image.fromarray(CODES).save(tmp_path / 'scan.tif', tiffinfo={262: 0}, compression='group4')
