@@ -1187,11 +1187,17 @@ def matcher(base):
     return re.compile(f'{start}(?:^|/|$)(.*)', re.DOTALL).fullmatch
 
 
+def top_pictures(files):
+    """The names of the files in the top folder itself that may be images or masks; a single one is of the README."""
+    names = [name for folder, name in files if not folder and may_be_read(name)]
+    return names if len(names) > 1 else []
+
+
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
     base may hold *; it is relative to root or to any folder in it, or leads out of root. `files`: those below root."""
-    if base == '.' and sum(not folder and may_be_read(name) for folder, name in files) > 1:      # one: of the README
-        return [(name, '', name) for folder, name in files if not folder]      # not those in its folders
+    if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
+        return [(name, '', name) for name in on_top]
     base = os.path.normpath(base).replace(os.sep, '/')
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
@@ -1860,8 +1866,9 @@ def lines_that_pair(config, root, files):
                              of_classes(line), len(line), line.rfind('{stem}'))        # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
-    is_worse = lambda line: of_test(line) and not of_test(enough[0])   # its folders may only have the better names
-    best, lines = max(((works[line].score - is_worse(line), works[line].is_whole) for line in enough), default=None), []
+    # those of a test come last, and set no measure: its folders may have the better names
+    best = max((works[line][:2] for line in enough if of_test(line) == of_test(enough[0])), default=None)
+    lines = []
     for line in enough:                                                # with masks= files may be left over
         answer = works[line]
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
@@ -2051,8 +2058,8 @@ def folder_answers(files):
     """images= and masks= for any two folders that may belong together."""
     shared = shared_folder(files)
     shapes, everywhere = folder_shapes(files, shared)
-    if any(not folder and may_be_read(name) for folder, name in files):
-        shapes['.'] = {''}                                             # x.jpg beside masks/ and other folders
+    if top_pictures(files):                                            # x.jpg beside masks/ and other folders
+        shapes['.'] = {''}
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     is_derived = lambda shape: 'image' in role.values() and DERIVED_WORDS & {*folder_words(shape)}       # an overlay
     may_be_images = {shape for shape in shapes if role[shape] == 'image' or not role[shape] and not is_derived(shape)}
@@ -2137,9 +2144,9 @@ def choose_splits(images, config):
     if not {train, -1} & set(splits.tolist()) and config['val_fraction']:  # all of it is in val/ or test/
         splits[:] = -1
     fold, share = config['fold'], config['val_fraction']
-    if fold and (val in splits or (fold + 1) * share > 1.001 or not share):
-        why = 'names tell the split' if val in splits else f'val_fraction={share:g}' + \
-            (f' makes the folds 0 to {int(1.001 / share) - 1}' if share else '')
+    last = -1 if val in splits or not share else int(1.001 / share) - 1
+    if fold > max(0, last):
+        why = f'val_fraction={share:g} makes those from 0 to {last}' if last >= 0 else 'no split is drawn'
         raise ConfigError(f'fold={fold}: there is no such fold: {why}')
     if share == 0 or val in splits:
         return np.where(splits < 0, train, splits), np.zeros(len(splits), bool)
@@ -3399,7 +3406,7 @@ def doubts_of_images(pairs, records, config):
 
 def doubts_of_classes(data, found, config):
     """Notes on classes that training or validation lacks. found: the class ids of each mask."""
-    notes, count, drawn = [], data.coding.num_classes, np.flatnonzero(data.pairs.drawn)
+    notes, count = [], data.coding.num_classes
     are_lacking = lambda rows: {i for i in data.classes if 0 < i < count}.difference(*(found[row] for row in rows))
     unseen = [str(i) for i in range(count) if not data.shares[i] and data.shares[1:].any()]
     if unseen:
@@ -3411,14 +3418,23 @@ def doubts_of_classes(data, found, config):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
     elif lacking:
         names = ', '.join(shorten(map(str, sorted(lacking))))
-        alone = [[row] for row in drawn] if len(drawn) > 1 and not config['group_pattern'] else []
-        others = (seed for seed in range(200 * bool(alone))
-                  if not are_lacking(hold_out(alone, len(drawn), config | {'seed': seed})))
-        other = next(others, None)
-        advice = f'; try seed={other}' if other is not None else '; another seed or val_fraction draws other images'
+        seed = seed_for_all(np.flatnonzero(data.pairs.drawn), are_lacking, config)
+        advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
-                     + advice * bool(len(drawn)))
+                     + advice * bool(data.pairs.drawn.any()))
     return notes
+
+
+def seed_for_all(rows, are_lacking, config, most=200):
+    """The first seed that draws all classes for both sides of a split of these rows; None if none of the first `most`
+    does, or where groups are drawn. are_lacking(rows): the classes that are in none of them."""
+    if len(rows) < 2 or config['group_pattern'] or are_lacking(rows):
+        return None
+    for seed in range(most):
+        held = hold_out([[row] for row in rows], len(rows), config | {'seed': seed})
+        if not are_lacking(held) and not are_lacking(np.setdiff1d(rows, held)):
+            return seed
+    return None
 
 
 def doubts_of_values(data, masks, config):
@@ -4207,8 +4223,8 @@ class SegmentationModel(nn.Module):
     def probabilities(self, image, flips=False):
         """As predict, but the probability of each class (K, H, W) float32, or (1, H, W) that of the foreground."""
         image = as_image(image, self.config)
-        logits = torch.cat(list(next(predict_stream(self.eval(), [('', image)], flips=flips))[2]), 1)
-        return (logits.sigmoid() if len(logits) == 1 else logits.softmax(0)).cpu().numpy()
+        _, _, bands = next(predict_stream(self.eval(), [('', image)], flips=flips))
+        return torch.cat([chances(logits) for logits in bands], 1).cpu().numpy()
 
 
 def pad_by_index(images, axis, padded):
@@ -4631,6 +4647,11 @@ def classify(logits, threshold=0.5):
     if logits.shape[-3] == 1:
         return (logits.squeeze(-3) > math.log(threshold / (1 - threshold))).to(torch.uint8)
     return logits.max(-3).indices.to(torch.uint8)                      # argmax takes five times as long on a CPU
+
+
+def chances(logits):
+    """(K, h, w) logits -> the probability of each class, (K, h, w); for K = 1 that of the foreground."""
+    return logits.sigmoid() if len(logits) == 1 else logits.softmax(0)
 
 
 def decide(logits, size, threshold=0.5):
@@ -6153,6 +6174,15 @@ def take_initial(model, config):
              config['initial_weights'], anew)
 
 
+def settle_for_model(model, config, why):
+    """What a given network decides in place of the settings: it has an encoder of its own, and may want one size."""
+    config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
+    if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
+        config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
+    for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
+        why.pop(key, None)
+
+
 def settle_statistics(config, dataset):
     """mean and std: the user's, ImageNet's under ImageNet weights on 8-bit RGB, else those of the training images."""
     found = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]         # ImageNet's: torchvision's, times 255
@@ -6422,12 +6452,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         if os.path.isfile(config['augment']):
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
-        if model is not None:                                          # it has its own encoder, and may want one size
-            config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
-            if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
-                config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
-            for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
-                why.pop(key, None)
+        if model is not None:
+            settle_for_model(model, config, why)
         tell_data(data, config, why)
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
     tell_precision(precision, hardware)
@@ -7290,8 +7316,8 @@ def rendered_rows(bands, image, model, save):
     limits, top = contrast(image) if save == 'overlay' else None, 0
     for logits in bands:
         if save == 'probability':
-            chances = logits[0].sigmoid() if len(logits) == 1 else logits.softmax(0).permute(1, 2, 0)
-            picture = (chances * 255).round().to(torch.uint8).cpu().numpy()
+            picture = (chances(logits) * 255).round().to(torch.uint8).cpu().numpy()
+            picture = picture[0] if len(logits) == 1 else np.moveaxis(picture, 0, -1)
         else:
             picture = classify(logits, model.threshold).cpu().numpy()
         if save == 'overlay':
@@ -7488,12 +7514,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     if two:
         how = 'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
         print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
-    if values := [row['iou'] for row in images if not math.isnan(row['iou'])]:
-        shares = ', '.join(f'{q} % {np.percentile(values, q):.3f}' for q in (5, 25, 50, 75, 95))
-        at_level = f' at threshold {level:.2f}' if two else ''
-        print(f'IoU per image{at_level}: {shares}; {len(images) - len(values)} of {len(images)} images are not counted')
-        dice = [row['dice'] for row in images if not math.isnan(row['dice'])]
-        print(f'Dice per image{at_level}: mean {np.mean(dice):.4f}, standard deviation {np.std(dice):.4f}')
+    print_images(images, f' at threshold {level:.2f}' if two else '')
     if two:
         print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
@@ -7504,6 +7525,15 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     following = ('evaluate', quoted(typed_run), 'split=test') if has_test else \
         ('predict', quoted(typed_run), 'YOUR_IMAGES -o masks')
     print('Next: ', command_line(*following))
+
+
+def print_images(images, at_level):
+    """How IoU and Dice spread over the images that have any. images: the rows of metrics.json."""
+    if values := [(row['iou'], row['dice']) for row in images if not math.isnan(row['iou'])]:
+        iou, dice = zip(*values)
+        shares = ', '.join(f'{q} % {np.percentile(iou, q):.3f}' for q in (5, 25, 50, 75, 95))
+        print(f'IoU per image{at_level}: {shares}; {len(images) - len(iou)} of {len(images)} images are not counted')
+        print(f'Dice per image{at_level}: mean {np.mean(dice):.4f}, standard deviation {np.std(dice):.4f}')
 
 
 def print_detection(counts):

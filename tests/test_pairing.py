@@ -1703,7 +1703,7 @@ def test_folds_hold_out_each_image_once(tmp_path, share, folds, count):
         if not fold:
             assert held == inspect(tmp_path, val_fraction=share)[1].pairs.images[data.pairs.rows('val')].tolist()
     assert len({*held}) == len(held) == round(share * folds * count)
-    with pytest.raises(train_unet.ConfigError, match=f'makes the folds 0 to {folds - 1}'):
+    with pytest.raises(train_unet.ConfigError, match=f'makes those from 0 to {folds - 1}'):
         inspect(tmp_path, val_fraction=share, fold=folds)
 
 
@@ -1722,7 +1722,7 @@ def test_folds_keep_groups_together(tmp_path):
 def test_a_fold_where_names_tell_the_split_is_refused(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
-    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: names tell the split'):
+    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: no split is drawn'):
         inspect(tmp_path, fold=1)
 
 
@@ -1737,4 +1737,4 @@ def test_a_seed_that_draws_the_lacking_class_is_named(tmp_path):
     lacking = [notes[0] for notes in seeds.values() if notes]
     assert lacking and len(lacking) < 12
     better = int(re.search(r'; try seed=(\d+)$', lacking[0])[1])
-    assert not [note for note in inspect(tmp_path, seed=better)[1].notes if 'no validation mask' in note]
+    assert not [note for note in inspect(tmp_path, seed=better)[1].notes if 'mask has class' in note]
