@@ -379,7 +379,7 @@ def parse_overrides(words):
         kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
         if word.startswith('--') and not equals:
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
-            is_flag = kinds[:1] == ['bool'] or key in ('tta', 'half') or 'true' in FOREIGN.get(key, ())
+            is_flag = kinds[:1] == ['bool'] or key in FLAGS or 'true' in FOREIGN.get(key, ())
             is_value = words and (words[0].lower() in values if is_flag else not words[0].startswith('--'))
             text = words.pop(0) if is_value else 'true' if is_flag else None
         elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
@@ -481,6 +481,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
                 config[key], sources[key] = value, origin
                 continue
             hint = did_you_mean(shown(key), ['preset', *TYPES, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            hint = next((f': it is a word of {verb}' for verb, words in OWN_WORDS.items() if key in words), hint)
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
@@ -576,7 +577,9 @@ def parse_mask_values(mask_values):
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 # Words of single commands, which are not in CONFIG.
-OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold'), 'export': ('format', 'half')}
+OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold', 'skip_existing'),
+             'export': ('format', 'half')}
+FLAGS = ('tta', 'half', 'skip_existing')                               # those of them that are True or False
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
                'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
                'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
@@ -621,7 +624,7 @@ def parse_command(argv):
         else:
             hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
         problems.append(f'{word!r} is no command and no key=value{hint}')
-    problems += [f'{key}={shown(own[key])}: must be True or False' for key in ('tta', 'half')
+    problems += [f'{key}={shown(own[key])}: must be True or False' for key in FLAGS
                  if not isinstance(own.get(key, False), bool)]
     resolve_config(preset, overrides, found=problems)
     return Command(verb, paths, preset, overrides, own, output)
@@ -881,7 +884,8 @@ def detect_hardware(device):
     if device.type == 'mps':
         units = frozenset({'float16'} if torch.__version__ >= (2, 8) else ())      # before, its scaler needs float64
         return Hardware('mps', 'Apple GPU', units=units, memory=torch.mps.recommended_max_memory())
-    return Hardware('cpu', f'CPU with {torch.get_num_threads()} threads', units=cpu_units(), memory=free_memory())
+    name = f'CPU with {counted(torch.get_num_threads(), "thread")}'
+    return Hardware('cpu', name, units=cpu_units(), memory=free_memory())
 
 
 def common_hardware(hardware):
@@ -3818,7 +3822,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_resized and is_training:
             cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **border(config))
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
-        self.kept = {}                                                 # {index: validation sample}, kept once read
+        self.kept, self.failed = {}, set()                             # {index: validation sample}; indices
         self.cache = None                                              # resized images, masks, and which are filled in
         if is_training and self.is_resized and config['cache_images'] is True:
             shape = len(self.rows), self.height, self.width, config['in_channels']
@@ -3842,7 +3846,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
     def read(self, index):
         """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times."""
         image_path, mask_path = self.name(index), os.fsdecode(self.pairs.masks[self.rows[index]])
-        for wait in (0.2, 0.4, 0):                                     # seconds; a network drive may come back
+        for wait in (0,) if index in self.failed else (0.2, 0.4, 0):   # seconds; a network drive may come back
             try:
                 mask = self.coding.encode(read_mask(mask_path, self.config), mask_path)
                 image = read_image(image_path, self.config)
@@ -3851,6 +3855,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 break
             except DataError:
                 if not wait:
+                    self.failed.add(index)
                     raise
                 time.sleep(wait)
         if may_be_scaled(mask.shape, image.shape[:2], self.config):
@@ -4088,7 +4093,7 @@ def settle(config, hardware, data, is_demo):
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
-           f'about {usual_steps:,} steps, {fewest_epochs} to 200 epochs')
+           f'{epochs * max(1, count // effective):,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
     choose('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
@@ -4544,7 +4549,7 @@ def build_class_weights(config, shares):
         wish = 1 / np.sqrt(np.maximum(shares, 1e-6))
         wish = np.minimum(wish / (wish * shares).sum(), 20)
     elif len(wish) != config['num_classes']:
-        raise ConfigError(f'class_weights={wish}: {len(wish)} factors for {config["num_classes"]} classes')
+        raise ConfigError(f'class_weights={wish}: {counted(len(wish), "factor")} for {config["num_classes"]} classes')
     return torch.tensor(wish, dtype=torch.float32)
 
 
@@ -4683,7 +4688,8 @@ def compute_metrics(counts):
     """(K, K) counts of a data set or of one image -> IoU, Dice, precision and recall, per class and as one score.
 
     All pixels of all images together, not a mean of batches. What cannot occur, 0 / 0, is NaN (a class neither in
-    truth nor in prediction) and left out of the mean. For two classes the score is the foreground's.
+    truth nor in prediction) and left out of the mean. For two classes the score is the foreground's. 'constant_iou' is
+    the score of calling every pixel foreground, or of the most frequent class.
     """
     counts = counts.cpu().double()                                     # Apple GPUs have no float64
     hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
@@ -4693,7 +4699,9 @@ def compute_metrics(counts):
     means = {f'mean_{key}': float(values.nanmean()) for key, values in scores.items()}
     per_class = {f'{key}_per_class': values.tolist() for key, values in scores.items()}
     one = lambda key: per_class[f'{key}_per_class'][1] if len(counts) == 2 else means[f'mean_{key}']
-    return {'iou': one('iou'), 'dice': one('dice'), 'accuracy': float(hit.sum() / counts.sum()), **means, **per_class}
+    constant = truth[1] if len(counts) == 2 else truth.max() / (truth > 0).sum()
+    return {'iou': one('iou'), 'dice': one('dice'), 'accuracy': float(hit.sum() / counts.sum()),
+            'constant_iou': float(constant / counts.sum()), **means, **per_class}
 
 
 # ===== optimisation ===================================================================
@@ -4951,9 +4959,8 @@ def load_checkpoint(path):
             raise ValueError('it holds something else')
         refuse_explosion(content)
         return content
-    except pickle.UnpicklingError as error:
-        raise OSError(f'{path} holds more than tensors and plain values, and is not loaded: '
-                      f'{str(error).splitlines()[0]}') from None
+    except pickle.UnpicklingError:                                     # torch's words advise to load it nevertheless
+        raise OSError(f'{path} holds more than tensors and plain values, which could run code: not loaded') from None
     except UNREADABLE as error:
         raise OSError(f'{path} is no checkpoint of this program: {in_words(error)}') from None
 
@@ -5535,6 +5542,9 @@ def validate(state, loader, loss_fn, config, run):
     score = functools.partial(evaluate, state.evaluated, loader, loss_fn, description=f'Epoch {state.epoch + 1} [val]',
                               run=run)
     metrics, dtype = score(dtype=state.dtype), state.dtype
+    if len(loader.dataset) == len(metrics['broken']) > 0:              # a drive that is gone
+        raise DataError([f'none of the {counted(len(loader.dataset), "validation image")} can be read any more, such '
+                         f'as {loader.dataset.name(0)}'])
     while not math.isfinite(metrics['loss']) and (dtype := safer_dtype(dtype, state.device)):
         again = score(dtype=dtype)
         if math.isfinite(again['loss']):
@@ -5898,11 +5908,12 @@ def close_epoch(state, metrics, config, run, took):
     patience = config['early_stopping_patience']
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite, in %s', state.dtype)
-    if keep_if_best(state, metrics, config, run):
+    if is_best := keep_if_best(state, metrics, config, run):
         run.save_best()
-        done = 'best so far, saved best.pt' if run.unsaved is None else 'best so far, NOT saved'
-    elif math.isnan(row['train_loss']):
+    if math.isnan(row['train_loss']):
         done = 'no sound step'
+    elif is_best:
+        done = 'best so far, saved best.pt' if run.unsaved is None else 'best so far, NOT saved'
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
         done = f'no better for {counted(since, "epoch")}' + (f', stops at {patience}' if patience else '')
     else:
@@ -6454,7 +6465,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
         if model is not None:
             settle_for_model(model, config, why)
-        tell_data(data, config, why)
+        tell_data(data, config, sources, why)
+        tell_detail(val_data)
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
     tell_precision(precision, hardware)
     config |= amp_settings(precision.dtype)
@@ -6776,14 +6788,34 @@ def split_csv(pairs):
     return text.getvalue()
 
 
-def tell_data(data, config, why):
-    """What was found, and every setting that was decided for the user."""
+def tell_data(data, config, sources, why):
+    """What was asked for, what was found, and every setting that was decided for the user."""
+    asked = [as_typed(*item) for item in config.items() if item[0] == 'data' or sources[item[0]] != 'default']
+    log.info('settings: %s', ' '.join(asked))
     for line in describe_data(data, config):
         log.info('%s', line)
     for key, reason in why.items():
         log.info('%s = %s  (%s)', key, config[key], reason)
     sizes = config['batch_size'], config['accumulation_steps']
     log.info('batch: %d images at once x %d = effective batch %d', *sizes, math.prod(sizes))
+
+
+def tell_detail(dataset, most=20):
+    """Say what score the masks themselves have, of up to `most` images, once brought to image_size and back: no network
+    does better at this size. Nothing where images are not resized, or have no foreground."""
+    count = dataset.config['num_classes']
+    if not dataset.is_resized or world().rank:
+        return
+    counts = torch.zeros(count, count)
+    rows = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int).tolist()
+    for (_, truth), _ in read_all(dataset, rows):
+        small = torch.from_numpy(resize(truth, dataset.height, dataset.width, is_mask=True) % IGNORE).long()
+        logits = F.one_hot(small, count).permute(2, 0, 1).float()
+        ids = decide(logits if count > 2 else logits[1:] - 0.5, truth.shape)
+        counts += confusion_matrix(ids, torch.from_numpy(truth), count)
+    if (iou := compute_metrics(counts)['iou']) < 0.995:
+        log.log(logging.INFO if iou > 0.8 else logging.WARNING, 'resized to %d x %d the masks themselves would score '
+                'IoU %.3f; a larger image_size, or size_policy=crop, keeps more', dataset.width, dataset.height, iou)
 
 
 def tell_precision(precision, hardware):
@@ -6810,7 +6842,9 @@ def warn_of_held_parts(model):
 def warn_of_size(model, precision):
     """Tell the size of a network, and warn if it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    log.info('Network: %.2f million parameters', size / 1e6)
+    is_named = isinstance(model, SegmentationModel) and not model.is_own
+    name = '%(architecture)s with %(encoder)s' % model.config if is_named else 'your own'
+    log.info('Network: %s, %.2f million parameters', name, size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
               'easily; bfloat16 or float32 is safer'])
@@ -6840,6 +6874,13 @@ def take_best(model, config, run):
         return {}
 
 
+def warn_of_no_better(metrics):
+    """Warn if a network's scores are no better than those of one class everywhere."""
+    if metrics.get('iou', 1) <= (constant := metrics.get('constant_iou', 0)) != 0:
+        warn([f'no better than the same class everywhere, which scores {constant:.4f}: look whether the masks lie on '
+              'their images (check draws runs/check/samples.png); else a lower learning_rate or more epochs may help'])
+
+
 def tell_best(best, epoch, config):
     """The scores of the best epoch, of each class where there are more than two."""
     scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
@@ -6849,6 +6890,7 @@ def tell_best(best, epoch, config):
         names = class_names(config if fits else {'class_names': None}, len(ious))
         for name, iou, dice in zip(names, ious, best['dice_per_class']):
             log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
+    warn_of_no_better(best)
 
 
 def tell_end(state, model, run, is_saved):
@@ -7160,13 +7202,13 @@ def decide_stream(model, images, dtype=None, flips=False):
         yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
-def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, **overrides):
+def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, skip_existing=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
     save: 'mask', 'palette' (class ids with colours), 'overlay' or 'probability' (0 to 255; with more than two
-    classes a TIFF with a band for each). threshold: of the foreground's probability; None: as stored in the run. A file
-    that cannot be read costs no other. A TIFF of more than 34 million pixels is read by rows where it can be; its mask
-    is a TIFF, written by rows.
+    classes a TIFF with a band for each). threshold: of the foreground's probability; None: as stored in the run.
+    skip_existing: leave out images that have a mask there. A file that cannot be read costs no other. A TIFF of more
+    than 34 million pixels is read by rows where it can be; its mask is a TIFF, written by rows.
     """
     model, _, dtype = load_with(run, overrides)
     if save not in ('mask', 'palette', 'overlay', 'probability'):
@@ -7179,6 +7221,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, **
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
+    if skip_existing:
+        files = [(path, mask) for path, mask in files if not (mask.exists() or mask.with_suffix('.tif').exists())]
     broken, begun = [], time.monotonic()
 
     def images():
@@ -7330,8 +7374,9 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
-def evaluate_run(folder, overrides, split=None, tta=False):
-    """Score the best weights on the run's validation images, on another split of them, or on other data -> exit code.
+def evaluate_run(folder, split=None, tta=False, **overrides):
+    """Score the best weights on the run's validation images, on another split of them, or on other data -> what
+    metrics.json holds.
 
     Writes metrics.json, worst.png (the twelve images where truth and prediction differ most: often the labels
     are wrong there), confusion.png, curves.png. For two classes the threshold with the best validation IoU is found and
@@ -7361,12 +7406,12 @@ def evaluate_run(folder, overrides, split=None, tta=False):
     changed |= {'tta': True} if tta else {}
     is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and not (of_what or changed)
     if is_tuned:
-        iou = lambda level: compute_metrics(counts[level])['iou']
-        is_tuned = store_threshold(folder, max(levels, key=lambda level: (iou(level), -abs(level - 0.5))), model)
+        tried = {level: compute_metrics(counts[level]) for level in levels}
+        level = max(levels, key=lambda level: (tried[level]['iou'], -abs(level - 0.5)))
+        is_tuned = tried[level]['iou'] > tried[level]['constant_iou'] and store_threshold(folder, level, model)
     at = levels.index(model.threshold)
     per_image = {index: compute_metrics(score[at]) | {'counts': score[at]} for index, score in scores.items()}
-    report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
-    return 0
+    return report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
 
 
 def images_to_score(folder, model, overrides, wanted=None):
@@ -7376,6 +7421,9 @@ def images_to_score(folder, model, overrides, wanted=None):
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
         model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
+    elif model.config['data'] != 'demo' and not os.path.exists(model.config['data']):
+        raise DataError(f'{model.config["data"]}: there is no such folder; if it has moved type data=NEW_PLACE '
+                        f'val_fraction={model.config["val_fraction"]}')
     with as_learnt(model.config, model.coding, other):
         data = inspect_other(model) if other else inspect_data(model.config)
     names = [wanted] if wanted else ['val', 'test', 'train'] if other else ['val']
@@ -7473,8 +7521,9 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 
 
 def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed):
-    """Write and print what evaluate_run found: `counts` at each threshold, `per_image` {index: metrics} at the model's.
-    `of_what`: names a folder for it, '' is that of the run; `changed`: the settings that are not the run's own.
+    """Write and print what evaluate_run found -> the content of metrics.json. `counts` at each threshold, `per_image`
+    {index: metrics} at the model's; `of_what`: names a folder for it, '' is that of the run; `changed`: the settings
+    that are not the run's own.
     OSError, after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
     folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
@@ -7512,12 +7561,14 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         print('with', *(as_typed(*item) for item in sorted(changed.items())))
     print_classes(metrics, names)
     if two:
-        how = 'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'as stored in the run'
+        how = 'best on these images, tuned on them; stored, and used by predict' if is_tuned else 'that of the run'
         print(f'threshold {level:.2f}: IoU {tuned["iou"]:.4f} ({how})')
     print_images(images, f' at threshold {level:.2f}' if two else '')
     if two:
         print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
+    tell_detail(dataset)
+    warn_of_no_better(tuned)
     if trouble:
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
@@ -7525,6 +7576,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     following = ('evaluate', quoted(typed_run), 'split=test') if has_test else \
         ('predict', quoted(typed_run), 'YOUR_IMAGES -o masks')
     print('Next: ', command_line(*following))
+    return content
 
 
 def print_images(images, at_level):
@@ -7758,9 +7810,11 @@ def export_facts(model):
     return {'threshold': str(model.threshold),
             'classes': json.dumps(class_names(config, config['num_classes'])),
             'image_size': json.dumps(config['image_size']), 'size_policy': config['size_policy'],
-            'input': 'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored'
-                     if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored",
-            'note': 'logits: above log(t / (1 - t)) is foreground if there is one, else the largest'}
+            'input': ('RGB, ' if config['in_channels'] == 3 else '') + (
+                'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored'
+                if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored"),
+            'note': 'images are shrunk by area (cv2.INTER_AREA), logits enlarged bilinearly; logits above '
+                    'log(t / (1 - t)), t the threshold, are foreground if there is one, else the largest is the class'}
 
 
 def export_pt2(model, path, half, is_free):
@@ -7879,12 +7933,14 @@ def show_first_batch(dataset, config, device):
     speed, classes = images / (time.monotonic() - begun), sorted(set(first['mask'].unique().tolist()) - {IGNORE})
     print(f'first batch: image {tuple(first["image"].shape)} {first["image"].dtype}, '
           f'mask {tuple(first["mask"].shape)} with the classes {classes}\n'
-          f'loading: {speed:.0f} images/s with {config["num_workers"]} workers, uncached')
-    rows = [(Path(dataset.name(index)).name,
-             [viewable(image.permute(1, 2, 0).numpy()), colour_mask(mask.numpy(), config['num_classes'])])
-            for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'])]
+          f'loading: {speed:.3g} images/s with {config["num_workers"]} workers, uncached')
+    rows = []
+    for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'].numpy()):
+        image, outlined = viewable(image.permute(1, 2, 0).numpy()), cv2.dilate(mask, np.ones((3, 3))) != mask
+        pictures = image, colour_mask(mask, config['num_classes']), np.where(outlined[..., None], INVENTED, image)
+        rows.append((Path(dataset.name(index)).name, [picture.astype(np.uint8) for picture in pictures]))
     path = Path('runs') / 'check' / 'samples.png'
-    sheet(rows, ['image as the network sees it', 'mask'], path, colour_key(config, has_errors=False))
+    sheet(rows, ['image as the network sees it', 'mask', 'its outline'], path, colour_key(config, has_errors=False))
     return path
 
 
@@ -7922,6 +7978,7 @@ def check(preset, overrides):
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     print_settings(config, sources, why)                               # first, or what follows would scroll away
     print('\n'.join(clean(line) for line in ['', *describe_data(data, config)]))
+    tell_detail(SegmentationDataset(data, 'val', config, is_training=False))
     tell_precision(precision, hardware)
     warn(notes)
     build_class_weights(config, data.shares)
@@ -8257,7 +8314,8 @@ def main(argv=None):
         if os.environ.get('RANK', '0') != '0':                         # torchrun's first process does the rest alone
             return 0
         if verb == 'evaluate':
-            return evaluate_run(paths[0], overrides, **own)
+            evaluate_run(paths[0], **own, **overrides)
+            return 0
         if verb == 'predict':
             return predict(paths[0], paths[1:], output, **own, **overrides)
         if verb == 'export':

@@ -512,6 +512,7 @@ def test_terminal_escapes_are_made_visible():
 
 @pytest.mark.parametrize('edit, told', [
     ({'batchsize': 8}, "unknown key 'batchsize': did you mean 'batch_size'?"),
+    ({'threshold': 0.3}, "unknown key 'threshold': it is a word of predict"),
     ({'seed': None}, 'seed=None: must be a whole number'),
     ({'deterministic': 'False'}, "deterministic='False': must be True or False"),
     ({'batch_size': 8.5}, 'batch_size=8.5: must be a whole number'),

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -537,7 +538,14 @@ def test_a_file_that_breaks_is_left_out_counted_and_listed_if_allowed(breaking, 
     assert [line for line in end if f'left out 2 times, because it or its mask could not be read: {path}' in line]
     assert last()['left_out'] == {str(path): 2}
     if not num_workers:
-        assert len(waits) == 2 * 2                                     # three attempts in two epochs
+        assert len(waits) == 2                                         # three attempts, and in the next epoch one
+
+
+def test_a_set_that_vanishes_ends_the_run_in_words(breaking):
+    """With skip_broken every image is left out: no loss at all, which is not divergence."""
+    with pytest.raises(tu.DataError, match='none of the 2 validation images can be read any more, such as .*images/'):
+        breaking(lambda path: shutil.rmtree(path.parent), skip_broken=True, num_epochs=9)
+    assert last()['epoch'] == 1 and 'not finite' not in log_text()     # what was done is kept
 
 
 def test_a_file_that_comes_back_is_read(breaking, monkeypatch):

@@ -56,7 +56,7 @@ def run_onnx(path):
 def assert_facts(facts, classes):
     """What a program that loads the file must know."""
     assert 0 < float(facts['threshold']) < 1 and json.loads(facts['classes']) == classes
-    assert facts['input'] == 'uint8, as stored' and json.loads(facts['image_size']) == [64, 64]
+    assert facts['input'] == 'RGB, uint8, as stored' and json.loads(facts['image_size']) == [64, 64]
 
 
 @pytest.fixture(scope='module')

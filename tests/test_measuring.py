@@ -10,13 +10,15 @@ import signal
 import time
 from types import SimpleNamespace
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import TINY
-from helpers import WORDS, dataset, fresh
+from conftest import TINY, as_words
+from helpers import WORDS, dataset, fresh, save
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -121,7 +123,32 @@ def test_check_says_what_training_would_use(small_set, capsys):
                   'first batch: image (4, 3, 32, 32) torch.uint8'):
         assert words in printed
     assert printed.index('settings:') < printed.index('12 pairs') < printed.index('ready: python')     # seen last
-    assert (tu.Path('runs') / 'check' / 'samples.png').exists()
+    page = np.array(PIL.Image.open('runs/check/samples.png'))
+    assert (page == tu.INVENTED).all(-1).sum() > 1000                  # the outlines of the masks
+
+
+def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_path, monkeypatch, capsys, caplog):
+    """A block of 16 x 16 survives at half the size, 64 single pixels do not: 256 of 320 are what can be found."""
+    monkeypatch.chdir(tmp_path)
+    for n in range(6):
+        mask = np.zeros((64, 64))
+        mask[32:48, 4 * n:4 * n + 16] = 255
+        mask[:32:4, :32:4] = 255
+        save(tmp_path / f'set/masks/{n}.png', mask)
+        save(tmp_path / f'set/images/{n}.png', mask / 2 + n)
+    words = ['data=set', *as_words(TINY | {'image_size': 32, 'num_epochs': 1})]
+    told = 'resized to 32 x 32 the masks themselves would score IoU 0.800; a larger image_size'
+    for command in (['check', *words], words + ['run_dir=run'], ['evaluate', 'run']):
+        caplog.clear()
+        assert tu.main(command) == 0
+        line, = [record for record in caplog.records if told in record.message]
+        assert line.levelname == 'WARNING'
+    told = (tu.Path('run') / 'log.txt').read_text()
+    assert 'settings: data=' in told and 'image_size="[32, 32]"' in told and 'Network: Unet with tu-test_resnet, ' in told
+    caplog.clear()
+    assert tu.main(['check', *words, 'size_policy=crop']) == 0
+    assert tu.main(['check', *words, 'image_size=64']) == 0
+    assert 'the masks themselves' not in caplog.text
 
 
 def test_check_tells_a_step_that_memory_does_not_hold(small_set, capsys, monkeypatch):

@@ -63,6 +63,14 @@ def test_two_classes_are_scored_by_the_foreground():
     assert metrics['recall_per_class'][1] == pytest.approx(3 / 5)
 
 
+@pytest.mark.parametrize('num_classes', [2, 5])
+def test_the_score_of_one_class_everywhere_is_that_of_such_a_prediction(num_classes):
+    target = torch.randint(0, num_classes, (20, 20)).clamp_max(3)      # of five classes the last is absent
+    counts = [tu.confusion_matrix(torch.full_like(target, i), target, num_classes) for i in range(num_classes)]
+    best = max(tu.compute_metrics(each)['iou'] for each in counts[1 if num_classes == 2 else 0:4])
+    assert [tu.compute_metrics(each)['constant_iou'] for each in counts] == pytest.approx([best] * num_classes)
+
+
 def test_a_class_that_is_never_predicted_has_no_precision():
     counts = torch.tensor([[5, 0, 0], [2, 0, 0], [0, 0, 0]])
     metrics = tu.compute_metrics(counts)

@@ -939,7 +939,7 @@ class OddState(nn.Conv2d):
 
 def test_a_checkpoint_that_could_not_be_resumed_ends_the_run_before_it_begins():
     loss_fn = stop_at(99, squares)
-    with pytest.raises(tu.UserError, match='more than tensors'):
+    with pytest.raises(tu.UserError, match='more than tensors and plain values, which could run code: not loaded'):
         train_own(nn.Sequential(OddState(3, 1, 1)), loss_fn)
     assert len(loss_fn.calls) <= 2 and not os.path.exists('harmed')
 

@@ -632,7 +632,7 @@ def images_of(run):
 def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
     """The masks that predict wrote, compared pixel by pixel, give evaluate's IoU at its threshold, exactly."""
     run, data = own, two[1]
-    assert tu.evaluate_run(run, {}) == 0
+    assert tu.evaluate_run(run)
     report = json.loads((run / 'metrics.json').read_text())
     assert tu.load(run).threshold == report['threshold']
     files = images_of(run)
@@ -648,7 +648,7 @@ def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
 
 
 def test_scores_of_single_images_are_written_and_summed_up(own, two, capsys):
-    assert tu.evaluate_run(own, {}) == 0
+    assert tu.evaluate_run(own)
     said, rows = capsys.readouterr().out, json.loads((own / 'metrics.json').read_text())['images']
     dice = []
     for row in rows:
@@ -840,7 +840,7 @@ def test_the_test_images_of_a_run_are_scored_at_the_stored_threshold(tmp_path, m
     before = (run / 'metrics.json').read_bytes()
     assert tu.main(['evaluate', str(run), 'split=test']) == 0
     said, report = capsys.readouterr().out, json.loads((run / 'evaluation_test' / 'metrics.json').read_text())
-    assert '5 test images of' in said and 'as stored in the run' in said and said.splitlines()[-1].startswith('Next:  ')
+    assert '5 test images of' in said and 'that of the run' in said and said.splitlines()[-1].startswith('Next:  ')
     assert {Path(row['file']).parent.name for row in report['images']} == {'test'} and len(report['images']) == 5
     assert (report['split'], report['threshold']) == ('test', 0.35) == ('test', tu.load(run).threshold)
     assert (run / 'metrics.json').read_bytes() == before and 'split=test' not in said
@@ -867,6 +867,40 @@ def test_evaluate_scores_what_predict_writes_with_flips(own, two, tmp_path, caps
         mask, truth = (torch.tensor(np.array(PIL.Image.open(path)) // 255) for path in both)
         counts = counts + tu.confusion_matrix(mask, truth, 2)
     assert tu.compute_metrics(counts)['iou'] == report['metrics_at_threshold']['iou']
+
+
+def test_a_network_that_learnt_nothing_is_told_and_tunes_no_threshold(own, two, capsys, caplog):
+    with edited(own / 'best.pt') as saved:
+        saved['weights']['network.segmentation_head.0.bias'].fill_(1e4)
+        saved['threshold'] = 0.4
+    metrics = tu.evaluate_run(own)['metrics']                          # all is foreground
+    truth = [np.array(PIL.Image.open(two[1] / 'masks' / os.path.basename(path))) > 0 for path in images_of(own)]
+    assert metrics['iou'] == metrics['constant_iou'] == pytest.approx(np.mean(truth))
+    assert f'no better than the same class everywhere, which scores {np.mean(truth):.4f}' in caplog.text
+    assert tu.load(own).threshold == 0.4 and 'that of the run' in capsys.readouterr().out
+
+
+def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):
+    words = [str(two[0]), str(two[1] / 'images'), '-o', str(tmp_path / 'out')]
+    assert tu.main(['predict', *words]) == 0
+    files = sorted((tmp_path / 'out').iterdir())
+    files[3].unlink()
+    before = {path: path.stat().st_mtime_ns for path in files if path.exists()}
+    assert tu.main(['predict', *words, '--skip-existing']) == 0 and '1 mask in' in capsys.readouterr().out
+    assert sorted((tmp_path / 'out').iterdir()) == files and len(before) == len(files) - 1
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert tu.main(['predict', *words, 'skip_existing=1']) == 2
+    assert 'skip_existing=1: must be True or False' in capsys.readouterr().err
+
+
+def test_data_that_have_moved_are_asked_for(own, two, tmp_path, capsys):
+    tu.evaluate_run(own)
+    with edited(own / 'best.pt') as saved:
+        saved['config']['data'] = str(tmp_path / 'gone')
+    assert tu.main(['evaluate', str(own)]) == 2
+    line = re.search(r'gone: there is no such folder; if it has moved type data=NEW_PLACE (.*)', capsys.readouterr().err)
+    again = tu.evaluate_run(own, data=str(two[1]), **tu.parse_overrides([line[1]])[0])
+    assert [row['file'] for row in again['images']] == images_of(own)          # the same split
 
 
 @pytest.mark.parametrize('words, told', [
@@ -988,7 +1022,7 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
     with edited(own / 'best.pt') as saved:
         saved['weights']['network.segmentation_head.0.bias'].fill_(-1e4)
-    assert tu.evaluate_run(own, {}) == 0
+    assert tu.evaluate_run(own)
     rows = json.loads((own / 'metrics.json').read_text())['images']
     shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
@@ -1021,7 +1055,7 @@ def test_an_image_that_is_ignored_whole_comes_after_the_worst(three, tmp_path, m
     PIL.Image.fromarray(np.full_like(np.array(PIL.Image.open(first)), 255)).save(first)
     drawn = {}
     monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
-    assert tu.evaluate_run(run, {'data': str(tmp_path / 'set')}) == 0
+    assert tu.evaluate_run(run, data=str(tmp_path / 'set'))
     path, = run.glob('evaluation_set*/metrics.json')
     rows = {row['index']: row for row in json.loads(path.read_text())['images']}
     *others, last = drawn
