@@ -898,7 +898,8 @@ def test_data_that_have_moved_are_asked_for(own, two, tmp_path, capsys):
     with edited(own / 'best.pt') as saved:
         saved['config']['data'] = str(tmp_path / 'gone')
     assert tu.main(['evaluate', str(own)]) == 2
-    line = re.search(r'gone: there is no such folder; if it has moved type data=NEW_PLACE (.*)', capsys.readouterr().err)
+    told = capsys.readouterr().err
+    line = re.search('gone: there is no such folder; if it has moved type data=NEW_PLACE (.*)', told)
     again = tu.evaluate_run(own, data=str(two[1]), **tu.parse_overrides([line[1]])[0])
     assert [row['file'] for row in again['images']] == images_of(own)          # the same split
 
