@@ -6876,11 +6876,18 @@ def take_best(model, config, run):
         return {}
 
 
-def warn_of_no_better(metrics):
-    """Warn if a network's scores are no better than those of one class everywhere."""
-    if metrics.get('iou', 1) <= (constant := metrics.get('constant_iou', 0)) != 0:
-        warn([f'no better than the same class everywhere, which scores {constant:.4f}: look whether the masks lie on '
-              'their images (check draws runs/check/samples.png); else a lower learning_rate or more epochs may help'])
+def is_trivial(metrics):
+    """Whether a score is hardly above that of one class everywhere: by a twentieth of what is possible at most."""
+    constant = metrics.get('constant_iou', 0)
+    return 0 < constant and metrics['iou'] - constant <= 0.05 * (1 - constant)
+
+
+def warn_if_trivial(metrics):
+    """Say what to look at where next to nothing was learnt."""
+    if is_trivial(metrics):
+        warn([f'IoU {metrics["iou"]:.4f} is hardly better than that of the same class everywhere, '
+              f'{metrics["constant_iou"]:.4f}: look whether the masks lie on their images (check draws '
+              'runs/check/samples.png); else more epochs, a larger image_size or a lower learning_rate may help'])
 
 
 def tell_best(best, epoch, config):
@@ -6892,7 +6899,7 @@ def tell_best(best, epoch, config):
         names = class_names(config if fits else {'class_names': None}, len(ious))
         for name, iou, dice in zip(names, ious, best['dice_per_class']):
             log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
-    warn_of_no_better(best)
+    warn_if_trivial(best)
 
 
 def tell_end(state, model, run, is_saved):
@@ -7410,7 +7417,7 @@ def evaluate_run(folder, split=None, tta=False, **overrides):
     if is_tuned:
         tried = {level: compute_metrics(counts[level]) for level in levels}
         level = max(levels, key=lambda level: (tried[level]['iou'], -abs(level - 0.5)))
-        is_tuned = tried[level]['iou'] > tried[level]['constant_iou'] and store_threshold(folder, level, model)
+        is_tuned = not is_trivial(tried[level]) and store_threshold(folder, level, model)
     at = levels.index(model.threshold)
     per_image = {index: compute_metrics(score[at]) | {'counts': score[at]} for index, score in scores.items()}
     return report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
@@ -7570,7 +7577,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
     tell_detail(dataset)
-    warn_of_no_better(tuned)
+    warn_if_trivial(tuned)
     if trouble:
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
