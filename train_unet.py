@@ -6994,6 +6994,21 @@ def colour_key(config, has_errors=True):
     return [*classes, *[(WRONG, 'wrong')] * has_errors, (IGNORED, 'ignored')]
 
 
+def keep_small_things(picture, side):
+    """A picture of few colours (H, W, 3), thickened so that small things stay visible when it shrinks to `side` pixels:
+    of the colours that fall into one pixel the rarest wins. A photograph stays as it is."""
+    finest = max(1, max(picture.shape[:2]) // (4 * side))              # to count all colours takes a second
+    picture = picture[::finest, ::finest]
+    codes, places, counts = np.unique(picture @ np.array([65536, 256, 1]), return_inverse=True, return_counts=True)
+    step = math.ceil(max(picture.shape[:2]) / side)
+    if step == 1 or len(codes) > MOST_CLASSES:
+        return picture
+    order = np.argsort(-counts)                                        # of the colours, the rarest last
+    ranks = np.argsort(order).astype(np.uint16)[places].reshape(picture.shape[:2])
+    codes = codes[order][cv2.dilate(ranks, np.ones((step, step)))]
+    return np.stack([codes >> at & 255 for at in (16, 8, 0)], -1).astype(np.uint8)
+
+
 def sheet(rows, titles, path, legend=()):
     """Draw rows of (caption, [pictures]) as one PNG -> the page. More than six rows stand in two columns, each picture
     fits into a square. legend: (colour, word) pairs for the foot of the page."""
@@ -7006,7 +7021,8 @@ def sheet(rows, titles, path, legend=()):
     side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fitted = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
-    rows = [(caption, [fitted(PIL.Image.fromarray(picture), exact if column else smooth)
+    rows = [(caption, [fitted(PIL.Image.fromarray(keep_small_things(picture, side) if column else picture),
+                              exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
     high = heading + max((tiles[0].height for _, tiles in rows), default=0)
     wide, longest = margin + len(titles) * (side + margin), max((len(word) for _, word in legend), default=0)

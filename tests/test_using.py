@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import PIL.Image
 import pytest
@@ -1028,6 +1029,18 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     rows = json.loads((own / 'metrics.json').read_text())['images']
     shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
+
+
+def test_single_pixels_stay_visible_on_a_sheet(tmp_path):
+    """At a third of the size eight of these nine would fall between the pixels."""
+    mask = np.zeros((672, 672), np.uint8)
+    for row, column in np.ndindex(3, 3):
+        mask[60 + 181 * row, 60 + 181 * column] = 1                    # 181 = 3 x 60 + 1
+    pictures = [np.full((672, 672, 3), 99, np.uint8), tu.colour_mask(mask, 2)]
+    page = np.array(tu.sheet([('x', pictures)], ['image', 'mask'], tmp_path / 'page.png'))[26:26 + 224]
+    assert cv2.connectedComponents((page[1:-1, 237:459] == 255).all(-1).astype(np.uint8))[0] == 1 + 9
+    photograph = np.random.default_rng(0).integers(0, 255, (672, 672, 3), dtype=np.uint8)
+    assert np.array_equal(tu.keep_small_things(photograph, 224), photograph)
 
 
 def test_images_that_are_mostly_wrong_come_before_empty_ones_with_a_few_false_pixels(own, two, tmp_path, monkeypatch):
