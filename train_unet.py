@@ -467,7 +467,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     `sources` says for each key where its value came from; `notes` are translations to be told to the user.
     Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
     """
-    config, sources, notes, problems, layers = {}, {}, [], [*found], [('default', base or CONFIG)]
+    config, sources, notes, problems = {}, dict.fromkeys(TYPES, 'default'), [], [*found]
+    layers = [('default', base or CONFIG)]
     try:
         if preset is not None:
             layers.append((f"preset '{preset}'", load_preset(preset)))
@@ -4483,10 +4484,10 @@ class SegmentationLoss:
     """loss_fn(model, batch) -> (losses (B,), confusion matrix (K, K)).
 
     One value per image, so that a batch may be split in any way: cross-entropy (or focal, Lin et al. 2017, gamma 2)
-    averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
-    squares, smoothed by 1). For more than two classes the latter is the mean of 1 - Dice - 0.1 log(Dice) over the
-    classes in the image: where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong
-    et al. 2018) does not. An image that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
+    averaged over the pixels that count, plus 1 - Dice - 0.1 log(Dice) of the image (Dice: Milletari et al. 2016,
+    denominator without squares, smoothed by 1), for more than two classes their mean over the classes in the image.
+    Where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong et al. 2018) does not.
+    An image that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
     """
 
     def __init__(self, config, class_weights=None):
@@ -4533,8 +4534,7 @@ class SegmentationLoss:
             overlap, present = (probability * one_hot).sum((2, 3)), one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
             in_image = torch.ones_like(present) if binary else (present > 0).float()
-            missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
-            total = total + (missed * in_image).sum(1) / in_image.sum(1).clamp_min(1)
+            total = total + ((1 - dice - 0.1 * dice.log()) * in_image).sum(1) / in_image.sum(1).clamp_min(1)
         return total * (valid.sum((1, 2)) > 0)
 
 
@@ -6140,7 +6140,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
         warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
               'https://pytorch.org/get-started tells the line that installs the other one'])
     chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
-              if origin == 'you' or origin != 'default' and config[key] != CONFIG[key]}
+              if origin == 'you' or origin != 'default' and config[key] != CONFIG.get(key)}
     precision = resolve_precision(config, hardware, chosen)
     if config['channels_last'] == 'auto':
         config = {**config, 'channels_last': suits_channels_last(precision, hardware)}
@@ -6806,7 +6806,7 @@ def tell_detail(dataset, most=20):
     count = dataset.config['num_classes']
     if not dataset.is_resized or world().rank:
         return
-    counts = torch.zeros(count, count)
+    counts = torch.zeros(count, count, dtype=torch.long)
     rows = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int).tolist()
     for (_, truth), _ in read_all(dataset, rows, dataset.config['skip_broken']):
         if counts.sum() > 2**27:                                       # a few seconds: enough of large images
@@ -7943,7 +7943,7 @@ def print_settings(config, sources, why):
     print('settings:')
     for key, value in config.items():
         found = 'the usual choice here' if key == 'channels_last' else 'found in the data'
-        origin = found if sources[key] == 'default' and value != CONFIG[key] else sources[key]
+        origin = found if sources[key] == 'default' and value != CONFIG.get(key) else sources[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or origin}')
 
 

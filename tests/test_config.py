@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import train_unet
-from conftest import ROOT
-from helpers import PRESETS, dataset
+from conftest import ROOT, draw_set
+from helpers import PRESETS, WORDS, dataset
 from train_unet import CONFIG, FOREIGN, SHORT_NAMES, ConfigError, load_preset, parse_command, parse_overrides
 from train_unet import parse_value, resolve_config
 
@@ -537,6 +537,13 @@ def test_a_key_deleted_from_the_config_is_told(monkeypatch):
     monkeypatch.delitem(train_unet.CONFIG, 'seed')
     with pytest.raises(ConfigError, match='seed=None: must be a whole number'):
         resolve_config()
+
+
+def test_a_deleted_key_that_may_be_none_is_none(monkeypatch, tmp_path, capsys):
+    """check, and every training, ended with KeyError."""
+    monkeypatch.delitem(train_unet.CONFIG, 'resume')
+    assert train_unet.main(['check', f'data={draw_set(tmp_path / "set")}', *WORDS]) == 0
+    assert resolve_config()[1]['resume'] == 'default' and 'ready: ' in capsys.readouterr().out
 
 
 def test_an_edited_config_tells_all_of_its_mistakes(monkeypatch):
