@@ -482,7 +482,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
                 config[key], sources[key] = value, origin
                 continue
             hint = did_you_mean(shown(key), ['preset', *TYPES, *SHORT_NAMES]) or ': the keys are those of CONFIG'
-            hint = next((f': it is a word of {verb}' for verb, words in OWN_WORDS.items() if key in words), hint)
+            if verbs := [verb for verb, words in OWN_WORDS.items() if key in words]:
+                hint = f': it is a word of {" and ".join(verbs)}'
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
@@ -3853,6 +3854,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
                 image = read_image(image_path, self.config)
                 if self.is_mixed:
                     refuse_other_scale(image, image_path, self.config)
+                self.failed.discard(index)
                 break
             except DataError:
                 if not wait:
@@ -3903,7 +3905,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # no copy: in memory it is channels_last
         sample['mask'] = torch.from_numpy(mask)
-        if not self.is_training and self.config['cache_images'] is True:
+        if not self.is_training and self.config['cache_images'] is True and not sample['_left_out']:
             self.kept[index] = sample
         return sample
 
@@ -4093,8 +4095,9 @@ def settle(config, hardware, data, is_demo):
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
+    drawn = epochs * WindowSampler(count, config).num_windows
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
-           f'{epochs * max(1, count // effective):,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
+           f'{drawn:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
     choose('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
@@ -4484,10 +4487,11 @@ class SegmentationLoss:
     """loss_fn(model, batch) -> (losses (B,), confusion matrix (K, K)).
 
     One value per image, so that a batch may be split in any way: cross-entropy (or focal, Lin et al. 2017, gamma 2)
-    averaged over the pixels that count, plus 1 - Dice - 0.1 log(Dice) of the image (Dice: Milletari et al. 2016,
-    denominator without squares, smoothed by 1), for more than two classes their mean over the classes in the image.
-    Where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong et al. 2018) does not.
-    An image that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
+    averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
+    squares, smoothed by 1). For more than two classes the latter is the mean of 1 - Dice - 0.1 log(Dice) over the
+    classes in the image: where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong
+    et al. 2018) does not. (For two classes, where many images have no foreground, it ends in none anywhere.) An image
+    that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
     """
 
     def __init__(self, config, class_weights=None):
@@ -4534,7 +4538,8 @@ class SegmentationLoss:
             overlap, present = (probability * one_hot).sum((2, 3)), one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
             in_image = torch.ones_like(present) if binary else (present > 0).float()
-            total = total + ((1 - dice - 0.1 * dice.log()) * in_image).sum(1) / in_image.sum(1).clamp_min(1)
+            missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
+            total = total + (missed * in_image).sum(1) / in_image.sum(1).clamp_min(1)
         return total * (valid.sum((1, 2)) > 0)
 
 
@@ -6466,7 +6471,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         if model is not None:
             settle_for_model(model, config, why)
         tell_data(data, config, sources, why)
-        tell_detail(val_data)
+        from_first(lambda: tell_detail(val_data))
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
     tell_precision(precision, hardware)
     config |= amp_settings(precision.dtype)
@@ -6790,8 +6795,8 @@ def split_csv(pairs):
 
 def tell_data(data, config, sources, why):
     """What was asked for, what was found, and every setting that was decided for the user."""
-    asked = [as_typed(*item) for item in config.items() if item[0] == 'data' or sources[item[0]] != 'default']
-    log.info('settings: %s', ' '.join(asked))
+    asked = [key for key in config if key == 'data' or sources[key] != 'default' and key not in ('run_dir', 'resume')]
+    log.info('settings: %s', ' '.join(as_typed(key, config[key]) for key in asked))
     for line in describe_data(data, config):
         log.info('%s', line)
     for key, reason in why.items():
@@ -6801,15 +6806,15 @@ def tell_data(data, config, sources, why):
 
 
 def tell_detail(dataset, most=20):
-    """Say what score the masks themselves have, of up to `most` images, once brought to image_size and back: no network
-    does better at this size. Nothing where images are not resized, or have no foreground."""
+    """Say what score the masks themselves have, of up to `most` images, once brought to image_size and back. Nothing
+    where images are not resized, or have no foreground."""
     count = dataset.config['num_classes']
-    if not dataset.is_resized or world().rank:
+    if not dataset.is_resized:
         return
     counts = torch.zeros(count, count, dtype=torch.long)
     rows = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int).tolist()
     for (_, truth), _ in read_all(dataset, rows, dataset.config['skip_broken']):
-        if counts.sum() > 2**27:                                       # a few seconds: enough of large images
+        if counts.sum() * count > 2**28:                               # a few seconds: enough of large images
             break
         small = torch.from_numpy(resize(truth, dataset.height, dataset.width, is_mask=True) % IGNORE).long()
         logits = F.one_hot(small, count).permute(2, 0, 1).float()
@@ -6877,17 +6882,17 @@ def take_best(model, config, run):
 
 
 def is_trivial(metrics):
-    """Whether a score is hardly above that of one class everywhere: by a twentieth of what is possible at most."""
+    """Whether a score is hardly above that of one class everywhere: less than twice it, or a twentieth nearer to 1."""
     constant = metrics.get('constant_iou', 0)
-    return 0 < constant and metrics['iou'] - constant <= 0.05 * (1 - constant)
+    return 0 < constant < 1 and metrics['iou'] <= constant + min(constant, 0.05 * (1 - constant))
 
 
 def warn_if_trivial(metrics):
     """Say what to look at where next to nothing was learnt."""
     if is_trivial(metrics):
         warn([f'IoU {metrics["iou"]:.4f} is hardly better than that of the same class everywhere, '
-              f'{metrics["constant_iou"]:.4f}: look whether the masks lie on their images (check draws '
-              'runs/check/samples.png); else more epochs, a larger image_size or a lower learning_rate may help'])
+              f'{metrics["constant_iou"]:.4f}. More epochs, class_weights=auto (rare foreground), a larger image_size or '
+              'a lower learning_rate may help; do the masks lie on their images? (check draws runs/check/samples.png)'])
 
 
 def tell_best(best, epoch, config):
@@ -6997,15 +7002,15 @@ def colour_key(config, has_errors=True):
 def keep_small_things(picture, side):
     """A picture of few colours (H, W, 3), thickened so that small things stay visible when it shrinks to `side` pixels:
     of the colours that fall into one pixel the rarest wins. A photograph stays as it is."""
-    finest = max(1, max(picture.shape[:2]) // (4 * side))              # to count all colours takes a second
-    picture = picture[::finest, ::finest]
-    codes, places, counts = np.unique(picture @ np.array([65536, 256, 1]), return_inverse=True, return_counts=True)
-    step = math.ceil(max(picture.shape[:2]) / side)
-    if step == 1 or len(codes) > MOST_CLASSES:
+    step, whole = math.ceil(max(picture.shape[:2]) / side), np.array([65536, 256, 1], np.int32)
+    if step == 1 or len(np.unique(picture[::step, ::step] @ whole)) > MOST_CLASSES:
         return picture
-    order = np.argsort(-counts)                                        # of the colours, the rarest last
-    ranks = np.argsort(order).astype(np.uint16)[places].reshape(picture.shape[:2])
-    codes = codes[order][cv2.dilate(ranks, np.ones((step, step)))]
+    codes = picture @ whole
+    counts = np.bincount(codes.ravel())
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda code: -counts[code])    # of the colours, the rarest last
+    ranks = np.zeros(len(counts), np.uint16)
+    ranks[order] = np.arange(len(order))
+    codes = np.array(order)[cv2.dilate(ranks[codes], np.ones((step, step)))]
     return np.stack([codes >> at & 255 for at in (16, 8, 0)], -1).astype(np.uint8)
 
 
@@ -7246,8 +7251,9 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
-    if skip_existing:
-        files = [(path, mask) for path, mask in files if not (mask.exists() or mask.with_suffix('.tif').exists())]
+    wanted = [(path, mask) for path, mask in files
+              if not skip_existing or not any(there.exists() for there in (mask, mask.with_suffix('.tif')))]
+    were_there, files = len(files) - len(wanted), wanted
     broken, begun = [], time.monotonic()
 
     def images():
@@ -7273,7 +7279,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
                 raise
             broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
-    print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype})')
+    kept = f', {were_there} were there already' if were_there else ''
+    print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){kept}')
     if written:
         print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:
@@ -7447,8 +7454,8 @@ def images_to_score(folder, model, overrides, wanted=None):
     if other:
         model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
     elif model.config['data'] != 'demo' and not os.path.exists(model.config['data']):
-        raise DataError(f'{model.config["data"]}: there is no such folder; if it has moved type data=NEW_PLACE '
-                        f'val_fraction={model.config["val_fraction"]}')
+        split = ' '.join(as_typed(key, model.config[key]) for key in ('val_fraction', 'fold'))
+        raise DataError(f'{model.config["data"]}: is not there; if it has moved type data=NEW_PLACE {split}')
     with as_learnt(model.config, model.coding, other):
         data = inspect_other(model) if other else inspect_data(model.config)
     names = [wanted] if wanted else ['val', 'test', 'train'] if other else ['val']
@@ -7548,8 +7555,7 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed):
     """Write and print what evaluate_run found -> the content of metrics.json. `counts` at each threshold, `per_image`
     {index: metrics} at the model's; `of_what`: names a folder for it, '' is that of the run; `changed`: the settings
-    that are not the run's own.
-    OSError, after printing, where it cannot be written."""
+    that are not the run's own. OSError, after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
     folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
     metrics, tuned = compute_metrics(counts[level if of_what else 0.5]), compute_metrics(counts[level])
@@ -7838,8 +7844,9 @@ def export_facts(model):
             'input': ('RGB, ' if config['in_channels'] == 3 else '') + (
                 'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored'
                 if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored"),
-            'note': 'images are shrunk by area (cv2.INTER_AREA), logits enlarged bilinearly; logits above '
-                    'log(t / (1 - t)), t the threshold, are foreground if there is one, else the largest is the class'}
+            'note': 'images are shrunk by area (cv2.INTER_AREA), logits enlarged bilinearly; ' *
+                    (config['size_policy'] == 'resize') + 'logits above log(t / (1 - t)), t the threshold, are '
+                    'foreground if there is one, else the largest is the class'}
 
 
 def export_pt2(model, path, half, is_free):
@@ -7961,7 +7968,8 @@ def show_first_batch(dataset, config, device):
           f'loading: {speed:.3g} images/s with {config["num_workers"]} workers, uncached')
     rows = []
     for index, image, mask in zip(first['index'][:8].tolist(), first['image'], first['mask'].numpy()):
-        image, outlined = viewable(image.permute(1, 2, 0).numpy()), cv2.dilate(mask, np.ones((3, 3))) != mask
+        image, wide = viewable(image.permute(1, 2, 0).numpy()), 1 + 2 * math.ceil(max(mask.shape) / 224)
+        outlined = cv2.dilate(mask, np.ones((wide, wide))) != mask
         pictures = image, colour_mask(mask, config['num_classes']), np.where(outlined[..., None], INVENTED, image)
         rows.append((Path(dataset.name(index)).name, [picture.astype(np.uint8) for picture in pictures]))
     path = Path('runs') / 'check' / 'samples.png'

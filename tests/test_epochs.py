@@ -541,6 +541,45 @@ def test_a_file_that_breaks_is_left_out_counted_and_listed_if_allowed(breaking, 
         assert len(waits) == 2                                         # three attempts, and in the next epoch one
 
 
+def test_a_broken_validation_image_ends_the_run_before_it_begins(small_set):
+    """It is not in the first batch; its header is whole."""
+    config = {**SMALL, 'val_fraction': 0.5, 'batch_size': 2}
+    pairs = tu.inspect_data(tu.CONFIG | config).pairs
+    path = Path(os.fsdecode(pairs.images[pairs.rows('val')[-1]]))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(tu.DataError, match=f'{path.name}: cannot be read'):
+        tu.train(**config)
+    assert not os.path.exists(config['run_dir'])
+
+
+def test_an_epoch_without_a_sound_step_is_not_praised(small_set):
+    """One step an epoch, whose gradient overflows in the first one."""
+    settings = {**SMALL, 'batch_size': 12, 'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'float16'}
+    result = tu.train(**settings, init_scale=1e12, backoff_factor=1e-9)
+    first, second = [line for line in log_text().splitlines() if ' Epoch ' in line]
+    assert 'no sound step' in first and 'best so far' not in first and 'no sound step' not in second
+    assert result.best['epoch'] in (1, 2)
+
+
+def test_a_file_that_came_back_is_waited_for_again(small_set, monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, 'sleep', waits.append)
+    config, _, _ = tu.resolve_config(None, {**SMALL, 'skip_broken': True, 'image_size': [32, 32], 'mean': [0.0]})
+    config |= {'image_dtype': 'uint8', 'cache_images': True}
+    data = tu.SegmentationDataset(tu.inspect_data(config), 'val', config, is_training=False)
+    path = Path(data.name(0))
+    content = path.read_bytes()
+    left_out = []
+    for written in (b'', b'', content, b''):
+        path.write_bytes(written)
+        data.kept.clear()
+        left_out.append(data[0]['_left_out'])
+        left_out.append(len(waits))
+    assert left_out == [True, 2, True, 2, False, 2, True, 4]
+    path.write_bytes(content)
+    assert not data[0]['_left_out']                                    # what was left out is not kept
+
+
 def test_a_set_that_vanishes_ends_the_run_in_words(breaking):
     """With skip_broken every image is left out: no loss at all, which is not divergence."""
     with pytest.raises(tu.DataError, match='none of the 2 validation images can be read any more, such as .*images/'):

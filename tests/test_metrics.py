@@ -71,6 +71,14 @@ def test_the_score_of_one_class_everywhere_is_that_of_such_a_prediction(num_clas
     assert [tu.compute_metrics(each)['constant_iou'] for each in counts] == pytest.approx([best] * num_classes)
 
 
+@pytest.mark.parametrize('iou, constant, is_trivial', [
+    (0.0038, 0.0024, True), (0.04, 0.001, False), (0.047, 0.00004, False), (0.80, 0.79, True), (0.85, 0.79, False),
+    (0.98, 1.0, False), (math.nan, 0.3, False), (0.0, 0.0, False)])
+def test_scores_near_that_of_one_class_everywhere(iou, constant, is_trivial):
+    assert tu.is_trivial({'iou': iou, 'constant_iou': constant}) == is_trivial
+    assert not tu.is_trivial({'iou': iou}) and not tu.is_trivial({'loss': 1.0})        # older runs, losses of one's own
+
+
 def test_a_class_that_is_never_predicted_has_no_precision():
     counts = torch.tensor([[5, 0, 0], [2, 0, 0], [0, 0, 0]])
     metrics = tu.compute_metrics(counts)

@@ -877,7 +877,7 @@ def test_a_network_that_learnt_nothing_is_told_and_tunes_no_threshold(own, two, 
     metrics = tu.evaluate_run(own)['metrics']                          # all is foreground
     truth = [np.array(PIL.Image.open(two[1] / 'masks' / os.path.basename(path))) > 0 for path in images_of(own)]
     assert metrics['iou'] == metrics['constant_iou'] == pytest.approx(np.mean(truth))
-    assert f'{np.mean(truth):.4f} is hardly better than that of the same class everywhere, {np.mean(truth):.4f}: look' \
+    assert f'{np.mean(truth):.4f} is hardly better than that of the same class everywhere, {np.mean(truth):.4f}.' \
         in caplog.text
     assert tu.load(own).threshold == 0.4 and 'that of the run' in capsys.readouterr().out
 
@@ -888,22 +888,23 @@ def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):
     files = sorted((tmp_path / 'out').iterdir())
     files[3].unlink()
     before = {path: path.stat().st_mtime_ns for path in files if path.exists()}
-    assert tu.main(['predict', *words, '--skip-existing']) == 0 and '1 mask in' in capsys.readouterr().out
+    assert tu.main(['predict', *words, '--skip-existing']) == 0
+    assert re.search(f'1 mask in .*, {len(files) - 1} were there already', capsys.readouterr().out)
     assert sorted((tmp_path / 'out').iterdir()) == files and len(before) == len(files) - 1
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert tu.main(['predict', *words, 'skip_existing=1']) == 2
     assert 'skip_existing=1: must be True or False' in capsys.readouterr().err
 
 
-def test_data_that_have_moved_are_asked_for(own, two, tmp_path, capsys):
-    tu.evaluate_run(own)
-    with edited(own / 'best.pt') as saved:
-        saved['config']['data'] = str(tmp_path / 'gone')
-    assert tu.main(['evaluate', str(own)]) == 2
-    told = capsys.readouterr().err
-    line = re.search('gone: there is no such folder; if it has moved type data=NEW_PLACE (.*)', told)
-    again = tu.evaluate_run(own, data=str(two[1]), **tu.parse_overrides([line[1]])[0])
-    assert [row['file'] for row in again['images']] == images_of(own)          # the same split
+def test_data_that_have_moved_are_asked_for(small_set, capsys):
+    run = tu.train(**TINY, data=str(small_set), fold=2).run_dir
+    tu.evaluate_run(run)
+    shutil.move(small_set, 'moved')
+    assert tu.main(['evaluate', str(run)]) == 2
+    words = re.search('is not there; if it has moved type data=NEW_PLACE (.*)', capsys.readouterr().err)[1].split()
+    again = tu.evaluate_run(run, data='moved', **tu.parse_overrides(words)[0])
+    names = lambda rows: [os.path.basename(row) for row in rows]
+    assert names(row['file'] for row in again['images']) == names(images_of(run))      # the same split
 
 
 @pytest.mark.parametrize('words, told', [
@@ -1039,6 +1040,10 @@ def test_single_pixels_stay_visible_on_a_sheet(tmp_path):
     pictures = [np.full((672, 672, 3), 99, np.uint8), tu.colour_mask(mask, 2)]
     page = np.array(tu.sheet([('x', pictures)], ['image', 'mask'], tmp_path / 'page.png'))[26:26 + 224]
     assert cv2.connectedComponents((page[1:-1, 237:459] == 255).all(-1).astype(np.uint8))[0] == 1 + 9
+    larger = np.zeros((2000, 3000), np.uint8)
+    larger[::199, ::199] = 1                                           # all stay apart on the page
+    shown = (tu.keep_small_things(tu.colour_mask(larger, 2), 224)[7::14, 7::14] == 255).all(-1).astype(np.uint8)
+    assert cv2.connectedComponents(shown)[0] == 1 + larger.sum()
     photograph = np.random.default_rng(0).integers(0, 255, (672, 672, 3), dtype=np.uint8)
     assert np.array_equal(tu.keep_small_things(photograph, 224), photograph)
 
