@@ -6891,8 +6891,8 @@ def warn_if_trivial(metrics):
     """Say what to look at where next to nothing was learnt."""
     if is_trivial(metrics):
         warn([f'IoU {metrics["iou"]:.4f} is hardly better than that of the same class everywhere, '
-              f'{metrics["constant_iou"]:.4f}. More epochs, class_weights=auto (rare foreground), a larger image_size or '
-              'a lower learning_rate may help; do the masks lie on their images? (check draws runs/check/samples.png)'])
+              f'{metrics["constant_iou"]:.4f}. More epochs, class_weights=auto (rare foreground), a larger image_size '
+              'or a lower learning_rate may help; do the masks lie on their images (see samples.png of check)?'])
 
 
 def tell_best(best, epoch, config):
