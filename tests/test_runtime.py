@@ -521,7 +521,7 @@ def test_a_container_keeps_only_so_many_cores_busy(monkeypatch, two_threads, tex
     config, sources, _ = train_unet.resolve_config(None, {'use_amp': False})
     _, hardware, *_ = train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)
     assert (train_unet.num_cores(), torch.get_num_threads()) == (cores, threads)
-    assert hardware.name == f'CPU with {threads} threads'
+    assert hardware.name == f'CPU with {train_unet.counted(threads, "thread")}'
 
 
 def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_threads, tmp_path):
