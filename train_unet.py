@@ -7002,15 +7002,15 @@ def colour_key(config, has_errors=True):
 def keep_small_things(picture, side):
     """A picture of few colours (H, W, 3), thickened so that small things stay visible when it shrinks to `side` pixels:
     of the colours that fall into one pixel the rarest wins. A photograph stays as it is."""
-    step, whole = math.ceil(max(picture.shape[:2]) / side), np.array([65536, 256, 1], np.int32)
-    if step == 1 or len(np.unique(picture[::step, ::step] @ whole)) > MOST_CLASSES:
-        return picture
-    codes = picture @ whole
+    step, codes = math.ceil(max(picture.shape[:2]) / side), picture @ np.array([65536, 256, 1], np.int32)
     counts = np.bincount(codes.ravel())
-    order = sorted(np.flatnonzero(counts).tolist(), key=lambda code: -counts[code])    # of the colours, the rarest last
-    ranks = np.zeros(len(counts), np.uint16)
-    ranks[order] = np.arange(len(order))
-    codes = np.array(order)[cv2.dilate(ranks[codes], np.ones((step, step)))]
+    found = np.flatnonzero(counts)
+    if step == 1 or len(found) > MOST_CLASSES:
+        return picture
+    found = found[np.argsort(-counts[found])]                          # the rarest colour last
+    ranks = np.zeros(len(counts), np.uint8)
+    ranks[found] = np.arange(len(found))
+    codes = found[cv2.dilate(ranks[codes], np.ones((step, step)))]
     return np.stack([codes >> at & 255 for at in (16, 8, 0)], -1).astype(np.uint8)
 
 
