@@ -6821,8 +6821,10 @@ def tell_detail(dataset, most=20):
         ids = decide(logits if count > 2 else logits[1:] - 0.5, truth.shape)
         counts += confusion_matrix(ids, torch.from_numpy(truth), count)
     if (iou := compute_metrics(counts)['iou']) < 0.995:
-        log.log(logging.INFO if iou > 0.8 else logging.WARNING, 'resized to %d x %d the masks themselves would score '
-                'IoU %.3f; a larger image_size, or size_policy=crop, keeps more', dataset.width, dataset.height, iou)
+        is_low = iou <= 0.8
+        log.log(logging.WARNING if is_low else logging.INFO, 'resized to %d x %d the masks themselves would score IoU '
+                '%.3f%s', dataset.width, dataset.height, iou,
+                '; a larger image_size, or size_policy=crop, keeps more' * is_low)
 
 
 def tell_precision(precision, hardware):
