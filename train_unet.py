@@ -4490,8 +4490,8 @@ class SegmentationLoss:
     averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
     squares, smoothed by 1). For more than two classes the latter is the mean of 1 - Dice - 0.1 log(Dice) over the
     classes in the image: where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong
-    et al. 2018) does not. (For two classes, where many images have no foreground, it ends in none anywhere.) An image
-    that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
+    et al. 2018) does not. (Not for two classes: where many images have no foreground, a network learnt to find none.)
+    An image that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
     """
 
     def __init__(self, config, class_weights=None):
