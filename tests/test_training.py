@@ -26,6 +26,7 @@ from pathlib import Path
 
 import albumentations as A
 import numpy as np
+import PIL.Image
 import pytest
 import segmentation_models_pytorch as smp
 import timm
@@ -1318,3 +1319,31 @@ def test_a_run_writes_down_its_split_as_a_list_that_can_be_trained_on(small_set)
     read = lambda result: sorted((result.run_dir / 'split.csv').read_text().splitlines())
     assert read(first) == read(again) and sum(line.endswith(',val') for line in read(first)) == 2
     assert re.search(r'Network: .*, 0\.\d+ million', (first.run_dir / 'log.txt').read_text())
+
+
+# --- how a network begins -------------------------------------------------------------
+
+
+def first_bias(data, **changes):
+    """The bias of the last layer before anything is learnt."""
+    still = TINY | {'data': str(data), 'num_epochs': 1, 'learning_rate': 1e-30}
+    return tu.train(**still | changes).model.network.segmentation_head[0].bias.detach()
+
+
+@pytest.mark.parametrize('architecture', ['Unet', 'FPN'])
+def test_a_fresh_network_predicts_the_foreground_as_often_as_it_occurs(small_set, architecture):
+    """One's own network begins as it came."""
+    bias = first_bias(small_set, architecture=architecture)
+    pairs = tu.inspect_data(tu.CONFIG | {'data': str(small_set)}).pairs
+    masks = [np.array(PIL.Image.open(os.fsdecode(pairs.masks[row]))) > 0 for row in pairs.rows('train')]
+    assert bias.sigmoid().tolist() == pytest.approx([np.mean(masks)], rel=1e-4) and 0.1 < np.mean(masks) < 0.3
+    network = tu.build_network(tu.load('runs/set-1').config)
+    torch.nn.init.constant_(network.segmentation_head[0].bias, 7)
+    assert first_bias(small_set, model=network).tolist() == pytest.approx([7])
+
+
+def test_where_images_have_no_foreground_a_network_begins_as_it_is_made(small_set):
+    for number in range(2):                                            # of twelve
+        path = small_set / f'masks/{number:03d}.png'
+        PIL.Image.fromarray(np.zeros((40, 40), np.uint8)).save(path)
+    assert first_bias(small_set).tolist() == pytest.approx([0], abs=1e-9)
