@@ -3824,7 +3824,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_resized and is_training:
             cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **border(config))
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
-        self.kept, self.failed = {}, set()                             # {index: validation sample}; indices
+        self.kept = {}                                                 # {index: validation sample}, kept once read
+        self.failed = set()                                            # indices that could not be read the last time
         self.cache = None                                              # resized images, masks, and which are filled in
         if is_training and self.is_resized and config['cache_images'] is True:
             shape = len(self.rows), self.height, self.width, config['in_channels']
@@ -3846,7 +3847,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         return os.fsdecode(self.pairs.images[self.rows[index]])
 
     def read(self, index):
-        """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times."""
+        """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times, but
+        once if it failed before."""
         image_path, mask_path = self.name(index), os.fsdecode(self.pairs.masks[self.rows[index]])
         for wait in (0,) if index in self.failed else (0.2, 0.4, 0):   # seconds; a network drive may come back
             try:
@@ -4095,9 +4097,9 @@ def settle(config, hardware, data, is_demo):
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
-    drawn = epochs * WindowSampler(count, config).num_windows
+    planned = epochs * WindowSampler(count, config).num_windows
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
-           f'{drawn:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
+           f'{planned:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
     choose('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
@@ -6569,8 +6571,8 @@ def choose_model(model, config, data):
         model = build_model(config, model.network)
         model.is_own = is_own
     elif model is None or data is not None:
-        is_fresh, model = model is None, build_model(config, model)
-        if is_fresh:
+        given, model = model, build_model(config, model)
+        if given is None:
             begin_at_share(model, data)
         if config['initial_weights']:
             take_initial(model, config)
@@ -7268,9 +7270,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
-    wanted = [(path, mask) for path, mask in files
-              if not skip_existing or not any(there.exists() for there in (mask, mask.with_suffix('.tif')))]
-    were_there, files = len(files) - len(wanted), wanted
+    there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
+    files = [(path, mask) for path, mask in files if mask not in there]
     broken, begun = [], time.monotonic()
 
     def images():
@@ -7296,8 +7297,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
                 raise
             broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
-    kept = f', {were_there} were there already' if were_there else ''
-    print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){kept}')
+    others = f', {len(there)} were there already' if there else ''
+    print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){others}')
     if written:
         print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:

@@ -555,10 +555,9 @@ def test_a_broken_validation_image_ends_the_run_before_it_begins(small_set):
 def test_an_epoch_without_a_sound_step_is_not_praised(small_set):
     """One step an epoch, whose gradient overflows in the first one."""
     settings = {**SMALL, 'batch_size': 12, 'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'float16'}
-    result = tu.train(**settings, init_scale=1e12, backoff_factor=1e-9)
+    tu.train(**settings, init_scale=1e12, backoff_factor=1e-9)
     first, second = [line for line in log_text().splitlines() if ' Epoch ' in line]
     assert 'no sound step' in first and 'best so far' not in first and 'no sound step' not in second
-    assert result.best['epoch'] in (1, 2)
 
 
 def test_a_file_that_came_back_is_waited_for_again(small_set, monkeypatch):

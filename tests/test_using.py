@@ -633,8 +633,8 @@ def images_of(run):
 def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
     """The masks that predict wrote, compared pixel by pixel, give evaluate's IoU at its threshold, exactly."""
     run, data = own, two[1]
-    assert tu.evaluate_run(run)
-    report = json.loads((run / 'metrics.json').read_text())
+    report = tu.evaluate_run(run)
+    assert report == json.loads((run / 'metrics.json').read_text())
     assert tu.load(run).threshold == report['threshold']
     files = images_of(run)
     assert tu.predict(run, files, tmp_path / 'masks') == 0
@@ -649,7 +649,7 @@ def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
 
 
 def test_scores_of_single_images_are_written_and_summed_up(own, two, capsys):
-    assert tu.evaluate_run(own)
+    tu.evaluate_run(own)
     said, rows = capsys.readouterr().out, json.loads((own / 'metrics.json').read_text())['images']
     dice = []
     for row in rows:
@@ -1026,7 +1026,7 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
     with edited(own / 'best.pt') as saved:
         saved['weights']['network.segmentation_head.0.bias'].fill_(-1e4)
-    assert tu.evaluate_run(own)
+    tu.evaluate_run(own)
     rows = json.loads((own / 'metrics.json').read_text())['images']
     shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
@@ -1075,7 +1075,7 @@ def test_an_image_that_is_ignored_whole_comes_after_the_worst(three, tmp_path, m
     PIL.Image.fromarray(np.full_like(np.array(PIL.Image.open(first)), 255)).save(first)
     drawn = {}
     monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
-    assert tu.evaluate_run(run, data=str(tmp_path / 'set'))
+    tu.evaluate_run(run, data=str(tmp_path / 'set'))
     path, = run.glob('evaluation_set*/metrics.json')
     rows = {row['index']: row for row in json.loads(path.read_text())['images']}
     *others, last = drawn
