@@ -4391,15 +4391,21 @@ def mixed(mixin, kind):
     return type(mixin.__name__ + kind.__name__, (mixin, kind), {'__reduce_ex__': remake})
 
 
-def fold_upsampling(network, devices=('cpu',)):
-    """Let the decoder blocks of smp.Unet, where they run on these devices, convolve before they enlarge: the same
-    function of the same weights in fewer operations, and without the enlarged maps in memory. It was faster on CPUs
-    only. devices=() turns it off, for exported graphs."""
+def fold_upsampling(network, folds=True):
+    """Let the decoder blocks of smp.Unet convolve before they enlarge, where that pays: the same function of the same
+    weights in fewer operations, and without the enlarged maps in memory. False turns it off, for exported graphs."""
     for module in network.modules():
-        if type(module).__name__.endswith('UnetDecoderBlock'):
+        if type(module).__name__.endswith('UnetDecoderBlock') and is_foldable(module):
             change_forward(module, Folded)
             change_forward(module.conv1[0], ConvolvesDoubled)
-            module.folds = devices
+            module.folds = folds
+
+
+def is_foldable(block):
+    """Whether a decoder block doubles by repeating pixels and has nothing between that and its first convolution, which
+    an edited build_network may change."""
+    mode = getattr(block, 'interpolation_mode', 'nearest')
+    return mode == 'nearest' and next(block.attention1.parameters(), None) is None
 
 
 class Folded:
@@ -4408,10 +4414,17 @@ class Folded:
 
     def forward(self, feature_map, target_height, target_width, skip_connection=None):
         height, width = feature_map.shape[-2:]
-        is_doubled = (target_height, target_width) == (2 * height, 2 * width)
-        if not (feature_map.device.type in self.folds and is_doubled and height * width >= 64):
+        device, is_doubled = feature_map.device.type, (target_height, target_width) == (2 * height, 2 * width)
+        is_meant = self.folds and folding_pays(device, torch.is_autocast_enabled(device))
+        if not (is_meant and is_doubled and height * width >= 64):
             return super().forward(feature_map, target_height, target_width, skip_connection)
         return self.attention2(self.conv2(self.conv1((feature_map, skip_connection))))
+
+
+def folding_pays(device, is_autocast):
+    """Where folding was measured to be faster: on CPUs, and in 16 bits on a GPU (tests/benchmarks/gpu.py), where
+    autocast makes maps float32 before it doubles them. Elsewhere it was not, or not measured."""
+    return device == 'cpu' or device == 'cuda' and is_autocast
 
 
 class ConvolvesDoubled:
@@ -5161,6 +5174,9 @@ def train_step(state, window, loss_fn, config):
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
             state.scaler.scale(losses.sum() * share).backward()
+        if number == 1 < len(pieces) and is_compiled(state.model):     # the next piece may write over a graph's results
+            for parameter in state.parts.parameters:
+                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
         loss = loss + losses.detach().sum()
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
@@ -5309,12 +5325,23 @@ def compiler_faults():
     return faults
 
 
-def try_to_compile(model):
-    """Compile in place, which keeps the state_dict keys. Whether that works only shows in the first step."""
+def try_to_compile(state, loss_fn, config):
+    """Compile in place, which keeps the state_dict keys. Whether that works only shows in the first steps."""
     try:
-        model.compile()
+        state.model.compile(**{'mode': 'reduce-overhead'} if can_replay(state, loss_fn, config) else {})
     except compiler_faults() as error:                                 # such as a Python too new for this torch
         log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
+
+
+def can_replay(state, loss_fn, config):
+    """Whether compiled code may run as CUDA graphs: the host then launches the network as a whole, not kernel by
+    kernel, but its results lie where those of the next step will, and each size has a graph, with memory, of its own.
+    So only where nobody keeps a result, with a network and a loss of this program's, which runs it once; where images
+    have one size, also in validation (that of averaged weights is not compiled); and on one GPU."""
+    is_known = isinstance(loss_fn, SegmentationLoss) and not getattr(state.model, 'is_own', True)
+    is_even = config['size_policy'] == 'resize' or state.average is not None
+    is_one = state.device.type == 'cuda' and world().size == 1
+    return is_known and is_even and is_one and not config['activation_checkpointing']
 
 
 def gives_up_compiling(model, error):
@@ -5323,7 +5350,7 @@ def gives_up_compiling(model, error):
     calls = [(frame.f_code.co_name, frame.f_locals.get('self')) for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_its_own = any(name == '_engine_run_backward' or name == '_wrapped_call_impl' and owner is model
                      for name, owner in calls)                         # torch's frames; errors of the loss lack them
-    if model._compiled_call_impl is None or not is_its_own:
+    if not is_compiled(model) or not is_its_own:
         return False
     log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
     model._compiled_call_impl = None
@@ -5334,8 +5361,13 @@ def compiles_nothing(model, is_odd):
     """With a batch of another length than usual, the last of an epoch: a compiled model runs it eager. Else torch would
     compile in mid-run, as long as at the start, and from then on run all batches in code for any length, which is
     slower."""
-    is_compiled = getattr(model, '_compiled_call_impl', None) is not None
-    return torch.compiler.set_stance('eager_on_recompile') if is_odd and is_compiled else contextlib.nullcontext()
+    is_met = is_odd and is_compiled(model)
+    return torch.compiler.set_stance('eager_on_recompile') if is_met else contextlib.nullcontext()
+
+
+def is_compiled(model):
+    """Whether its calls go to compiled code."""
+    return getattr(model, '_compiled_call_impl', None) is not None
 
 
 def agree_on_compiling(state, batch, loss_fn, config):
@@ -5357,7 +5389,7 @@ def agree_on_compiling(state, batch, loss_fn, config):
             raise UserError(f'torch.compile does not work on process {world().rank} ({in_words(error)}): type '
                             'compile_model=False') from None           # the others wait in SyncBatchNorm
     state.optimizer.zero_grad(set_to_none=True)
-    if not all(from_all(state.model._compiled_call_impl is not None)):
+    if not all(from_all(is_compiled(state.model))):
         log.warning('torch.compile does not work in all processes; going on without it')
         state.model._compiled_call_impl = None
 
@@ -6315,18 +6347,19 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     begun, fault = time.monotonic(), ''
+    replays = config['compile_model'] and can_replay(state, loss_fn, config)
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
         with contextlib.suppress(*compiler_faults()):                  # try_to_compile will meet and log it
             torch._dynamo.reset()                                      # else it silently gives up after eight networks
-        try_to_compile(state.model)
+        try_to_compile(state, loss_fn, config)
         if world().size > 1:
             agree_on_compiling(state, probes[0][0], loss_fn, config)
     while True:
         try:
             results = []
-            for window in probes:
-                with compiles_nothing(state.model, bool(results)):
+            for window in probes + probes[:1] * 2 * replays:           # a CUDA graph is made in the third step
+                with compiles_nothing(state.model, window is not probes[0]):
                     results.append(guarded_step(state, window, loss_fn, config, is_trial=True))
             refuse_unshared(results)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
@@ -6342,7 +6375,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
-    if state.model._compiled_call_impl is not None:
+    if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
 
@@ -7794,7 +7827,7 @@ def trace_example(model, is_free):
     size = (250, 310) if is_free else config['image_size']             # PAN takes no smaller ones
     images = torch.zeros((2, config['in_channels'], *size), dtype=getattr(torch, config['image_dtype']))
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
-    fold_upsampling(model, ())
+    fold_upsampling(model, False)
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
 
 
@@ -7924,8 +7957,7 @@ def estimate_memory(config, dtype):
     mode, model = FakeTensorMode(), build_model({**config, 'encoder_weights': None}).train()
     device = choose_device(config['device'])
     model = laid_out(model, config, device)                            # copies into a layout are kept too
-    if device.type != 'cpu':                                           # fake tensors look as if on a CPU, which folds
-        fold_upsampling(model, ())
+    fold_upsampling(model, folding_pays(device.type, dtype != 'float32'))      # fake tensors look as if on a CPU
     with FakeCopyMode(mode):                                           # some models cannot be built in fake mode
         model = copy.deepcopy(model)
     with mode, torch.random.fork_rng(devices=[]):                      # those of a GPU torch 2.6 cannot put back here
@@ -8211,10 +8243,10 @@ def compile_all(candidates, config, device, window, loss_fn):
     while waiting and time.monotonic() < ends:
         plain = waiting.pop(0)
         print(f'compiling {plain.name} ...', flush=True)
-        try_to_compile(plain.state.model)
+        try_to_compile(plain.state, loss_fn, config)
         one = dataclasses.replace(plain, compiled=plain.state.model._compiled_call_impl, seconds=[])
         one.compile_seconds = timed_step(one, window, loss_fn, config)
-        if plain.state.model._compiled_call_impl is not None:          # else it failed, and was logged
+        if is_compiled(plain.state.model):                             # else it failed, and was logged
             compiled.append(one)
     if waiting:
         print('not compiled, for want of time:', '; '.join(c.name for c in waiting))

@@ -9,6 +9,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
+import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -184,7 +185,7 @@ def step_of(model, images, dtype='float32'):
 def folded_and_not(**changes):
     folded = build(image_size=[64, 64], **changes)
     plain = copy.deepcopy(folded)
-    tu.fold_upsampling(plain, ())
+    tu.fold_upsampling(plain, False)
     return folded, plain
 
 
@@ -214,16 +215,33 @@ def test_folded_upsampling_under_autocast_and_out_of_it():
         assert (logits - wanted).norm() < 0.05 * wanted.norm()
 
 
-def test_an_export_and_an_estimate_for_a_gpu_see_the_plain_network(monkeypatch):
+@pytest.mark.parametrize('edited', [{'decoder_attention_type': 'scse'}, {'decoder_interpolation': 'bilinear'}], ids=str)
+def test_blocks_with_more_before_their_first_convolution_are_not_folded(edited):
+    """build_network may be edited to have an attention there, or pixels that are not repeated."""
+    network = smp.Unet('tu-test_resnet', encoder_weights=None, decoder_channels=[32, 32, 32, 16, 16], **edited).eval()
+    images = torch.rand(2, 3, 64, 64)
+    wanted = network(images)
+    tu.fold_upsampling(network)
+    assert torch.equal(network(images), wanted)
+
+
+def test_where_folding_pays():
+    pays = [(device, is_autocast) for device in ('cpu', 'cuda', 'mps') for is_autocast in (False, True)
+            if tu.folding_pays(device, is_autocast)]
+    assert pays == [('cpu', False), ('cpu', True), ('cuda', True)]
+
+
+def test_an_export_and_an_estimate_for_float32_on_a_gpu_see_the_plain_network(monkeypatch):
     folded, _ = folded_and_not()
     model = copy.deepcopy(folded)
     tu.trace_example(model, True)
     folds = lambda model: {part.folds for part in model.modules() if isinstance(part, tu.Folded)}
-    assert (folds(model), folds(folded)) == ({()}, {('cpu',)})
+    assert (folds(model), folds(folded)) == ({False}, {True})
     config = {**folded.config, 'batch_size': 2}
-    here = tu.estimate_memory(config, 'float32')['activations']
+    here, half = [tu.estimate_memory(config, dtype)['activations'] for dtype in ('float32', 'bfloat16')]
     monkeypatch.setattr(tu, 'choose_device', lambda wish: torch.device('cuda'))
     assert tu.estimate_memory(config, 'float32')['activations'] > 1.01 * here
+    assert tu.estimate_memory(config, 'bfloat16')['activations'] == half         # where a GPU folds too
 
 
 # --- layouts and pooling of Apple GPUs ------------------------------------------------

@@ -898,6 +898,43 @@ def compile_what_fails_in_validation(model):
     model._compiled_call_impl = compiled
 
 
+class Replay:
+    """A model's call as CUDA graphs do it: the results of each backward pass lie where those of the last one did."""
+
+    def __init__(self, model):
+        self.model, self.parameters = model, [*model.parameters()]
+        self.places = [torch.empty_like(parameter) for parameter in self.parameters]
+
+    def __call__(self, images):
+        class Replayed(torch.autograd.Function):
+            @staticmethod
+            def forward(context, *_):
+                return self.model._call_impl(images)
+
+            @staticmethod
+            def backward(context, gradient):
+                with torch.enable_grad():
+                    found = torch.autograd.grad(self.model._call_impl(images), self.parameters, gradient)
+                torch._foreach_copy_(self.places, found)
+                return tuple(place.detach() for place in self.places)
+
+        return Replayed.apply(*self.parameters)
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+def test_a_window_adds_up_gradients_that_the_next_pass_would_write_over(count):
+    """Autograd keeps the first gradient as it gets it, and adds the others to that."""
+    gradients, windows = [], [[batch_of(*range(4 * n, 4 * n + 4)) for n in range(count)], [batch_of(0, 1, 2, 3)]]
+    for replays in False, True:
+        state = fresh(settings(batch_size=4), Wrapped(network(norm=False)))
+        state.model._compiled_call_impl = Replay(state.model) if replays else None
+        for window in windows[::-1]:                                   # another step lies behind
+            tu.train_step(state, window, squares, settings())
+        gradients.append([p.grad.clone() for p in state.model.parameters()])
+    for a, b in zip(*gradients):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize('broken_compile', [
     refuse_to_compile, compile_in_vain, compile_what_fails_backward, refuse_as_a_broken_library_does,
     compile_what_fails_in_validation, compile_what_triton_refuses, compile_with_too_little_memory,
@@ -1029,6 +1066,28 @@ def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled
     assert [row['step'] for row in rows] == [2, 4, 6] and len(passes) > 6
     for a, b in zip(result.model.parameters(), calm.model.parameters()):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_only_what_keeps_no_result_of_an_earlier_step_runs_as_cuda_graphs(monkeypatch):
+    """The results of one lie where those of the next will: a loss or a network of the user's may keep one."""
+    seen = []
+    monkeypatch.setattr(nn.Module, 'compile', lambda model, **how: seen.append(how))
+    config = settings(encoder='tu-test_resnet', num_classes=2, image_size=[64, 64], image_dtype='uint8',
+                      decoder_channels=[16, 12, 8, 8, 8], mean=[9.0] * 3, std=[9.0] * 3, weight_decay=0.01)
+    loss_fn, ours = tu.SegmentationLoss(config), fresh(config, tu.build_model(config))
+    own = fresh(config, tu.SegmentationModel(tu.build_network(config), config, is_own=True))
+    gpu = types.SimpleNamespace(model=ours.model, average=None, device=torch.device('cuda'))
+    cases = [(gpu, loss_fn, {}, True), (ours, loss_fn, {}, False), (gpu, squares, {}, False),
+             (types.SimpleNamespace(**vars(gpu) | {'model': own.model}), loss_fn, {}, False),
+             (types.SimpleNamespace(**vars(gpu) | {'model': Wrapped()}), loss_fn, {}, False),
+             (types.SimpleNamespace(**vars(gpu) | {'average': ours.average}), loss_fn, {'size_policy': 'crop'}, True),
+             (gpu, loss_fn, {'size_policy': 'crop'}, False),
+             (gpu, loss_fn, {'activation_checkpointing': True}, False)]
+    for state, loss, changes, _ in cases:
+        tu.try_to_compile(state, loss, {**config, **changes})
+    monkeypatch.setattr(tu, 'world', lambda: tu.World(0, 2))
+    tu.try_to_compile(gpu, loss_fn, config)
+    assert seen == [{'mode': 'reduce-overhead'} if graphs else {} for *_, graphs in cases] + [{}]
 
 
 def test_the_tenth_compiled_training_of_a_process_is_compiled_too(monkeypatch):

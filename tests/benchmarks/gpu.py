@@ -4,8 +4,8 @@
     python tests/benchmarks/gpu.py --device cpu --quick        the same in small, without a GPU
 
 Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
-    speed       images/s of a few batches that are loaded already: train_unet, the same with folded
-                decoder blocks and as preset fast (compiled), the plain smp loop as written and
+    speed       images/s of a few batches that are loaded already: train_unet, also as preset fast
+                (compiled), both without folded decoder blocks too, the plain smp loop as written and
                 tuned (channels_last, fused Adam, cuDNN's search), Lightning if installed; both
                 precisions
     host        a small step (8 images of --iou-size): its time, that of the host to start it, and
@@ -171,12 +171,10 @@ def build_plain(args, dtype, is_tuned=False):
                  encoder_name=args.encoder)
 
 
-def build_ours(args, preset=None, folds=False, **settings):
-    """Ours; `folds`: with decoder blocks that convolve before they enlarge, as on a CPU."""
+def build_ours(args, preset=None, folds=True, **settings):
+    """Ours; `folds`: with decoder blocks that convolve before they enlarge, where that pays."""
     ours = Ours(preset, **settings_of(args, batch_size=args.batch, **settings))
-    for part in ours.state.model.modules():
-        if folds and isinstance(part, train_unet.Folded):
-            part.folds = ('cpu', 'cuda')
+    train_unet.fold_upsampling(ours.state.model, folds)
     ours.windows = loaded(ours.windows)
     train_unet.stop_workers(ours.loader)
     return Timed(ours)
@@ -195,9 +193,10 @@ def build_contenders(args):
             build[f'Lightning, {dtype}'] = lambda dtype=dtype: Lightning(
                 build_plain(args, dtype), args.batch)
     if args.device == 'cuda':                                          # unasked on a CPU only
-        build['train_unet, bfloat16, folded'] = partial(
-            build_ours, args, folds=True, **train_unet.amp_settings('bfloat16'))
+        build['train_unet, bfloat16, not folded'] = partial(
+            build_ours, args, folds=False, **train_unet.amp_settings('bfloat16'))
         build['train_unet, bfloat16, preset fast'] = partial(build_ours, args, 'fast')
+        build['train_unet, bfloat16, preset fast, not folded'] = partial(build_ours, args, 'fast', folds=False)
     return build
 
 

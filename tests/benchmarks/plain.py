@@ -117,7 +117,7 @@ class Ours(OurData):
         model = train_unet.build_model(config)
         self.state = train_unet.build_state(model, config, self.precision, self.device)
         if config['compile_model']:
-            self.state.model.compile()
+            train_unet.try_to_compile(self.state, self.loss_fn, config)
 
     def step(self):
         """One window with everything that guards it -> images seen."""
