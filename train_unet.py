@@ -6358,9 +6358,11 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     while True:
         try:
             results = []
-            for window in probes + probes[:1] * 2 * replays:           # a CUDA graph is made in the third step
+            for window in probes + probes[:1] * 2 * replays:           # CUDA graphs are made after the first step
                 with compiles_nothing(state.model, window is not probes[0]):
                     results.append(guarded_step(state, window, loss_fn, config, is_trial=True))
+                if replays and len(results) == 1:                      # they take their memory once
+                    torch.cuda.reset_peak_memory_stats(state.device)
             refuse_unshared(results)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
@@ -6375,6 +6377,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
+    if state.device.type == 'cuda' and not replays:                    # peaks of earlier runs and of cuDNN's search
+        torch.cuda.reset_peak_memory_stats(state.device)
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
@@ -6542,8 +6546,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         if not own_data:
             run.write('split.csv', split_csv(data.pairs))
     smoke_test(state, loader, val_loader, loss_fn, config, run)
-    if device.type == 'cuda':                                          # peaks of earlier runs and of cuDNN's search
-        torch.cuda.reset_peak_memory_stats(device)
     run.begun = True
     try:
         fit(state, loader, val_loader, loss_fn, config, run)
@@ -8214,7 +8216,8 @@ def timed_step(candidate, window, loss_fn, config):
     guarded_step(candidate.state, window, loss_fn, config)
     getattr(torch, device.type).synchronize()
     if device.type == 'cuda':
-        candidate.memory = torch.cuda.max_memory_allocated(device) - others
+        before = candidate.memory if candidate.compiled else 0         # a CUDA graph takes its memory once
+        candidate.memory = max(before, torch.cuda.max_memory_allocated(device) - others)
     return time.perf_counter() - begun
 
 
@@ -8244,7 +8247,7 @@ def compile_all(candidates, config, device, window, loss_fn):
         plain = waiting.pop(0)
         print(f'compiling {plain.name} ...', flush=True)
         try_to_compile(plain.state, loss_fn, config)
-        one = dataclasses.replace(plain, compiled=plain.state.model._compiled_call_impl, seconds=[])
+        one = dataclasses.replace(plain, compiled=plain.state.model._compiled_call_impl, seconds=[], memory=0)
         one.compile_seconds = timed_step(one, window, loss_fn, config)
         if is_compiled(plain.state.model):                             # else it failed, and was logged
             compiled.append(one)
