@@ -4394,11 +4394,13 @@ def mixed(mixin, kind):
 def fold_upsampling(network, folds=True):
     """Let the decoder blocks of smp.Unet convolve before they enlarge, where that pays: the same function of the same
     weights in fewer operations, and without the enlarged maps in memory. False turns it off, for exported graphs."""
+    ones = torch.eye(9).view(9, 1, 3, 3).flip(2, 3)                    # nine kernels with a single 1 each
+    sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)           # of weights: the 4x4 kernel
     for module in network.modules():
         if type(module).__name__.endswith('UnetDecoderBlock') and is_foldable(module):
-            change_forward(module, Folded)
-            change_forward(module.conv1[0], ConvolvesDoubled)
-            module.folds = folds
+            change_forward(module, Folded).folds = folds
+            conv = change_forward(module.conv1[0], ConvolvesDoubled)
+            conv.register_buffer('sums', sums.to(conv.weight), persistent=False)
 
 
 def is_foldable(block):
@@ -4439,12 +4441,9 @@ class ConvolvesDoubled:
         if torch.is_tensor(maps):
             return super().forward(maps)
         small, skip = maps
-        weight, skip_weight = self.weight.tensor_split([small.shape[1]], 1)
-        ones = torch.eye(9, dtype=weight.dtype, device=weight.device)  # nine kernels with a single 1 each
-        ones = ones.view(9, 1, 3, 3).flip(2, 3)
-        sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)
+        weight, skip_weight = self.weight.split([small.shape[1], self.in_channels - small.shape[1]], 1)
         with torch.autocast(weight.device.type, enabled=False):        # a product is faster than pooling all weights
-            kernel = (weight.transpose(0, 1).reshape(-1, 9) @ sums).view(small.shape[1], -1, 4, 4)
+            kernel = (weight.transpose(0, 1).reshape(-1, 9) @ self.sums).view(small.shape[1], -1, 4, 4)
         made = F.conv_transpose2d(small, kernel, self.bias, stride=2, padding=1)
         return made + F.conv2d(skip, skip_weight, padding=1) if skip_weight.numel() else made
 
