@@ -7301,6 +7301,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
             raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, for a run of two classes',
                             'nothing to predict')
         model.threshold = threshold
+        if save == 'probability':
+            warn(['threshold has no effect: save=probability writes the probabilities themselves'])
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
