@@ -4417,7 +4417,7 @@ class Folded:
     def forward(self, feature_map, target_height, target_width, skip_connection=None):
         height, width = feature_map.shape[-2:]
         device, is_doubled = feature_map.device.type, (target_height, target_width) == (2 * height, 2 * width)
-        is_meant = self.folds and folding_pays(device, torch.is_autocast_enabled(device))
+        is_meant = self.folds and folding_pays(device, torch.is_autocast_enabled('cuda'))
         if not (is_meant and is_doubled and height * width >= 64):
             return super().forward(feature_map, target_height, target_width, skip_connection)
         return self.attention2(self.conv2(self.conv1((feature_map, skip_connection))))
@@ -4426,7 +4426,7 @@ class Folded:
 def folding_pays(device, is_autocast):
     """Where folding was measured to be faster: on CPUs, and in 16 bits on a GPU (tests/benchmarks/gpu.py), where
     autocast makes maps float32 before it doubles them. Elsewhere it was not, or not measured."""
-    return device == 'cpu' or device == 'cuda' and is_autocast
+    return device == 'cpu' or is_nvidia(device) and is_autocast
 
 
 class ConvolvesDoubled:
@@ -5173,7 +5173,7 @@ def train_step(state, window, loss_fn, config):
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
             state.scaler.scale(losses.sum() * share).backward()
-        if number == 1 < len(pieces) and is_compiled(state.model):     # the next piece may write over a graph's results
+        if number == 1 < len(pieces) and is_compiled(state.model) and state.engine is None:    # see can_replay
             for parameter in state.parts.parameters:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
         loss = loss + losses.detach().sum()
@@ -5336,11 +5336,24 @@ def can_replay(state, loss_fn, config):
     """Whether compiled code may run as CUDA graphs: the host then launches the network as a whole, not kernel by
     kernel, but its results lie where those of the next step will, and each size has a graph, with memory, of its own.
     So only where nobody keeps a result, with a network and a loss of this program's, which runs it once; where images
-    have one size, also in validation (that of averaged weights is not compiled); and on one GPU."""
+    have one size, also in validation (that of averaged weights is not compiled); and on one NVIDIA GPU, as measured."""
     is_known = isinstance(loss_fn, SegmentationLoss) and not getattr(state.model, 'is_own', True)
     is_even = config['size_policy'] == 'resize' or state.average is not None
-    is_one = state.device.type == 'cuda' and world().size == 1
-    return is_known and is_even and is_one and not config['activation_checkpointing']
+    is_one = world().size == 1 and threading.current_thread() is threading.main_thread()       # torch knows no other
+    return is_known and is_even and is_one and is_nvidia(state.device.type) and not config['activation_checkpointing']
+
+
+def is_nvidia(device):
+    """Whether a type of device is an NVIDIA GPU: AMD's have that name too."""
+    return device == 'cuda' and not torch.version.hip
+
+
+def forget_compiled(model):
+    """Let a model run eager, and free what its compiled code holds: torch keeps that, with the memory of CUDA graphs,
+    also of networks that are gone, and compiles no more than eight in silence."""
+    model._compiled_call_impl = None
+    with contextlib.suppress(*compiler_faults()):
+        torch._dynamo.reset()
 
 
 def gives_up_compiling(model, error):
@@ -5877,8 +5890,11 @@ def train_epoch(state, loader, loss_fn, config, run):
         window = [at_half_size(batch, state.device) for batch in window] if state.step < small_steps else window
         if world().rank:                                               # each process draws its own dropout
             seed_everything(seed_of(config['seed'], state.step, world().rank))
-        with compiles_nothing(state.model, [*map(len, rows)] != usual):
+        is_odd, at_once = [*map(len, rows)] != usual, state.batch_size
+        with compiles_nothing(state.model, is_odd):
             result = guarded_step(state, window, loss_fn, config)
+        if is_odd and is_compiled(state.model):                        # it ran eager, beside the memory of CUDA graphs
+            state.batch_size = at_once
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
             in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
@@ -5917,7 +5933,7 @@ def live_numbers(state, speed):
     """What the bar shows, in 80 columns. Called every few steps only, as reading the totals waits for the device."""
     rate, memory = state.optimizer.param_groups[0]['lr'], ''
     if state.device.type == 'cuda':
-        memory = f' {torch.cuda.max_memory_allocated(state.device) / 2**30:.1f} GiB'
+        memory = f' {peak_memory(state) / 2**30:.1f} GiB'
     return f'{show_numbers(mean_scores(state.totals))} lr {rate:.1e} {speed:.1f} images/s {state.dtype}{memory}'
 
 
@@ -5933,8 +5949,14 @@ def epoch_row(state, metrics):
             'images_per_second': round(float(totals.get('speed', math.nan)), 2),
             'seconds': round(float(totals.get('seconds', 0)), 2)}
     if state.device.type == 'cuda':
-        row['peak_memory_gib'] = torch.cuda.max_memory_allocated(state.device) / 2**30
+        row['peak_memory_gib'] = peak_memory(state) / 2**30
     return row
+
+
+def peak_memory(state):
+    """The most bytes of a GPU that training took so far; compiled, all that torch holds: CUDA graphs keep theirs."""
+    most = torch.cuda.max_memory_reserved if is_compiled(state.model) else torch.cuda.max_memory_allocated
+    return most(state.device)
 
 
 def keep_if_best(state, metrics, config, run):
@@ -6349,8 +6371,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
-        with contextlib.suppress(*compiler_faults()):                  # try_to_compile will meet and log it
-            torch._dynamo.reset()                                      # else it silently gives up after eight networks
+        forget_compiled(state.model)                                   # and all that were compiled before
         try_to_compile(state, loss_fn, config)
         if world().size > 1:
             agree_on_compiling(state, probes[0][0], loss_fn, config)
@@ -6360,8 +6381,6 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             for window in probes + probes[:1] * 2 * replays:           # CUDA graphs are made after the first step
                 with compiles_nothing(state.model, window is not probes[0]):
                     results.append(guarded_step(state, window, loss_fn, config, is_trial=True))
-                if replays and len(results) == 1:                      # they take their memory once
-                    torch.cuda.reset_peak_memory_stats(state.device)
             refuse_unshared(results)
             evaluate(state.evaluated, batches, loss_fn, state.dtype)
             break
@@ -6376,7 +6395,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
-    if state.device.type == 'cuda' and not replays:                    # peaks of earlier runs and of cuDNN's search
+    if state.device.type == 'cuda':                                    # peaks of earlier runs and of cuDNN's search
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(state.device)
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
@@ -6984,7 +7004,7 @@ def finish(state, val_data, config, run):
     state.model.zero_grad()                                            # as much memory as the weights
     best = take_best(model, config, run)
     if config['compile_model']:                                        # each number of images would be compiled anew
-        state.model._compiled_call_impl = None
+        forget_compiled(state.model)
     model.eval()
     if not (world().rank or run.other_holder()):
         try:
@@ -8375,7 +8395,9 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     if hardware.kind == 'cpu':                                         # the estimate is linear in the batch size
         two, four = (sum(estimate_memory({**config, 'batch_size': n}, winner.dtype).values()) for n in (2, 4))
         fits, how = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory, 'estimated'
-    winner.state.model._compiled_call_impl = None                      # eager, or each size would be compiled
+    winner.state.model.zero_grad()                                     # they may lie in a graph's memory
+    forget_compiled(winner.state.model)                                # eager, or each size would be compiled
+    torch.cuda.empty_cache()
     while size < 4096 and fits(2 * size):
         size *= 2
     print(f'largest batch_size that fits into {hardware.memory / 2**30:.0f} GiB: {size} ({how})')

@@ -225,6 +225,12 @@ def test_blocks_with_more_before_their_first_convolution_are_not_folded(edited):
     assert torch.equal(network(images), wanted)
 
 
+def test_a_folded_network_tells_its_shapes_on_the_meta_device():
+    """Summaries and counters of operations run it there; autocast does not know it."""
+    network = build(image_size=[64, 64]).to('meta')
+    assert network(torch.zeros(1, 3, 64, 64, dtype=torch.uint8, device='meta')).shape == (1, 1, 64, 64)
+
+
 def test_where_folding_pays():
     pays = [(device, is_autocast) for device in ('cpu', 'cuda', 'mps') for is_autocast in (False, True)
             if tu.folding_pays(device, is_autocast)]

@@ -12,6 +12,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import types
 import weakref
 from pathlib import Path
@@ -1085,9 +1086,65 @@ def test_only_what_keeps_no_result_of_an_earlier_step_runs_as_cuda_graphs(monkey
              (gpu, loss_fn, {'activation_checkpointing': True}, False)]
     for state, loss, changes, _ in cases:
         tu.try_to_compile(state, loss, {**config, **changes})
+    thread = threading.Thread(target=tu.try_to_compile, args=(gpu, loss_fn, config))
+    thread.start()
+    thread.join()                                                      # torch has no memory for graphs there
+    monkeypatch.setattr(torch.version, 'hip', '6.4')                   # not measured on AMD's
+    tu.try_to_compile(gpu, loss_fn, config)
+    monkeypatch.setattr(torch.version, 'hip', None)
     monkeypatch.setattr(tu, 'world', lambda: tu.World(0, 2))
     tu.try_to_compile(gpu, loss_fn, config)
-    assert seen == [{'mode': 'reduce-overhead'} if graphs else {} for *_, graphs in cases] + [{}]
+    assert seen == [{'mode': 'reduce-overhead'} if graphs else {} for *_, graphs in cases] + [{}] * 3
+
+
+@pytest.mark.parametrize('graphs, steps', [(True, 3), (False, 1)])
+def test_cuda_graphs_are_made_before_training_begins(graphs, steps, monkeypatch):
+    """Only the steps after the first one record them: a want of memory there would come in mid-run."""
+    calls = []
+
+    def compiled(images):
+        calls.append(model.training)
+        return model._call_impl(images)
+
+    model = Wrapped(network(norm=False))
+    monkeypatch.setattr(tu, 'can_replay', lambda *_: graphs)
+    monkeypatch.setattr(nn.Module, 'compile', lambda model, **_: setattr(model, '_compiled_call_impl', compiled))
+    monkeypatch.setattr(tu.Run, 'agree', lambda *_: calls.append('a step of the first epoch'))
+    train(model, compile_model=True)
+    assert calls[:calls.index('a step of the first epoch') - 1].count(True) == steps
+
+
+def test_a_last_batch_that_does_not_fit_beside_cuda_graphs_makes_no_other_smaller(monkeypatch):
+    """It runs eager, and a graph gives no memory back; the others have theirs."""
+    seen, sets = [], dict(train_data=Samples(10), val_data=Samples(4))
+
+    def compiled(images):
+        if model.training:
+            seen.append(len(images))
+            if len(images) == 2:
+                raise torch.OutOfMemoryError('CUDA out of memory.')
+        return model._call_impl(images)
+
+    model = Wrapped(network(norm=False))
+    monkeypatch.setattr(nn.Module, 'compile', lambda model, **_: setattr(model, '_compiled_call_impl', compiled))
+    result = train(model, compile_model=True, **sets)
+    assert events(result.history) and seen[-6:] == [4, 4, 2, 2, 1, 1]
+
+
+def test_what_was_compiled_is_freed_after_the_training(monkeypatch):
+    """torch keeps it with the code of the network, and CUDA graphs their memory with it."""
+    kept, compiles = [], nn.Module.compile
+
+    def backend(graph, inputs):
+        def run(*values):
+            return graph.forward(*values)
+        kept.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
+    result = train(Wrapped(network(norm=False)), compile_model=True)
+    gc.collect()
+    assert kept and not [one for one in kept if one() is not None] and result.is_saved
 
 
 def test_the_tenth_compiled_training_of_a_process_is_compiled_too(monkeypatch):
