@@ -1966,16 +1966,18 @@ def settings_that_pair(config, root, files):
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
-    for settings in [{}, *filter(None, itertools.chain.from_iterable(answers))]:
+    answers, again = [{}, *filter(None, itertools.chain.from_iterable(answers))], []
+    for settings, which in itertools.chain(((settings, -1) for settings in answers), again):
         if time.monotonic() > deadline:
             break
         try:
-            pairs, rule, _, images, masks = pair_roles({**config, **settings, 'skip_unpaired': True}, root, files)
+            pairs, rule, _, images, masks = pair_roles(config | settings | {'skip_unpaired': True}, root, files, which)
             some = [(image.path, mask.path) for image, mask in pairs[::len(pairs) // 3 + 1]]
             sizes = [(size(image), size(mask)) for image, mask in some]
         except (DataError, *UNREADABLE):                               # nothing pairs, or what does is no picture
+            again += [(settings, 0)] * (which == -1)                   # pair_files tries that too
             continue
-        if any(image.path == mask.path for image, mask in pairs) \
+        if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
         skip = bool(images or masks)
@@ -3372,20 +3374,21 @@ def with_copies_together(pairs, firsts, config):
         return pairs
     splits = np.where(pairs.drawn, train, pairs.splits)
     splits[hold_out(groups, pairs.drawn.sum(), config)] = val
-    count, (first, second, *_) = sum(len(rows) > 1 for rows in same.values()), map(os.fsdecode, pairs.images[parted[0]])
-    note = f'{counted(count, "image")} with copies, such as {first} and {second}: all copies are on one side'
-    return dataclasses.replace(pairs, splits=splits, notes=[*pairs.notes, note])
+    return dataclasses.replace(pairs, splits=splits)
 
 
 def find_leaks(pairs, records, firsts):
-    """Notes on images of validation or test that are trained on too, under any name, and on copies whose masks differ.
-    firsts: as from copies_of."""
+    """Notes on images of validation or test that are trained on too, under any name, or else on copies that are on one
+    side, and on copies whose masks differ. firsts: as from copies_of."""
     copied = {firsts[row]: row for row in pairs.rows('train')[::-1]}
     copies = [row for row in np.flatnonzero(pairs.splits) if firsts[row] in copied]
     name = lambda paths, row: os.fsdecode(paths[row])
     notes = [f'trained on too: {counted(len(copies), "image")} of validation or test, such as '
              f'{name(pairs.images, row)} as {name(pairs.images, copied[firsts[row]])}: the scores flatter'
              for row in copies[:1]]
+    same = [] if notes else [rows for rows in grouped(range(len(firsts)), firsts.__getitem__).values() if rows[1:]]
+    notes += [f'{counted(len(same), "image")} with copies, such as {name(pairs.images, first)} and '
+              f'{name(pairs.images, second)}: all copies are on one side' for first, second, *_ in same[:1]]
     masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
     folders = lambda *rows: {os.path.dirname(name(pairs.masks, row)) for row in rows}

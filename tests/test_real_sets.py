@@ -535,6 +535,28 @@ def test_masks_that_count_from_0_beside_more_images_from_1_get_no_line(tmp_path)
     assert typed_lines(ask(tmp_path)) == ['images="raw" masks="masks" skip_unpaired=True']
 
 
+def test_masks_below_a_folder_named_for_segmentation_are_all_offered(tmp_path):
+    """COVID-QU-Ex: two sets, in folders whose names hold a word for masks; lung masks in both, infections in one."""
+    for n in range(16):
+        for data, kinds in {'Infection': ('infection', 'lung'), 'Lung': ('lung',)}.items():
+            top = tmp_path / f'{data} Segmentation Data/{("Train", "Val")[n % 2]}/{("COVID-19", "Normal")[n // 2 % 2]}'
+            save(top / f'images/{data}_{n}.png', scene(n + len(data)))
+            for kind in kinds:
+                save(top / f'{kind} masks/{data}_{n}.png', corner(n % 9, len(kind)))
+    lines = [typed(line)['masks'] for line in typed_lines(ask(tmp_path))]
+    assert {line.rsplit('/', 1)[-1] for line in lines} >= {'lung masks', 'infection masks'}
+
+
+def test_a_set_that_is_there_in_two_formats_is_told(tmp_path):
+    """Massachusetts roads on Kaggle: png/ and tiff/ hold the same images, and their folders name the split."""
+    for n in range(12):
+        for kind, suffix in (('png', 'png'), ('tiff', 'tif')):
+            split = ('train', 'val', 'test')[n % 3]
+            save(tmp_path / f'{kind}/{split}/{n}.{suffix}', scene(n))
+            save(tmp_path / f'{kind}/{split}_labels/{n}.{suffix}', 255 * (np.arange(24) <= n) * np.ones((24, 1)))
+    assert any(note.startswith('12 images with copies') for note in inspect(tmp_path)[1].notes)
+
+
 def test_one_pair_of_two_sizes_does_not_hide_the_folder_that_holds_the_most(tmp_path):
     """image/ and mask/ of 26 beside those of 6 for validation and 4 for a test; one of the 26 has another size, which
     is named once the line is typed."""
