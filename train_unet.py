@@ -3385,7 +3385,7 @@ def find_leaks(pairs, records, firsts):
     name = lambda paths, row: os.fsdecode(paths[row])
     notes = [f'trained on too: {counted(len(copies), "image")} of validation or test, such as '
              f'{name(pairs.images, row)} as {name(pairs.images, copied[firsts[row]])}: the scores flatter'
-             for row in copies[:1]]
+             f'{folder_without(pairs, {copied[firsts[row]] for row in copies})}' for row in copies[:1]]
     same = [] if notes else [rows for rows in grouped(range(len(firsts)), firsts.__getitem__).values() if rows[1:]]
     notes += [f'{counted(len(same), "image")} with copies, such as {name(pairs.images, first)} and '
               f'{name(pairs.images, second)}: all copies are on one side' for first, second, *_ in same[:1]]
@@ -3396,6 +3396,15 @@ def find_leaks(pairs, records, firsts):
     return notes + [f'one and the same image has mask files that differ, {name(pairs.masks, first)} and '
                     f'{name(pairs.masks, row)}{advice * (len(folders(first, row)) > 1)}'
                     for first, row in differ[:1]]
+
+
+def folder_without(pairs, rows):
+    """What to type for the smallest folder with a split that names tell, if it lacks the images of these rows."""
+    images = [*map(os.fsdecode, pairs.images)]                         # raw/ beside processed/train and processed/val
+    are_in = lambda place, rows: [images[row].startswith(f'{place}{os.sep}') for row in rows]
+    held = Path(os.path.commonprefix([images[row] for row in np.flatnonzero(pairs.splits)]) + 'x').parent
+    place = next((place for place in (held, *held.parents) if any(are_in(place, pairs.rows('train')))), None)
+    return '' if not place or any(are_in(place, rows)) else f'; without those: {as_typed("data", place, True)}'
 
 
 def doubts_of_images(pairs, records, config):

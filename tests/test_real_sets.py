@@ -557,6 +557,18 @@ def test_a_set_that_is_there_in_two_formats_is_told(tmp_path):
     assert any(note.startswith('12 images with copies') for note in inspect(tmp_path)[1].notes)
 
 
+@pytest.mark.parametrize('splits', [('train', 'val', 'test'), ('train', 'val')])
+def test_raw_images_beside_a_folder_with_a_split_get_the_line_without_them(splits, tmp_path):
+    """data/raw and data/processed, as cookiecutters lay it out."""
+    for n in range(12):
+        for place in ('raw', f'processed/{splits[n % len(splits)]}'):
+            save(tmp_path / f'{place}/images/{n}.png', scene(n))
+            save(tmp_path / f'{place}/masks/{n}.png', corner(n % 9, 2))
+    told, = [note for note in inspect(tmp_path)[1].notes if note.startswith('trained on too')]
+    assert told.endswith(f'the scores flatter; without those: data="{tmp_path}/processed"')
+    assert not [note for note in inspect(tmp_path / 'processed')[1].notes if note.startswith('trained on too')]
+
+
 def test_one_pair_of_two_sizes_does_not_hide_the_folder_that_holds_the_most(tmp_path):
     """image/ and mask/ of 26 beside those of 6 for validation and 4 for a test; one of the 26 has another size, which
     is named once the line is typed."""
