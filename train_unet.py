@@ -4306,14 +4306,15 @@ def build_model(config, own=None):
 @torch.no_grad()
 def begin_at_share(model, data):
     """Let a fresh network of two classes predict a rare foreground, below a tenth of the pixels, as often as it occurs,
-    by the bias of its last convolution (Lin et al. 2017, section 4.1): to learn that took epochs. Not if a tenth of the
-    images or more have none: a network that began so learnt to find none."""
+    but with no less than Lin et al.'s 0.01 (2017, section 4.1), by the bias of its last convolution: to learn that took
+    epochs. Not if a tenth of the images or more have none: a network that began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     _, images = data.classes.get(1, (0, 0))
     is_rare = model.config['num_classes'] == 2 and data.shares[1] < 0.1 and images > 0.9 * len(data.pairs.images)
     if layers and is_rare:
-        layers[-1].bias.fill_(math.log(max(1e-4, data.shares[1]) / data.shares[0]))
+        share = max(0.01, data.shares[1])                              # less, and one of three seeds stuck for long
+        layers[-1].bias.fill_(math.log(share / (1 - share)))
 
 
 def laid_out(model, config, device):
