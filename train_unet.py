@@ -2154,7 +2154,7 @@ def choose_splits(images, config):
     fold, share = config['fold'], config['val_fraction']
     last = -1 if val in splits or not share else int(1.001 / share) - 1
     if fold > max(0, last):
-        why = f'val_fraction={share:g} makes those from 0 to {last}' if last >= 0 else 'no split is drawn'
+        why = f'val_fraction={share:g} makes those from 0 to {last}' if last >= 0 else 'no split is drawn; leave it out'
         raise ConfigError(f'fold={fold}: there is no such fold: {why}')
     if share == 0 or val in splits:
         return np.where(splits < 0, train, splits), np.zeros(len(splits), bool)
@@ -2166,7 +2166,8 @@ def choose_splits(images, config):
         if len(groups) > 1:
             break
     if len(groups) < 2:
-        several = f'{counted(len(pool), "image")} in {counted(len(groups), "group")}'
+        several = f'{counted(len(pool), "image")} in {counted(len(groups), "group")}' + \
+            f' (group_pattern={pattern!r})' * bool(pattern)
         raise DataError([f'{several} cannot be split into train and val',
                          'val_fraction=0 validates on the training images'])
     splits[pool] = train
@@ -2532,7 +2533,8 @@ def convert_pixels(array, path, config):
         grey = array @ np.array([[0.299], [0.587], [0.114]])           # ITU-R 601, as Pillow does
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
-        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else ''     # else the network is trained
+        advice = f'; type in_channels={found}' if config['mean'] == 'auto' else \
+            '; arrays are height x width x channels' * (len(array) == channels)        # of a network that is trained
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
     if array.dtype == np.uint8:                                        # float32: beside deeper images, scaled alike
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
@@ -2738,6 +2740,8 @@ def find_coding(values, palette, config, counts_up, lossy):
         coding = guess_coding(counts, images, special, palette, config['num_classes'], counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
+        if ignore != 255 and wish.get(ignore, IGNORE) != IGNORE:       # 255 is ignored unasked
+            raise ConfigError(f'ignore_index={ignore}: mask_values makes {ignore} class {wish[ignore]}; leave one out')
         coding = coding_from_table(wish, counts, special, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
@@ -2771,9 +2775,10 @@ def coding_from_table(wish, values, special, lossy):
     table = {code: named[name] for code, name in near.items()} | named
     unnamed = values.keys() - table.keys()
     if unnamed and all_named:
-        line = suggest(wish | dict.fromkeys(sorted(unnamed), IGNORE))
-        raise DataError(f'mask_values does not name {names(unnamed)}; add them, for instance as ignored: '
-                        f'mask_values={line}')
+        are_ids = unnamed <= {*wish.values()} and not (wish.keys() & values.keys()) - {0}      # of the same classes
+        line = suggest(wish | {code: code if are_ids else IGNORE for code in sorted(unnamed)})
+        raise DataError(f'mask_values does not name {names(unnamed)}; add them, for instance as '
+                        f'{"classes" if are_ids else "ignored"}: mask_values={line}')
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
@@ -3593,8 +3598,8 @@ def class_names(config, num_classes):
     """The user's names of the classes, or stand-ins. ConfigError if there are more or fewer names than classes."""
     if names := config['class_names']:
         if len(names) != num_classes:
-            raise ConfigError(f'class_names has {counted(len(names), "name")}, there are {num_classes} classes with '
-                              'background')
+            raise ConfigError(f'class_names={names}: {counted(len(names), "name")} for {num_classes} classes, 0 to '
+                              f'{num_classes - 1}')
         return [clean(name) for name in names]
     return ['background', 'foreground'] if num_classes == 2 else [f'class {i}' for i in range(num_classes)]
 
@@ -4120,7 +4125,8 @@ def settle(config, hardware, data, is_demo):
     fits = config['size_policy'] == 'resize' and size < free / 4
     choose('num_workers', *usual_workers(config, hardware, fits))
     forks = sys.platform == 'linux' or config['num_workers'] == 0
-    choose('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free')
+    choose('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free'
+           if config['size_policy'] == 'resize' else 'only resized images are kept')
     return config, why
 
 
@@ -4466,7 +4472,7 @@ def keep_float32(network, name):
     modules = dict(network.named_modules())
     if name and name not in modules:
         raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules) or ";"} '
-                          f'at the top it has {", ".join(dict(network.named_children()))}')
+                          f'at the top it has {", ".join(dict(network.named_children()))}; for all type use_amp=False')
     for module in modules[name].modules() if name else ():
         change_forward(module, Float32)
 
@@ -6253,8 +6259,8 @@ def with_initial_network(config, sources):
     trained = load(config['initial_weights'], 'cpu').config            # load sets encoder_weights to None
     keys = 'architecture', 'encoder', 'encoder_weights', 'decoder_channels', 'in_channels'
     found = {key: trained[key] for key in keys}
-    problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}' for key, value in found.items()
-                if sources[key] != 'default' and config[key] not in ('auto', value)]
+    problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}; leave {key} out'
+                for key, value in found.items() if sources[key] != 'default' and config[key] not in ('auto', value)]
     if problems:
         raise ConfigError(problems)
     return config | found
@@ -6976,7 +6982,7 @@ def is_trivial(metrics):
 def warn_if_trivial(metrics):
     """Say what to look at where next to nothing was learnt."""
     if is_trivial(metrics):
-        warn([f'IoU {metrics["iou"]:.4f} is hardly better than that of the same class everywhere, '
+        warn([f'IoU {metrics["iou"]:.4f} is not, or hardly, better than that of the same class everywhere, '
               f'{metrics["constant_iou"]:.4f}. More epochs, class_weights=auto (rare foreground), a larger image_size '
               'or a lower learning_rate may help; do the masks lie on their images (see samples.png of check)?'])
 
@@ -7330,9 +7336,11 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
-        if not (type(threshold) is float and 0 < threshold < 1 and model.config['num_classes'] == 2):
-            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, for a run of two classes',
-                            'nothing to predict')
+        classes = model.config['num_classes']
+        if classes > 2 or not (type(threshold) is float and 0 < threshold < 1):
+            why = f'is for two classes; this run has {classes}, leave it out' if classes > 2 else \
+                'must be above 0 and below 1'
+            raise UserError(f'threshold={shown(threshold)}: {why}', 'nothing to predict')
         model.threshold = threshold
         if save == 'probability':
             warn(['threshold has no effect: save=probability writes the probabilities themselves'])
@@ -7589,7 +7597,7 @@ def inspect_other(model):
         log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
     if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
         raise DataError([f'{model.config["data"]}: all pixels are of one class or ignored: no score means anything',
-                         'say what the values mean in mask_values, or type ignore_index=None'])
+                         'say in mask_values which value is which class'])
     return data
 
 

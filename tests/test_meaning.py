@@ -780,3 +780,14 @@ def test_ids_of_objects_are_not_taken_for_noise(tmp_path):
         save(folder / f'images/{path.name}', np.zeros((60, 60, 3)))
     assert 'noise around' not in str(ask(folder))
     assert 'does not name' in str(ask(folder, mask_values={0: 0, 1: 1}))
+
+
+def test_numbers_beside_colours_of_the_same_classes_are_offered_as_those(tmp_path):
+    """As when a network that was trained on colours is scored on masks of class numbers."""
+    coded_set(tmp_path, [0, 1, 2])
+    colours = {'#000000': 0, '#ff0000': 1, '#00ff00': 2}
+    with pytest.raises(DataError, match='for instance as classes: mask_values='):
+        inspect(tmp_path, mask_values=colours)
+    assert inspect(tmp_path, mask_values=colours | {1: 1, 2: 2})[1].coding.num_classes == 3
+    with pytest.raises(DataError, match='for instance as ignored: mask_values='):
+        inspect(tmp_path, mask_values={0: 0, 1: 1})

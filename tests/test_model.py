@@ -113,6 +113,7 @@ def test_a_compiled_network_is_not_the_one_made_for_export(monkeypatch):
     ({'encoder': 'resnett18'}, "encoder='resnett18'"),                 # resolve_config says what is meant
     ({'encoder': 'tu-nonsense'}, 'nonsense'),
     ({'keep_float32': 'segmentation_haed'}, "did you mean 'segmentation_head'"),
+    ({'keep_float32': 'True'}, 'at the top it has encoder, decoder, segmentation_head; for all type use_amp=False'),
     ({'architecture': 'Linknet', 'encoder': 'mit_b0'}, 'mit_b0'),
     ({'encoder': 'resnet18', 'encoder_weights': 'imagnet'}, "encoder_weights='imagnet'"),
 ])

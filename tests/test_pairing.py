@@ -1722,7 +1722,7 @@ def test_folds_keep_groups_together(tmp_path):
 def test_a_fold_where_names_tell_the_split_is_refused(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
-    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: no split is drawn'):
+    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: no split is drawn; leave it'):
         inspect(tmp_path, fold=1)
 
 
