@@ -2212,7 +2212,8 @@ def check_pixels(path, shape, config):
 
 DAMAGED = {b'version https://git-lfs': 'is a pointer of Git LFS, not the file: type  git lfs pull',
            b'\x89PNG\n': 'is a PNG whose line ends were converted, as git does with text: fetch it anew',
-           b'\x89PNG': 'is a damaged PNG'}                            # by how the file begins
+           b'\x89PNG': 'is a damaged PNG',
+           b'PK\3\4': 'is an archive; of an .npz save the array alone with numpy.save, as .npy'}    # by how they begin
 
 
 def open_pillow(path, config):
