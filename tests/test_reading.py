@@ -594,10 +594,10 @@ def test_pointers_of_git_lfs_are_called_so(small_set, kind, suffix):
 
 
 def test_an_archive_of_arrays_is_told_what_to_become(small_set):
-    run_of = train_unet.CONFIG | {'in_channels': 3}
+    config = train_unet.CONFIG | {'in_channels': 3}
     np.savez(small_set / 'one.npz', image=np.zeros((8, 8, 3), np.uint8))
     with pytest.raises(ValueError, match='is an archive; of an .npz save the array alone with numpy.save'):
-        train_unet.read_pillow(small_set / 'one.npz', run_of, as_mask=False)
+        train_unet.read_pillow(small_set / 'one.npz', config, as_mask=False)
 
 
 @pytest.mark.parametrize('old, new, words', [(b'\r\n', b'\n', 'a PNG whose line ends were converted'),

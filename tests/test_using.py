@@ -572,7 +572,7 @@ def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, verb, word
 
 def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
     assert tu.main(['evaluate', str(two[0]), 'class_names=[a, b, c]', 'device=cpu']) == 2
-    assert "3 names for 2 classes, 0 to 1" in capsys.readouterr().err
+    assert '3 names for 2 classes, 0 to 1' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('word', ['seed=5', 'val_fraction=0', 'group_pattern=^.'])
