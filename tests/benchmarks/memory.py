@@ -81,7 +81,7 @@ def main():
         if 'plain' in medians:
             plain, libraries = (medians['plain'][key][0] for key in ('peak', 'imported'))
             row |= {'of plain': f'{peak / plain:.0%}',
-                    'of plain, without': f'{(peak - imported) / (plain - libraries):.0%}'}
+                    'of plain, without': f'{(peak - imported) / max(1, plain - libraries):.0%}'}
         rows.append(row)
     print_table(f'Peak memory, Unet {args.encoder}, {args.size} x {args.size}, effective batch '
                 f'{args.batch}, medians of {args.rounds}', rows)
