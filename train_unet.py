@@ -7337,11 +7337,11 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
-        classes = model.config['num_classes']
-        if classes > 2 or not (type(threshold) is float and 0 < threshold < 1):
-            why = f'is for two classes; this run has {classes}, leave it out' if classes > 2 else \
-                'must be above 0 and below 1'
-            raise UserError(f'threshold={shown(threshold)}: {why}', 'nothing to predict')
+        if (classes := model.config['num_classes']) > 2:
+            raise UserError(f'threshold={shown(threshold)}: is for two classes; this run has {classes}, leave it out',
+                            'nothing to predict')
+        if not (type(threshold) is float and 0 < threshold < 1):
+            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1', 'nothing to predict')
         model.threshold = threshold
         if save == 'probability':
             warn(['threshold has no effect: save=probability writes the probabilities themselves'])

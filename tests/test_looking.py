@@ -797,6 +797,11 @@ def test_names_must_be_as_many_as_the_classes_found(small_set, capsys, names, st
         assert f'class_names={names}'.replace(',', ', ') in told
 
 
+def test_why_nothing_is_kept_in_memory_is_told(small_set, capsys):
+    assert train_unet.main(['check', f'data={small_set}', 'size_policy=crop', *WORDS]) == 0
+    assert re.search('cache_images +False +only resized images are kept', capsys.readouterr().out)
+
+
 def test_check_says_where_each_setting_came_from(small_set, capsys):
     assert train_unet.main(['check', f'data={small_set}', *WORDS, 'lr=0.01']) == 0
     origins = dict(re.findall(r'^  (\w+) .*  (\S.*)$', capsys.readouterr().out, re.MULTILINE))

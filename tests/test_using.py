@@ -998,7 +998,8 @@ def test_images_of_another_fold_that_were_trained_on_are_told(small_set, caplog)
 
 def test_other_data_whose_foreground_is_ignored_is_refused(three, two, capsys):
     assert tu.main(['evaluate', str(three[0]), f'data={two[1]}']) == 2
-    assert 'all pixels are of one class or ignored' in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert 'all pixels are of one class or ignored' in told and 'say in mask_values which value is which class' in told
 
 
 def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, capsys):
