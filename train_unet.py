@@ -1355,7 +1355,8 @@ def existing_folder(path):
     except OSError as error:                                           # no permission, or a name of 300 letters
         raise DataError(f'{path}: cannot be read: {error.strerror}') from None
     if path.exists():
-        raise DataError(f'{path}: is a file; expected a folder of images and masks, or a list whose name ends in .csv')
+        raise DataError(f'{path}: is a file; expected a folder of images and masks, or a list whose name ends in .csv, '
+                        'with the columns image,mask')
     if path.is_symlink():
         raise DataError(f'{path}: is a link to {os.readlink(path)}, which is not there')
     raise DataError(f'{path}: there is no such folder{named_like(path)}')
@@ -1566,12 +1567,14 @@ def read_list(path, skip_unpaired=False):
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     first = (tables[path][0][0].get('image') or '').strip()
-    base = next((folder for folder in (path.parent, *path.absolute().parents) if os.path.isfile(folder / first)),
-                path.parent)
+    there = lambda base, name: name if os.path.exists(os.path.join(base, name)) else name.replace('\\', '/')
+    base = next((folder for folder in (path.parent, *path.absolute().parents)
+                 if os.path.isfile(folder / there(folder, first))), path.parent)
     columns = {file: 'split' if told else split_column(table) for file, (table, told) in tables.items()}
     lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table, 2)]
     for file, told, number, row in lines:
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', columns[file]))
+        image, mask = there(base, image), there(base, mask)            # a list made on Windows has backslashes
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
         unpaired += bool(image and not mask)
@@ -2646,11 +2649,13 @@ def read_mask(path, config):
     if array.dtype == bool:                                            # True is 255, as in 8-bit masks beside it
         array = array * np.uint8(255)
     if array.dtype.kind == 'f' and not (np.isfinite(array).all() and np.array_equal(array, np.round(array))):
-        raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours')
+        raise DataError(f'{path}: holds fractions, NaN or infinity; a mask holds whole numbers or colours; of '
+                        'probabilities save mask > 0.5')
     if array.ndim == 3:
         if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # it varies: no alpha
             raise DataError(f'{path}: a mask of the shape {array.shape}; expected one channel (values) or 3 (colours); '
-                            'of a stack of pages each wants a file of its own')
+                            f'of one plane per class save mask.argmax({np.argmin(array.shape)}), of a stack of pages '
+                            'each wants a file of its own')
         if array.dtype == np.uint16 and not (array % 257).any():       # 8 bits, widened, as in LabelMeFacade
             array = array // 257
         if not 0 <= array.min() <= array.max() <= 255:
@@ -3100,14 +3105,17 @@ def scan_pair(image, mask, config):
     if turned != 1 and not mode.endswith(TURNED.format(turned)):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
+    sizes = f'{image}: is {width} x {height} pixels, its mask {mask} {codes.shape[1]} x {codes.shape[0]}'
+    if turned == 1 and re.search('EXIF [5-8]', mode) and codes.shape == (width, height) != (height, width):
+        raise DataError(f'{sizes}: the image is turned upright, as its EXIF tag says, the mask is not; save the image '
+                        'without that tag, or the mask upright')
     if codes.shape != (height, width) and not may_be_scaled(codes.shape, (height, width), config):
-        hint = f', of {"the same" if same_shape(codes.shape, (height, width)) else "another"} shape'
         if mode.endswith(f' x {codes.shape[1]}') and width == codes.shape[0]:
-            hint = f'; if its bands come first type in_channels={height}'
-        elif mode.endswith(f' x {codes.shape[0]}') and height == codes.shape[1]:
-            hint = f'; if its bands come last type in_channels={width}'
-        problem = OtherSize(f'{image}: is {width} x {height} pixels, '
-                            f'its mask {mask} {codes.shape[1]} x {codes.shape[0]}{hint}')
+            raise DataError(f'{sizes}; if its bands come first type in_channels={height}')
+        if mode.endswith(f' x {codes.shape[0]}') and height == codes.shape[1]:
+            raise DataError(f'{sizes}; if its bands come last type in_channels={width}')
+        problem = OtherSize(f'{sizes}, of {"the same" if same_shape(codes.shape, (height, width)) else "another"} '
+                            'shape')
         problem.sizes = codes.shape, (height, width)
         raise DataError(problem)
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
@@ -3214,10 +3222,11 @@ def scan(pairs, config, decode=False):
     if problems and not (config['skip_broken'] and is_any_sound):
         advice = ['to leave them out type skip_broken=True'] * is_any_sound
         sizes = [problem.sizes for problem in problems if isinstance(problem, OtherSize)]
-        scaled, of_masks = sum(same_shape(*two) for two in sizes), {mask for mask, _ in sizes}
-        if len(of_masks) == 1 and scaled < len(sizes) > 1:
-            (height, width), = of_masks
-            advice.insert(0, f'if all masks were squeezed to {width} x {height} pixels type rescale_masks=stretch')
+        scaled = sum(same_shape(*two) for two in sizes)
+        squeezed = [(kind, *seen) for kind, seen in zip(('masks', 'images'), map(set, zip(*sizes))) if len(seen) == 1]
+        if squeezed and scaled < len(sizes) > len(found) / 2:
+            (kind, (height, width)), *_ = squeezed
+            advice.insert(0, f'if all {kind} were squeezed to {width} x {height} pixels type rescale_masks=stretch')
         elif scaled:
             advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
         raise DataError([*shorten(problems), *advice],
@@ -3414,7 +3423,7 @@ def folder_without(pairs, rows):
 
 
 def doubts_of_images(pairs, records, config):
-    """Notes on a band that is taken for alpha, on depths that are mixed, and on a photograph among the masks."""
+    """Notes on a band taken for alpha, on mixed depths, on images turned upright, on a photograph among the masks."""
     notes, wide, modes = [], config['in_channels'] + 1, {record['mode'] for record in records}
     counts = [len(record['codes']) for record in records]
     if max(counts) > max(1000, 20 * sorted(counts)[(len(counts) - 1) * 9 // 10]):
@@ -3425,6 +3434,11 @@ def doubts_of_images(pairs, records, config):
     if {'uint8', 'uint16'} <= {*map(image_dtype_of, modes)}:
         notes.append('some images have 8 bits, others 16, all of which become 0 to 1: those that use but 12 of the 16 '
                      'bits are black beside the others')
+    turned = [row for row, record in enumerate(records) if 'EXIF' in record['mode']]
+    tells = [row for row in turned if len({*records[row]['size']}) == 2 and records[row]['mode'][-2] in '5678']
+    if turned and not tells:                                           # else the sizes of the masks show them upright
+        notes.append(f'{counted(len(turned), "image")} turned upright, as the EXIF tag says, such as '
+                     f'{os.fsdecode(pairs.images[turned[0]])}: are the masks upright? Look at samples.png')
     return notes
 
 
@@ -5008,7 +5022,8 @@ def load_checkpoint(path):
         content = torch.load(path, map_location='cpu', weights_only=True)
         if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
                 or not isinstance(content['config'], dict):
-            raise ValueError('it holds something else')
+            raise ValueError('it holds something else; weights of another program go into a network of that kind, '
+                             'which train(model=NETWORK) takes')
         refuse_explosion(content)
         return content
     except pickle.UnpicklingError:                                     # torch's words advise to load it nevertheless
@@ -5319,6 +5334,9 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
         state.scaler.load_state_dict(scale)                            # a new one: the old may have unscaled already
         if is_starved:
             old, state.batch_size = state.batch_size, halve(state, config)
+            is_usual = {*map(batch_length, window)} == {config['batch_size']}          # others run eager
+            if is_usual and is_compiled(state.model):                  # CUDA graphs give no memory back
+                torch._dynamo.reset()                                  # it is compiled anew
             torch.cuda.empty_cache()
             record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
     try:
@@ -5357,8 +5375,8 @@ def can_replay(state, loss_fn, config):
     kernel, but its results lie where those of the next step will, and each size has a graph, with memory, of its own.
     So only where nobody keeps a result, with a network and a loss of this program's, which runs it once; where images
     have one size, also in validation (that of averaged weights is not compiled); and on one NVIDIA GPU, as measured."""
-    is_known = isinstance(loss_fn, SegmentationLoss) and not getattr(state.model, 'is_own', True)
-    is_even = config['size_policy'] == 'resize' or state.average is not None
+    is_known = type(loss_fn) is SegmentationLoss and not getattr(state.model, 'is_own', True)
+    is_even = not config['progressive_resizing'] and (config['size_policy'] == 'resize' or state.average is not None)
     is_one = world().size == 1 and threading.current_thread() is threading.main_thread()       # torch knows no other
     return is_known and is_even and is_one and is_nvidia(state.device.type) and not config['activation_checkpointing']
 
@@ -5372,6 +5390,7 @@ def forget_compiled(model):
     """Let a model run eager, and free what its compiled code holds: torch keeps that, with the memory of CUDA graphs,
     also of networks that are gone, and compiles no more than eight in silence."""
     model._compiled_call_impl = None
+    model.zero_grad()                                                  # gradients lie in that memory
     with contextlib.suppress(*compiler_faults()):
         torch._dynamo.reset()
 
@@ -5379,13 +5398,14 @@ def forget_compiled(model):
 def gives_up_compiling(model, error):
     """Whether the model was compiled and the error came out of it, forward or backward (also in mid-run, on a size that
     the compiler has not seen). If so the model is eager from here on; an error with another cause will come again."""
-    calls = [(frame.f_code.co_name, frame.f_locals.get('self')) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_its_own = any(name == '_engine_run_backward' or name == '_wrapped_call_impl' and owner is model
-                     for name, owner in calls)                         # torch's frames; errors of the loss lack them
+    calls = [(frame.f_code.co_name, frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # frames of torch, which errors of the loss lack; asking one that is still at work for its locals keeps the error
+    is_its_own = any(name == '_engine_run_backward'
+                     or name == '_wrapped_call_impl' and frame.f_locals.get('self') is model for name, frame in calls)
     if not is_compiled(model) or not is_its_own:
         return False
     log.warning('torch.compile does not work here (%s); going on without it', in_words(error))
-    model._compiled_call_impl = None
+    forget_compiled(model)
     return True
 
 
@@ -5423,7 +5443,7 @@ def agree_on_compiling(state, batch, loss_fn, config):
     state.optimizer.zero_grad(set_to_none=True)
     if not all(from_all(is_compiled(state.model))):
         log.warning('torch.compile does not work in all processes; going on without it')
-        state.model._compiled_call_impl = None
+        forget_compiled(state.model)
 
 
 class OneTooLarge(UserError):
@@ -6032,7 +6052,8 @@ def show_epoch(run, state, val_data):
             if isinstance(value, (int, float)) and key not in ('epoch', 'step'):
                 run.board.add_scalar(key, value, row['step'])
         if state.best_epoch == state.epoch - 1 and isinstance(state.evaluated, SegmentationModel):
-            page = draw_samples(state.evaluated, val_data, run.folder / 'samples.png', state.dtype)
+            with torch.compiler.set_stance('force_eager'):             # or it would be compiled anew in mid-run
+                page = draw_samples(state.evaluated, val_data, run.folder / 'samples.png', state.dtype)
             run.board.add_image('samples', np.asarray(page), row['step'], dataformats='HWC')
         run.board.flush()
     except (OSError, DataError) as error:
@@ -6259,7 +6280,7 @@ def with_initial_network(config, sources):
     """The config with the network of the run that initial_weights names. ConfigError if others are typed."""
     trained = load(config['initial_weights'], 'cpu').config            # load sets encoder_weights to None
     keys = 'architecture', 'encoder', 'encoder_weights', 'decoder_channels', 'in_channels'
-    found = {key: trained[key] for key in keys}
+    found = {key: trained[key] for key in keys if key != 'in_channels' or sources[key] == 'default'}
     problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}; leave {key} out'
                 for key, value in found.items() if sources[key] != 'default' and config[key] not in ('auto', value)]
     if problems:
@@ -6269,7 +6290,7 @@ def with_initial_network(config, sources):
 
 def take_initial(model, config):
     """Start from the weights of another run. Those of another shape, as in the last layer where there are other
-    classes, stay new."""
+    classes or channels, stay new."""
     saved, own = load(config['initial_weights'], 'cpu').network.state_dict(), model.network.state_dict()
     fits = {name: value for name, value in saved.items() if value.shape == own[name].shape}
     model.network.load_state_dict(own | fits)
@@ -6584,6 +6605,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         run.write('config.py', config_text(config))
         if not own_data:
             run.write('split.csv', split_csv(data.pairs))
+    if config['compile_model']:
+        run.after.callback(forget_compiled, state.model)               # also after a fault
     smoke_test(state, loader, val_loader, loss_fn, config, run)
     run.begun = True
     try:
@@ -7377,6 +7400,9 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
     others = f', {len(there)} were there already' if there else ''
     print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){others}')
+    if written and save == 'mask' and model.config['num_classes'] > 2:
+        print(f'They hold class numbers, 0 to {model.config["num_classes"] - 1}, which look black; save=palette adds '
+              'colours')
     if written:
         print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:

@@ -86,6 +86,15 @@ def test_masks_that_were_squeezed_into_one_size(tmp_path):
         assert image.shape[:2] == mask.shape and (mask == (np.arange(mask.shape[1]) >= mask.shape[1] // 2)).all()
 
 
+def test_images_that_were_squeezed_into_one_size(tmp_path):
+    """The masks kept their shapes."""
+    for n in range(4):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((20, 20, 3)))
+        save(tmp_path / f'set/masks/{n}.png', 255 * (np.arange(40 + 10 * n) % 10 > 4) * np.ones((30, 1)))
+    assert offered(ask(tmp_path / 'set'), 'rescale') == 'rescale_masks=stretch'
+    assert 'all images were squeezed to 20 x 20' in str(ask(tmp_path / 'set'))
+
+
 @pytest.mark.parametrize('change', [lambda x: x[::-1, ::-1], lambda x: x.swapaxes(0, 1), lambda x: x[:, ::-1], None],
                          ids=['turned by 180 degrees', 'by 90, mirrored', 'mirrored', 'saved anew as JPEG'])
 def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_path, change):

@@ -1181,6 +1181,14 @@ def test_a_list_may_have_semicolons(small_set):
     assert len(inspect(small_set / 'list.csv')[1].pairs.images) == 12
 
 
+@pytest.mark.parametrize('folder', ['', 'lists/of/today'])
+def test_a_list_made_on_windows_may_have_backslashes(small_set, folder):
+    (small_set / folder).mkdir(parents=True, exist_ok=True)
+    rows = [rf'images\{n:03d}.png,masks\{n:03d}.png' for n in range(12)]
+    (small_set / folder / 'list.csv').write_text('\n'.join(['image,mask', *rows]))
+    assert len(inspect(small_set / folder / 'list.csv')[1].pairs.images) == 12
+
+
 def test_a_list_may_have_spaces_and_capitals_in_its_header_and_folders_for_groups(tmp_path):
     folder = draw_set(tmp_path / 'set', count=8, size=16)
     lines = ['Image, Mask']

@@ -268,7 +268,8 @@ def test_a_tiff_with_a_page_for_each_row_is_told_what_to_type(tmp_path):
         save(tmp_path / f'set/masks/{n}.png', np.eye(16)[:, :12])
         (tmp_path / 'set/images').mkdir(exist_ok=True)
         tifffile.imwrite(tmp_path / f'set/images/{n}.tif', np.zeros((16, 12, 13), np.uint8))
-    assert 'if its bands come last type in_channels=13' in str(ask(tmp_path / 'set'))
+    told = str(ask(tmp_path / 'set'))
+    assert 'if its bands come last type in_channels=13' in told and 'rescale_masks' not in told
     assert inspect(tmp_path / 'set', in_channels=13)[1].sizes == {(16, 12): 4}
 
 
@@ -299,6 +300,21 @@ def test_images_that_their_exif_turns_are_counted(tmp_path, orientation, size):
     PIL.Image.new('RGB', size).save(folder / 'images/0.png', exif=exif)
     _, data = inspect(folder)
     assert data.modes[f'RGB (turned upright, EXIF {orientation}) image, L mask'] == 1
+    says_nothing = orientation == 3                                    # of sizes: turned by half they stay the same
+    assert any('as the EXIF tag says' in note and '0.png: are the masks' in note for note in data.notes) == says_nothing
+
+
+def test_masks_of_images_as_they_are_stored_are_not_stretched_over_those_turned_upright(tmp_path):
+    """Drawn with a tool that does not know EXIF: 16 x 4 pixels, where the image is 4 x 16 as it is shown."""
+    exif = PIL.Image.Exif()
+    exif[274] = 6
+    for n in range(4):
+        save(tmp_path / f'set/masks/{n}.png', np.eye(4, 16))
+        (tmp_path / 'set/images').mkdir(exist_ok=True)
+        PIL.Image.new('RGB', (16, 4)).save(tmp_path / f'set/images/{n}.jpg', exif=exif)
+    for how in {}, {'rescale_masks': 'stretch'}:
+        told = str(ask(tmp_path / 'set', **how))
+        assert 'as its EXIF tag says, the mask is not; save' in told and 'type rescale_masks' not in told
 
 
 def test_an_orientation_of_0_turns_nothing(tmp_path):

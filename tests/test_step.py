@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_step.py
 """
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -1074,7 +1075,9 @@ def test_only_what_keeps_no_result_of_an_earlier_step_runs_as_cuda_graphs(monkey
     seen = []
     monkeypatch.setattr(nn.Module, 'compile', lambda model, **how: seen.append(how))
     config = settings(encoder='tu-test_resnet', num_classes=2, image_size=[64, 64], image_dtype='uint8',
-                      decoder_channels=[16, 12, 8, 8, 8], mean=[9.0] * 3, std=[9.0] * 3, weight_decay=0.01)
+                      decoder_channels=[16, 12, 8, 8, 8], mean=[9.0] * 3, std=[9.0] * 3, weight_decay=0.01,
+                      progressive_resizing=0.0)
+    derived = type('Keeping', (tu.SegmentationLoss,), {})(config)
     loss_fn, ours = tu.SegmentationLoss(config), fresh(config, tu.build_model(config))
     own = fresh(config, tu.SegmentationModel(tu.build_network(config), config, is_own=True))
     gpu = types.SimpleNamespace(model=ours.model, average=None, device=torch.device('cuda'))
@@ -1083,7 +1086,8 @@ def test_only_what_keeps_no_result_of_an_earlier_step_runs_as_cuda_graphs(monkey
              (types.SimpleNamespace(**vars(gpu) | {'model': Wrapped()}), loss_fn, {}, False),
              (types.SimpleNamespace(**vars(gpu) | {'average': ours.average}), loss_fn, {'size_policy': 'crop'}, True),
              (gpu, loss_fn, {'size_policy': 'crop'}, False),
-             (gpu, loss_fn, {'activation_checkpointing': True}, False)]
+             (gpu, loss_fn, {'activation_checkpointing': True}, False), (gpu, derived, {}, False),
+             (gpu, loss_fn, {'progressive_resizing': 0.2}, False)]
     for state, loss, changes, _ in cases:
         tu.try_to_compile(state, loss, {**config, **changes})
     thread = threading.Thread(target=tu.try_to_compile, args=(gpu, loss_fn, config))
@@ -1131,20 +1135,36 @@ def test_a_last_batch_that_does_not_fit_beside_cuda_graphs_makes_no_other_smalle
     assert events(result.history) and seen[-6:] == [4, 4, 2, 2, 1, 1]
 
 
-def test_what_was_compiled_is_freed_after_the_training(monkeypatch):
-    """torch keeps it with the code of the network, and CUDA graphs their memory with it."""
-    kept, compiles = [], nn.Module.compile
+@pytest.mark.parametrize('fault', [None, tu.UserError, RuntimeError, torch.OutOfMemoryError])
+def test_what_was_compiled_is_freed_once_it_is_of_no_use(fault, monkeypatch):
+    """torch keeps it with the code of the network, and CUDA graphs their memory with it. After the training, also one
+    that a fault ends; when compiling is given up; and when memory runs out, before fewer images are tried."""
+    kept, alive, at, compiles = [], [], [], nn.Module.compile
+    is_compilers = fault in (RuntimeError, torch.OutOfMemoryError)
 
     def backend(graph, inputs):
         def run(*values):
+            if is_compilers and len(alive) > 5 and torch.is_grad_enabled() and not at:
+                at.append(len(alive))
+                raise fault('a test')
             return graph.forward(*values)
         kept.append(weakref.ref(run))
         return run
 
+    def loss(model, batch):
+        gc.collect()
+        alive.append([number for number, one in enumerate(kept) if one() is not None])
+        if len(alive) == 5 and fault is tu.UserError:
+            raise fault('a test')
+        return squares(model, batch)
+
     monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
-    result = train(Wrapped(network(norm=False)), compile_model=True)
+    with pytest.raises(fault) if fault is tu.UserError else contextlib.nullcontext():
+        train(Wrapped(network(norm=False)), compile_model=True, loss_fn=loss)
     gc.collect()
-    assert kept and not [one for one in kept if one() is not None] and result.is_saved
+    assert alive[4] and not [one for one in kept if one() is not None]
+    if is_compilers:                                                   # training went on, with the same window
+        assert alive[at[0] - 1] and not alive[at[0]] and len(alive) > at[0] + 2
 
 
 def test_the_tenth_compiled_training_of_a_process_is_compiled_too(monkeypatch):

@@ -1219,6 +1219,21 @@ def test_tensorboard_gets_curves_and_pictures(tmp_path):
     assert len(events.Scalars('val_iou')) == 2 and events.Images('samples')[0].width > 400
 
 
+def test_the_pictures_for_tensorboard_are_not_compiled(tmp_path, monkeypatch):
+    """That would take minutes in mid-run, and a fault of the compiler would end the run."""
+    compiles, where = nn.Module.compile, []
+
+    def backend(graph, inputs):
+        where.append([frame.name for frame in traceback.extract_stack()])
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, 'compile', lambda model, **_: compiles(model, backend=backend))
+    data = draw_set(tmp_path / 'set', count=8)
+    tu.train(**TINY | {'num_epochs': 2, 'ema_decay': None}, data=str(data), run_dir=str(tmp_path / 'run'),
+             tensorboard=True, compile_model=True)
+    assert where and not [names for names in where if 'draw_samples' in names]
+
+
 def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
     data = draw_set(tmp_path / 'set', count=8)

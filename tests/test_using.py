@@ -345,6 +345,13 @@ def test_predict_keeps_names_and_size_and_survives_a_broken_file(two, tmp_path, 
     assert 'broken.png' in capsys.readouterr().err
 
 
+def test_masks_of_several_classes_are_said_to_look_black(two, three, tmp_path, capsys):
+    """0 to 2 of 255: the commonest cry of all."""
+    for (run, data), save, is_said in (two, 'mask', 0), (three, 'mask', 1), (three, 'palette', 0):
+        assert tu.predict(run, [str(data / 'images' / '003.png')], tmp_path / f'{run.name}-{save}', save=save) == 0
+        assert capsys.readouterr().out.count('class numbers, 0 to 2, which look black; save=palette') == is_said
+
+
 @pytest.mark.parametrize('save, mode', [('mask', 'L'), ('palette', 'P'), ('overlay', 'RGB'), ('probability', 'L')])
 def test_what_predict_can_save(two, tmp_path, save, mode):
     run, data = two
@@ -614,7 +621,19 @@ def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monke
     assert kernels and all(torch.allclose(weights[name], first[name], 0, 1e-9) for name in kernels)
 
 
+def test_other_channels_get_a_first_layer_of_their_own(own, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for n in range(4):
+        for kind, shape in ('images', (64, 64, 5)), ('masks', (64, 64)):
+            (tmp_path / 'bands' / kind).mkdir(parents=True, exist_ok=True)
+            np.save(tmp_path / 'bands' / kind / f'{n}.npy', np.random.default_rng(n).integers(0, 2, shape, np.uint8))
+    how = TINY | {'data': str(tmp_path / 'bands'), 'num_epochs': 1}
+    result = tu.train(**how, in_channels=5, initial_weights=str(own))
+    assert result.model.config['in_channels'] == 5 and 'new: encoder.model.conv1.0.weight\n' in caplog.text
+
+
 @pytest.mark.parametrize('words, told', [
+    (['initial_weights=FILE'], 'weights of another program go into a network of that kind, which train(model=NETWORK)'),
     (['initial_weights=nowhere'], 'cannot load the model:\n  nowhere: there is no such file'),
     (['initial_weights=RUN', 'encoder=resnet34'], "has 'tu-test_resnet'; leave encoder out"),
     (['initial_weights=RUN', 'encoder_weights=imagenet'], "encoder_weights='imagenet': the network of initial_weights"),
@@ -622,7 +641,8 @@ def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monke
 @pytest.mark.parametrize('verb', [[], ['check'], ['tune']])
 def test_initial_weights_that_do_not_fit_are_refused(own, two, tmp_path, monkeypatch, verb, words, told, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [word.replace('RUN', str(own)) for word in words]
+    torch.save({'encoder.weight': torch.zeros(1)}, tmp_path / 'smp.pth')
+    words = [word.replace('RUN', str(own)).replace('FILE', 'smp.pth') for word in words]
     assert tu.main([*verb, f'data={two[1]}', 'device=cpu', *words]) == 2
     assert told in capsys.readouterr().err and not [*tmp_path.glob('runs/*-*')]
 
