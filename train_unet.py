@@ -163,6 +163,8 @@ CONFIG = {
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
                                   # 'ce+dice' for two classes or with class_weights, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
+    'oversample_foreground': 0.5,  # least share of an epoch's images that show any class but 0: where fewer do, each of
+                                  # them comes several times, augmented anew, and of the others some; 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
                                   # 5 % of the run, off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
@@ -213,7 +215,7 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'int none': 'ignore_index early_stopping_patience',
     'int list auto': 'image_size',
     'float': 'val_fraction weight_decay momentum warmup_fraction init_scale growth_factor backoff_factor '
-             'checkpoint_minutes',
+             'checkpoint_minutes oversample_foreground',
     'float auto': 'learning_rate progressive_resizing',
     'float none': 'grad_clip',
     'float auto none': 'ema_decay',
@@ -243,7 +245,7 @@ RANGES = {
     'early_stopping_patience': (1, 10**6), 'seed': (0, 2**32 - 1), 'init_scale': (1e-3, 2.0**40),
     'growth_factor': (1, 1000), 'backoff_factor': (0, 0.999), 'growth_interval': (1, 10**9), 'max_bad_steps': (1, 1000),
     'checkpoint_minutes': (0, 10**6), 'decoder_channels': (1, 4096), 'std': (0, 1e9), 'mean': (-1e9, 1e9),
-    'class_weights': (0, 1e6), 'progressive_resizing': (0, 1),
+    'class_weights': (0, 1e6), 'progressive_resizing': (0, 1), 'oversample_foreground': (0, 1),
 }
 ABOVE_ZERO = {'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
 LENGTHS = {'image_size': 2, 'decoder_channels': 5}   # of lists whose length is fixed
@@ -3048,6 +3050,7 @@ class Data:
     meaning: dict                  # code -> class id, 255 for ignored
     classes: dict                  # class id -> (pixels, images)
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
+    shows: np.ndarray              # (pairs,) bool: the mask has another class than 0
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
     marks: str                     # a hash of what the images that train and validate hold: see mark_of
@@ -3266,13 +3269,14 @@ def inspect_data(config, decode=False):
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
     classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(times)}
+    shows = np.array([not ids <= {0, IGNORE} for ids in found])
     in_train = by_class(pixels_of(of_training), meaning)[:coding.num_classes]
     shares = in_train / max(in_train.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
     marks = sorted(itertools.compress([record['mark'] for record in records], pairs.splits != SPLITS.index('test')))
     marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
-    data = Data(pairs, coding, values, meaning, classes, shares, sizes, modes, marks, [*pairs.notes])
+    data = Data(pairs, coding, values, meaning, classes, shares, shows, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts)
     data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
@@ -3460,6 +3464,10 @@ def doubts_of_classes(data, found, config):
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(data.pairs.drawn.any()))
+    share, least = data.shows[data.pairs.rows('train')].mean(), config['oversample_foreground']
+    if 0 < share < least:
+        notes.append(f'{share:.0%} of the training images show foreground: they come more often, to be {least:.0%} of an '
+                     'epoch (oversample_foreground=0: each image once)')
     return notes
 
 
@@ -3839,11 +3847,13 @@ def shared_zeros(shape, dtype=np.uint8):
 class SegmentationDataset(torch.utils.data.Dataset):
     """Samples {'image': (C, H, W), 'mask': (H, W) uint8, 'index': row}; validation adds 'full_mask' at original size.
     The key is (epoch, index), so that augmentation is a function of (seed, epoch, index): the same for any number of
-    workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.)"""
+    workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.) An index beyond
+    the number of images is one of them once more, augmented otherwise: see WindowSampler."""
 
     def __init__(self, data, split, config, is_training):
         self.pairs, self.coding, self.config = data.pairs, data.coding, config
         self.rows = data.pairs.rows(split)
+        self.shows = data.shows[self.rows]                             # foreground
         self.is_training, self.is_mixed = is_training, find_image_dtype(data) == 'mixed'
         self.largest = max(map(math.prod, data.sizes))                 # pixels
         self.height, self.width = config['image_size']
@@ -3876,7 +3886,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def name(self, index):
         """Path of an image."""
-        return os.fsdecode(self.pairs.images[self.rows[index]])
+        return os.fsdecode(self.pairs.images[self.rows[index % len(self)]])
 
     def read(self, index):
         """Decoded image (H, W, C) and class ids (H, W), at original size. A file that fails is tried three times, but
@@ -3917,7 +3927,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         return images[index], masks[index]
 
     def __getitem__(self, key):
-        epoch, index = key if isinstance(key, tuple) else (0, key)
+        epoch, draw = key if isinstance(key, tuple) else (0, key)
+        index = draw % len(self)
         if index in self.kept:
             return self.kept[index]
         sample = {'index': index, '_left_out': False}
@@ -3935,7 +3946,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
             if self.is_resized:
                 image, mask = self.resized(image, mask)
         if self.augmentation is not None:
-            image, mask = self.augmented(image, mask, epoch, index)
+            image, mask = self.augmented(image, mask, epoch, draw)
         image, mask = np.ascontiguousarray(np.atleast_3d(image)), np.ascontiguousarray(mask)
         sample['image'] = torch.from_numpy(image).permute(2, 0, 1)     # no copy: in memory it is channels_last
         sample['mask'] = torch.from_numpy(mask)
@@ -3979,10 +3990,13 @@ def split_evenly(items, most):
 class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
     effective_batch images over all ranks, in a seeded order. A remainder of less than half a window (rounded down)
-    joins the window before it. Each rank takes its share of a window in micro-batches of at most batch_size."""
+    joins the window before it. Each rank takes its share of a window in micro-batches of at most batch_size. Where less
+    than oversample_foreground of the images show foreground, as `shows` (num_images,) tells, these come several times
+    in an epoch: again with num_images added to the index, a third time with twice that, and so on."""
 
-    def __init__(self, num_images, config, rank=0, world_size=1):
-        self.num_images, self.seed = num_images, config['seed']
+    def __init__(self, num_images, config, rank=0, world_size=1, shows=None):
+        self.num_images, self.seed, self.shows = num_images, config['seed'], shows
+        self.least = round(config['oversample_foreground'] * num_images)
         self.batch_size = config['batch_size']
         self.effective_batch = config['batch_size'] * config['accumulation_steps']
         self.rank, self.world_size = rank, world_size
@@ -3996,7 +4010,13 @@ class WindowSampler(torch.utils.data.Sampler):
 
     def windows(self):
         """Index arrays of the epoch's windows, over all ranks."""
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.num_images)
+        rng = np.random.default_rng([self.seed, self.epoch])
+        order = rng.permutation(self.num_images)
+        if self.shows is not None and 0 < self.shows.sum() < self.least:
+            shown, others = order[self.shows[order]], order[~self.shows[order]]
+            times = np.arange(self.least) // len(shown)
+            again = np.resize(shown, self.least) + times * self.num_images
+            order = rng.permutation(np.concatenate([again, others[:self.num_images - self.least]]))
         return np.split(order, [self.effective_batch * i for i in range(1, self.num_windows)])
 
     def micro_batches(self, window):
@@ -6624,7 +6644,8 @@ def build_loaders(train_data, val_data, config, device):
     if len(train_data) < count:
         raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
     loader = build_loader(train_data, config, device,
-                          batch_sampler=WindowSampler(len(train_data), config, rank, count))
+                          batch_sampler=WindowSampler(len(train_data), config, rank, count,
+                                                      getattr(train_data, 'shows', None)))
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size

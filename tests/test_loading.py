@@ -449,7 +449,7 @@ def test_ranks_share_each_window(count, batch, passes, world):
 @pytest.mark.parametrize('ranks', [1, 2, 3, 4])
 def test_every_process_gets_as_many_pieces_of_a_window_and_no_image_is_lost(ranks):
     for batch_size in (1, 2, 3, 4, 8):
-        config = {'seed': 0, 'batch_size': batch_size, 'accumulation_steps': 1}
+        config = {**train_unet.CONFIG, 'batch_size': batch_size}
         samplers = [train_unet.WindowSampler(100, config, rank, ranks) for rank in range(ranks)]
         for length in range(ranks, 50):
             pieces = [sampler.micro_batches(np.arange(length)) for sampler in samplers]
@@ -465,6 +465,60 @@ def test_no_process_gets_more_images_at_once_than_the_memory_was_tried_with():
     for rank, last in ((0, [3, 3]), (1, [3, 2])):
         sampler = sampler_of(19, 8, 1, rank=rank, world_size=2)
         assert [[len(piece) for piece in sampler.micro_batches(window)] for window in sampler.windows()] == [[4], last]
+
+
+# --- images with foreground -----------------------------------------------------------
+
+
+@pytest.mark.parametrize('shown, share, wanted', [(3, 0.5, 10), (3, 0.25, 5), (1, 1.0, 20), (3, 0.0, 3), (10, 0.5, 10),
+                                                  (15, 0.5, 15), (0, 0.5, 0), (20, 0.5, 20)])
+def test_a_least_share_of_an_epoch_shows_foreground(shown, share, wanted):
+    shows = np.arange(20) % 20 < shown
+    sampler = WindowSampler(20, {**train_unet.CONFIG, 'oversample_foreground': share}, shows=shows)
+    epochs = []
+    for sampler.epoch in range(3):
+        draws = [draw for keys in sampler for _, draw in keys]
+        times = Counter(draw % 20 for draw in draws)
+        counts = [[times[i] for i in np.flatnonzero(side)] for side in (shows, ~shows)]
+        assert len({*draws}) == len(draws) == 20 and sum(counts[0]) == wanted
+        assert not shown or max(counts[0]) - min(counts[0]) <= 1       # each as often, but for a remainder
+        assert max(counts[1], default=1) == 1 or wanted == 20
+        epochs.append(draws)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    if wanted == shown:
+        assert sorted(epochs[0]) == list(range(20))
+
+
+def sparse_set(folder, count=20, shown=3):
+    """A set whose first images alone show a disc."""
+    draw_set(folder, count)
+    for n in range(shown, count):
+        save(folder / f'masks/{n:03d}.png', np.zeros((40, 40)))
+    return folder
+
+
+@pytest.mark.parametrize('size_policy', ['resize', 'crop'])
+def test_an_image_that_comes_again_in_an_epoch_is_changed_otherwise(tmp_path, size_policy):
+    data, config = dataset(sparse_set(tmp_path / 'set'), val_fraction=0.0, augment='strong', image_size=32,
+                           size_policy=size_policy)
+    row = int(np.flatnonzero(data.shows)[0])
+    first, again, same = (data[0, row + n * len(data)] for n in (0, 1, 1))
+    assert not torch.equal(first['image'], again['image']) and torch.equal(again['image'], same['image'])
+    assert first['index'] == again['index'] == row and data.name(row + len(data)) == data.name(row)
+
+
+@pytest.mark.parametrize('share, seen', [(0.5, 10), (0.0, 3)])
+def test_training_sees_more_of_the_few_images_with_foreground(tmp_path, share, seen):
+    data, config = dataset(sparse_set(tmp_path / 'set'), val_fraction=0.0, augment='none', batch_size=4,
+                           oversample_foreground=share)
+    loader, _ = train_unet.build_loaders(data, data, config, CPU)
+    assert sum(bool(mask.any()) for batch in loader for mask in batch['mask']) == seen
+
+
+def test_that_images_come_several_times_is_said(tmp_path):
+    for shown, share, is_said in (3, 0.5, True), (3, 0.1, False), (10, 0.5, False), (0, 0.5, False):
+        _, data = inspect(sparse_set(tmp_path / f'{shown}', shown=shown), val_fraction=0.0, oversample_foreground=share)
+        assert any('15% of the training images show foreground: they come' in note for note in data.notes) == is_said
 
 
 # --- data workers and shared memory ---------------------------------------------------
