@@ -3484,8 +3484,8 @@ def seed_for_all(rows, are_lacking, config, most=200):
 
 
 def doubts_of_values(data, masks, config):
-    """Notes on numbers taken for classes that may be ids of objects, and on a rare 0, which may be no class. masks: the
-    codes of each mask, without the ignored one."""
+    """Notes on numbers taken for classes that may be ids of objects, on a rare 0, which may be no class, and on classes
+    of a few pixels. masks: the codes of each mask, without the ignored one."""
     falling = falls([images for code, (_, images) in sorted(data.values.items()) if 0 < code < 255])
     falling &= 2 * sum(codes == [*range(len(codes))] for codes in masks) > len(masks)     # most leave out no number
     count = data.coding.num_classes
@@ -3503,6 +3503,14 @@ def doubts_of_values(data, masks, config):
         table = {0: IGNORE} | {code: code - 1 for code in range(1, count)}
         notes.append(f'0 covers {data.shares[0]:.2%} of the training pixels: if it marks what has no label type '
                      f'mask_values={suggest(table)}')
+    classes = {code: pixels for code, (pixels, _) in data.values.items() if data.meaning[code] != IGNORE}
+    slips = [code for code, pixels in classes.items()
+             if pixels < min(10 * data.values[code][1], 1e-5 * sum(classes.values()))]
+    if guessed and count > 2 and slips:                                # where objects overlap, or masks were resized
+        table = numbered(classes.keys() - slips) | dict.fromkeys(slips, IGNORE)
+        notes.append(f'{", ".join(map(name_code, slips))}: {sum(map(classes.get, slips))} pixels of '
+                     f'{sum(data.values[code][1] for code in slips)} masks; if they are slips type '
+                     f'mask_values={suggest(table)}, which ignores them')
     return notes
 
 

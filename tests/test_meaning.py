@@ -586,6 +586,26 @@ def test_a_rare_zero_may_mark_what_has_no_label(tmp_path, rows, asked):
         assert data.coding.num_classes == 7 and data.meaning == {0: 255} | {code: code - 1 for code in range(1, 8)}
 
 
+@pytest.mark.parametrize('slips, is_told', [({2: 2}, True), ({2: 1, 3: 1}, True), ({2: 40}, False)])
+def test_classes_of_a_few_pixels_may_be_slips(tmp_path, slips, is_told):
+    """Two nuclei that overlap, 1 + 1, or values between those of others from resizing: with the line they are ignored.
+    A class of more pixels is no slip."""
+    masks = []
+    for n in range(6):
+        mask = np.zeros((300, 300), np.uint8)
+        mask[20 * n:20 * n + 30, 50:90] = 1
+        for code, count in slips.items() if n < 2 else ():
+            mask[150, code:code + 5 * count:5] = code
+        masks.append(mask)
+    folder = with_masks(tmp_path / 'set', masks)
+    config, data = inspect(folder, num_classes='auto')
+    lines = [note for note in data.notes if 'if they are slips' in note]
+    assert bool(lines) == is_told and data.coding.num_classes == 2 + len(slips)
+    if is_told:
+        _, again = inspect(folder, **typed(offered(lines[0], 'mask_values')))
+        assert again.coding.num_classes == 2 and again.classes[255][0] == 2 * sum(slips.values())
+
+
 # --- noise of JPEG and soft edges -----------------------------------------------------
 
 
