@@ -3464,10 +3464,10 @@ def doubts_of_classes(data, found, config):
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(data.pairs.drawn.any()))
-    share, least = data.shows[data.pairs.rows('train')].mean(), config['oversample_foreground']
-    if 0 < share < least:
-        notes.append(f'{share:.0%} of the training images show foreground: they come more often, to be {least:.0%} of an '
-                     'epoch (oversample_foreground=0: each image once)')
+    shown, least = data.shows[data.pairs.rows('train')], config['oversample_foreground']
+    if 0 < shown.sum() < round(least * len(shown)):                    # see WindowSampler
+        notes.append(f'{shown.mean():.0%} of the training images show foreground: they come more often, to be '
+                     f'{least:.0%} of an epoch (oversample_foreground=0: each image once)')
     return notes
 
 
@@ -6221,7 +6221,8 @@ def resume_config(folder, preset, overrides):
     """The settings that the last checkpoint was trained with, changed by the typed ones -> as resolve_config, with
     'default' as the source of all that did not change. ConfigError for changes that a resumed run cannot have."""
     saved = load_last(folder)[0]
-    trained = {key: saved['config'].get(key, value) for key, value in CONFIG.items()}  # a key may be new
+    before = CONFIG | {'oversample_foreground': 0.0}                   # a key may be new: as it was without
+    trained = {key: saved['config'].get(key, value) for key, value in before.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}   # precision as before any healing
     config, sources, notes = resolve_config(preset, overrides, base=trained)
     for key in ('data', 'initial_weights'):
@@ -7645,7 +7646,8 @@ def inspect_other(model):
     """Inspect data that a model was not trained on -> Data; prints it, and how it differs from the training's.
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     data = inspect_data(model.config)
-    data.notes = [note for note in data.notes if not note.startswith('no validation')]     # no matter here
+    of_training = '^no validation|oversample_foreground='
+    data.notes = [note for note in data.notes if not re.search(of_training, note)]
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
     plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')         # the share of noise differs everywhere

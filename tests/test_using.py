@@ -834,6 +834,17 @@ def test_other_data_is_scored_whole_and_leaves_the_run_as_it_was(own, tmp_path, 
     assert 'worst.png' not in written(own)
 
 
+def test_evaluate_says_nothing_of_how_often_images_come_in_training(own, tmp_path, capsys):
+    data = draw_set(tmp_path / 'cells', 8)
+    for n in range(1, 8):
+        PIL.Image.new('L', (40, 40)).save(data / f'masks/{n:03d}.png')
+    assert tu.main(['check', f'data={data}', 'val_fraction=0', 'device=cpu']) == 0
+    assert '12% of the training images show foreground: they come more' in capsys.readouterr().out
+    assert tu.main(['evaluate', str(own), f'data={data}', 'val_fraction=0']) == 0
+    said = capsys.readouterr().out
+    assert 'they come more' not in said and 'no validation images' not in said
+
+
 def test_other_data_is_scored_at_the_stored_threshold(own, tmp_path, capsys):
     tu.store_threshold(own, 0.9, tu.load(own))
     other = draw_set(tmp_path / 'cells.v1', count=4, seed=3)
