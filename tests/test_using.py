@@ -347,8 +347,8 @@ def test_predict_keeps_names_and_size_and_survives_a_broken_file(two, tmp_path, 
 
 def test_masks_of_several_classes_are_said_to_look_black(two, three, tmp_path, capsys):
     """0 to 2 of 255: the commonest cry of all."""
-    for (run, data), save, is_said in (two, 'mask', 0), (three, 'mask', 1), (three, 'palette', 0):
-        assert tu.predict(run, [str(data / 'images' / '003.png')], tmp_path / f'{run.name}-{save}', save=save) == 0
+    for (run, data), how, is_said in (two, 'mask', 0), (three, 'mask', 1), (three, 'palette', 0):
+        assert tu.predict(run, [str(data / 'images' / '003.png')], tmp_path / f'{run.name}-{how}', save=how) == 0
         assert capsys.readouterr().out.count('class numbers, 0 to 2, which look black; save=palette') == is_said
 
 
