@@ -7390,14 +7390,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
-        if (classes := model.config['num_classes']) > 2:
-            raise UserError(f'threshold={shown(threshold)}: is for two classes; this run has {classes}, leave it out',
-                            'nothing to predict')
-        if not (type(threshold) is float and 0 < threshold < 1):
-            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1', 'nothing to predict')
-        model.threshold = threshold
-        if save == 'probability':
-            warn(['threshold has no effect: save=probability writes the probabilities themselves'])
+        replace_threshold(model, threshold, save)
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
@@ -7430,14 +7423,25 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
     others = f', {len(there)} were there already' if there else ''
     print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){others}')
-    if written and save == 'mask' and model.config['num_classes'] > 2:
-        print(f'They hold class numbers, 0 to {model.config["num_classes"] - 1}, which look black; save=palette adds '
-              'colours')
+    if written and save == 'mask' and (classes := model.config['num_classes']) > 2:
+        print(f'They hold class numbers, 0 to {classes - 1}, which look black; save=palette adds colours')
     if written:
         print('Next: ', command_line('export', quoted(run), 'format=onnx'))
     if broken:
         print(UserError(broken, f'{counted(len(broken), "file")} could not be predicted'), file=sys.stderr)
     return 1 if broken else 0
+
+
+def replace_threshold(model, threshold, save):
+    """Decide at another threshold than the stored one. UserError if it is none, or where there are more classes."""
+    if (classes := model.config['num_classes']) > 2:
+        raise UserError(f'threshold={shown(threshold)}: is for two classes; this run has {classes}, leave it out',
+                        'nothing to predict')
+    if not (type(threshold) is float and 0 < threshold < 1):
+        raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1', 'nothing to predict')
+    model.threshold = threshold
+    if save == 'probability':
+        warn(['threshold has no effect: save=probability writes the probabilities themselves'])
 
 
 def warn_of_other_depth(name, modes, model):
