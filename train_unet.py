@@ -3464,9 +3464,9 @@ def doubts_of_classes(data, found, config):
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(data.pairs.drawn.any()))
-    shown, least = data.shows[data.pairs.rows('train')], config['oversample_foreground']
-    if 0 < shown.sum() < round(least * len(shown)):                    # see WindowSampler
-        notes.append(f'{shown.mean():.0%} of the training images show foreground: they come more often, to be '
+    showing, least = data.shows[data.pairs.rows('train')], config['oversample_foreground']
+    if 0 < showing.sum() < round(least * len(showing)):                # see WindowSampler
+        notes.append(f'{showing.mean():.0%} of the training images show foreground: they come more often, to be '
                      f'{least:.0%} of an epoch (oversample_foreground=0: each image once)')
     return notes
 
@@ -4021,9 +4021,9 @@ class WindowSampler(torch.utils.data.Sampler):
         rng = np.random.default_rng([self.seed, self.epoch])
         order = rng.permutation(self.num_images)
         if self.shows is not None and 0 < self.shows.sum() < self.least:
-            shown, others = order[self.shows[order]], order[~self.shows[order]]
-            times = np.arange(self.least) // len(shown)
-            again = np.resize(shown, self.least) + times * self.num_images
+            showing, others = order[self.shows[order]], order[~self.shows[order]]
+            times = np.arange(self.least) // len(showing)
+            again = np.resize(showing, self.least) + times * self.num_images
             order = rng.permutation(np.concatenate([again, others[:self.num_images - self.least]]))
         return np.split(order, [self.effective_batch * i for i in range(1, self.num_windows)])
 
@@ -4356,12 +4356,13 @@ def build_model(config, own=None):
 def begin_at_share(model, data):
     """Let a fresh network of two classes predict a rare foreground, below a tenth of the pixels, as often as it occurs,
     but with no less than Lin et al.'s 0.01 (2017, section 4.1), by the bias of its last convolution: to learn that took
-    epochs. Not if a tenth of the images or more have none: a network that began so learnt to find none."""
+    epochs. Not if a tenth of the images or more have none, unless the others come more often for that: a network that
+    began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
-    _, images = data.classes.get(1, (0, 0))
-    is_rare = model.config['num_classes'] == 2 and data.shares[1] < 0.1 and images > 0.9 * len(data.pairs.images)
-    if layers and is_rare:
+    showing = data.shows[data.pairs.rows('train')].mean()              # share of the images
+    is_rare = model.config['num_classes'] == 2 and data.shares[1] < 0.1
+    if layers and is_rare and (showing > 0.9 or 0 < showing < model.config['oversample_foreground']):
         share = max(0.01, data.shares[1])                              # less, and one of three seeds stuck for long
         layers[-1].bias.fill_(math.log(share / (1 - share)))
 

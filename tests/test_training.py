@@ -1368,3 +1368,11 @@ def test_a_fresh_network_predicts_a_rare_foreground_as_often_as_it_occurs(small_
 @pytest.mark.parametrize('side, empty', [(14, 0), (8, 2)])
 def test_a_frequent_foreground_or_one_that_many_images_lack_changes_no_beginning(small_set, side, empty):
     assert first_bias(blocks(small_set, side, empty)).tolist() == pytest.approx([0], abs=1e-9)
+
+
+@pytest.mark.parametrize('share, bias', [(0.5, math.log(0.03 / 0.97)), (0.3, 0)])
+def test_where_images_with_a_rare_foreground_come_more_often_a_network_begins_with_it(small_set, share, bias):
+    """Else it learnt to find none, in one of two runs."""
+    blocks(small_set, 12, empty=8)                                     # a third of the images show 9 % of theirs
+    told = first_bias(small_set, val_fraction=0.0, oversample_foreground=share).tolist()
+    assert told == pytest.approx([bias], abs=1e-6)
