@@ -3109,7 +3109,7 @@ def scan_pair(image, mask, config):
         raise DataError(f'{mask}: carries a rotation (EXIF orientation {turned}) that its image does not; save it '
                         'upright')
     sizes = f'{image}: is {width} x {height} pixels, its mask {mask} {codes.shape[1]} x {codes.shape[0]}'
-    if turned == 1 and re.search('EXIF [5-8]', mode) and codes.shape == (width, height) != (height, width):
+    if re.search('EXIF [5-8]', mode) and codes.shape == (width, height) != (height, width):
         raise DataError(f'{sizes}: the image is turned upright, as its EXIF tag says, the mask is not; save the image '
                         'without that tag, or the mask upright')
     if codes.shape != (height, width) and not may_be_scaled(codes.shape, (height, width), config):

@@ -604,6 +604,14 @@ def test_classes_of_a_few_pixels_may_be_slips(tmp_path, slips, is_told):
     if is_told:
         _, again = inspect(folder, **typed(offered(lines[0], 'mask_values')))
         assert again.coding.num_classes == 2 and again.classes[255][0] == 2 * sum(slips.values())
+    _, meant = inspect(folder, mask_values={n: n for n in range(2 + len(slips))})
+    assert not any('if they are slips' in note for note in meant.notes)
+
+
+def test_a_class_of_one_small_object_in_a_large_set_is_no_slip(tmp_path):
+    masks = np.zeros((2, 3000, 3000), np.uint8)
+    masks[:, :50], masks[0, 100:110, 100:110] = 1, 2
+    assert not any('slips' in note for note in inspect(with_masks(tmp_path / 'set', masks))[1].notes)
 
 
 # --- noise of JPEG and soft edges -----------------------------------------------------

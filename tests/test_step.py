@@ -1131,8 +1131,11 @@ def test_a_last_batch_that_does_not_fit_beside_cuda_graphs_makes_no_other_smalle
 
     model = Wrapped(network(norm=False))
     monkeypatch.setattr(nn.Module, 'compile', lambda model, **_: setattr(model, '_compiled_call_impl', compiled))
+    resets = []
+    monkeypatch.setattr(torch._dynamo, 'reset', lambda: resets.append(len(seen)))
     result = train(model, compile_model=True, **sets)
     assert events(result.history) and seen[-6:] == [4, 4, 2, 2, 1, 1]
+    assert {*resets} <= {0, len(seen)}                                 # nor is anything compiled anew for it
 
 
 @pytest.mark.parametrize('fault', [None, tu.UserError, RuntimeError, torch.OutOfMemoryError])

@@ -630,6 +630,8 @@ def test_other_channels_get_a_first_layer_of_their_own(own, tmp_path, monkeypatc
     how = TINY | {'data': str(tmp_path / 'bands'), 'num_epochs': 1}
     result = tu.train(**how, in_channels=5, initial_weights=str(own))
     assert result.model.config['in_channels'] == 5 and 'new: encoder.model.conv1.0.weight\n' in caplog.text
+    again = tu.train(**how, initial_weights=str(result.run_dir))      # untyped, they are those of the run
+    assert again.model.config['in_channels'] == 5 and 'new: none' in caplog.text
 
 
 @pytest.mark.parametrize('words, told', [
