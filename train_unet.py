@@ -1569,14 +1569,15 @@ def read_list(path, skip_unpaired=False):
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     first = (tables[path][0][0].get('image') or '').strip()
-    there = lambda base, name: name if os.path.exists(os.path.join(base, name)) else name.replace('\\', '/')
+    is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
+    there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
     base = next((folder for folder in (path.parent, *path.absolute().parents)
                  if os.path.isfile(folder / there(folder, first))), path.parent)
     columns = {file: 'split' if told else split_column(table) for file, (table, told) in tables.items()}
     lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table, 2)]
     for file, told, number, row in lines:
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', columns[file]))
-        image, mask = there(base, image), there(base, mask)            # a list made on Windows has backslashes
+        image, mask = there(base, image), there(base, mask)
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
         unpaired += bool(image and not mask)
@@ -3464,10 +3465,10 @@ def doubts_of_classes(data, found, config):
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(data.pairs.drawn.any()))
-    showing, least = data.shows[data.pairs.rows('train')], config['oversample_foreground']
-    if 0 < showing.sum() < round(least * len(showing)):                # see WindowSampler
-        notes.append(f'{showing.mean():.0%} of the training images show foreground: they come more often, to be '
-                     f'{least:.0%} of an epoch (oversample_foreground=0: each image once)')
+    shows = data.shows[data.pairs.rows('train')]
+    if too_few_show(shows, config):
+        notes.append(f'{shows.mean():.0%} of the training images show foreground: they come more often, to be '
+                     f'{config["oversample_foreground"]:.0%} of an epoch (oversample_foreground=0: each image once)')
     return notes
 
 
@@ -3995,6 +3996,12 @@ def split_evenly(items, most):
     return np.array_split(items, count)
 
 
+def too_few_show(shows, config):
+    """Whether some images, but less than oversample_foreground of them, show foreground (bool, for each image): these
+    come several times in an epoch."""
+    return 0 < shows.sum() < round(config['oversample_foreground'] * len(shows))
+
+
 class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
     effective_batch images over all ranks, in a seeded order. A remainder of less than half a window (rounded down)
@@ -4003,7 +4010,8 @@ class WindowSampler(torch.utils.data.Sampler):
     in an epoch: again with num_images added to the index, a third time with twice that, and so on."""
 
     def __init__(self, num_images, config, rank=0, world_size=1, shows=None):
-        self.num_images, self.seed, self.shows = num_images, config['seed'], shows
+        self.num_images, self.seed = num_images, config['seed']
+        self.shows = shows if shows is not None and too_few_show(shows, config) else None
         self.least = round(config['oversample_foreground'] * num_images)
         self.batch_size = config['batch_size']
         self.effective_batch = config['batch_size'] * config['accumulation_steps']
@@ -4020,7 +4028,7 @@ class WindowSampler(torch.utils.data.Sampler):
         """Index arrays of the epoch's windows, over all ranks."""
         rng = np.random.default_rng([self.seed, self.epoch])
         order = rng.permutation(self.num_images)
-        if self.shows is not None and 0 < self.shows.sum() < self.least:
+        if self.shows is not None:
             showing, others = order[self.shows[order]], order[~self.shows[order]]
             times = np.arange(self.least) // len(showing)
             again = np.resize(showing, self.least) + times * self.num_images
@@ -4360,9 +4368,9 @@ def begin_at_share(model, data):
     began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
-    showing = data.shows[data.pairs.rows('train')].mean()              # share of the images
+    shows = data.shows[data.pairs.rows('train')]
     is_rare = model.config['num_classes'] == 2 and data.shares[1] < 0.1
-    if layers and is_rare and (showing > 0.9 or 0 < showing < model.config['oversample_foreground']):
+    if layers and is_rare and (shows.mean() > 0.9 or too_few_show(shows, model.config)):
         share = max(0.01, data.shares[1])                              # less, and one of three seeds stuck for long
         layers[-1].bias.fill_(math.log(share / (1 - share)))
 

@@ -217,6 +217,8 @@ BAD = [
      "sett: there is no such folder: did you mean 'set'?"),
     ('a file', lambda f: f / 'images/a.png', {}, 'a.png: is a file'),
     ('missing list', lambda f: f / 'list.csv', {}, 'list.csv: there is no such'),
+    ('a list of another ending', lambda f: put(f / 'list.txt', 'a b') or f / 'list.txt', {},
+     'in .csv, with the columns image,mask'),
     ('empty folder', lambda f: (f / 'new').mkdir() or f / 'new', {}, 'found 0 images and 0 masks'),
     ('images only', lambda f: f / 'images', {}, 'found 4 images and 0 masks'),
     ('no masks', remove(*(f'masks/{n}.png' for n in 'abcd')), {}, 'found 4 images and 0 masks'),

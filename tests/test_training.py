@@ -1336,6 +1336,20 @@ def test_a_run_writes_down_its_split_as_a_list_that_can_be_trained_on(small_set)
     assert re.search(r'Network: .*, 0\.\d+ million', (first.run_dir / 'log.txt').read_text())
 
 
+def test_a_loss_of_ones_own_gets_images_and_masks_of_the_data_of_config(tmp_path):
+    """As README says: uint8 images, and masks of class ids."""
+    seen = []
+
+    def loss_fn(model, batch):
+        images, masks = batch['image'], batch['mask']
+        seen.append((images.shape[1:], masks.shape[1:], {*masks.unique().tolist()}))
+        return F.binary_cross_entropy_with_logits(model(images)[:, 0], masks.float(), reduction='none').mean((1, 2))
+
+    tu.train(**TINY, data=str(draw_set(tmp_path / 'set', count=8)), run_dir=str(tmp_path / 'run'), loss_fn=loss_fn)
+    height, width = tu.load(tmp_path / 'run').config['image_size']
+    assert seen and all(case == ((3, height, width), (height, width), {0, 1}) for case in seen)
+
+
 # --- how a network begins -------------------------------------------------------------
 
 
