@@ -3227,8 +3227,9 @@ def scan(pairs, config, decode=False):
         advice = ['to leave them out type skip_broken=True'] * is_any_sound
         sizes = [problem.sizes for problem in problems if isinstance(problem, OtherSize)]
         scaled = sum(same_shape(*two) for two in sizes)
-        squeezed = [(kind, *seen) for kind, seen in zip(('masks', 'images'), map(set, zip(*sizes))) if len(seen) == 1]
-        if squeezed and scaled < len(sizes) > len(found) / 2:
+        kinds = zip(('masks', 'images'), map(set, zip(*sizes)), (1, len(found) / 2))    # images often have one
+        squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
+        if squeezed and scaled < len(sizes):
             (kind, (height, width)), *_ = squeezed
             advice.insert(0, f'if all {kind} were squeezed to {width} x {height} pixels type rescale_masks=stretch')
         elif scaled:

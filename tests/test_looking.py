@@ -86,6 +86,13 @@ def test_masks_that_were_squeezed_into_one_size(tmp_path):
         assert image.shape[:2] == mask.shape and (mask == (np.arange(mask.shape[1]) >= mask.shape[1] // 2)).all()
 
 
+def test_masks_that_were_squeezed_into_the_size_that_most_images_have(tmp_path):
+    for n, width in enumerate([20] * 6 + [30, 40, 50]):
+        save(tmp_path / f'set/images/{n}.png', np.zeros((20, width, 3)))
+        save(tmp_path / f'set/masks/{n}.png', np.eye(20))
+    assert offered(ask(tmp_path / 'set'), 'rescale') == 'rescale_masks=stretch'
+
+
 def test_images_that_were_squeezed_into_one_size(tmp_path):
     """The masks kept their shapes."""
     for n in range(4):
