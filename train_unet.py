@@ -1075,7 +1075,7 @@ IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture picture
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
                  'ann anns gt gts segmentationclass segmentation segmentations groundtruth gtfine target '
                  'targets truth truths groundtruths seg segm segmap segmaps gtmaps pixels labelids matte mattes '
-                 'matting trimaps manual'.split())
+                 'matting trimaps manual semantic'.split())
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic inst instance instances instanceids color colors colour colours colormap edge edges gray '
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '

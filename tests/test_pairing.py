@@ -720,6 +720,17 @@ def test_masks_below_a_folder_named_for_images_are_offered(tmp_path):
                                     for i, m in paired.items())
 
 
+def test_a_folder_of_the_semantic_beats_one_of_the_instances(tmp_path):
+    """KITTI's semantic segmentation: image_2/, semantic/, semantic_rgb/ and instance/, with images alone to test on."""
+    for n in range(6):
+        for split in ('training', 'testing'):
+            save(tmp_path / f'{split}/image_2/{n}.png', np.random.default_rng(n).integers(0, 256, (32, 32, 3)))
+        for kind in ('semantic', 'semantic_rgb', 'instance'):
+            save(tmp_path / f'training/{kind}/{n}.png', np.eye(32))
+    assert typed_lines(ask(tmp_path)) == ['images="training/image_*" masks="training/semantic"',
+                                          'images="training/image_*" masks="training/semantic_rgb"']
+
+
 def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     """Each would take gigabytes, and the time in which the other lines are tried."""
     kinds = 'images', 'masks_a', 'masks_b'
