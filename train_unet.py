@@ -2987,7 +2987,7 @@ def read_class_list(path):
     most = max((len(numbers) for _, numbers in rows), default=0)
     is_header = re.compile('(class|label)?[ _]?(name|class|label)s?', re.IGNORECASE).fullmatch
     rows = [(name, numbers) for name, numbers in rows if len(numbers) == most and not is_header(name)]
-    are_names = all(re.fullmatch(r'\w[\w +/&()-]{,60}', name) for name, _ in rows)
+    are_names = all(re.fullmatch(r'\w([\w +/&()-]|\.(?!\w)){,60}', name) for name, _ in rows)
     if not are_names or most == 2 or most == 3 and any(max(numbers) > 255 for _, numbers in rows):
         return {}
     if most == 3:

@@ -1592,6 +1592,8 @@ def test_a_common_colour_that_is_not_listed_hides_the_list(tmp_path):
      {'class_names': ['Background', 'Wall', 'Door', 'Stair'], 'num_classes': 4}),
     ('labels.txt', '__ignore__\n_background_\nwall\ndoor\n', {'class_names': ['_background_', 'wall', 'door']}),
     ('names_of_classes.csv', 'name\nbackground\nwall\ndoor\n', {'class_names': ['background', 'wall', 'door']}),
+    ('labels.txt', 'Ego car\nPainted driv. instr.\nTraffic guide obj.\n',                               # A2D2
+     {'class_names': ['Ego car', 'Painted driv. instr.', 'Traffic guide obj.']}),
     ('labels.txt', '0 void\n1 wall\n2 door\n', {'class_names': ['wall', 'door'], 'mask_values': {0: 255, 1: 0, 2: 1}}),
     ('codes.tsv', 'label\tGT_code\nwall\t0\noutside_roi\t1\ndoor\t2\n',
      {'class_names': ['wall', 'door'], 'mask_values': {0: 0, 1: 255, 2: 1}}),
