@@ -161,7 +161,8 @@ CONFIG = {
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of it
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
-                                  # 'ce+dice' for two classes or with class_weights, else 'dice'
+                                  # 'ce+dice' for two classes, with class_weights, or where most images show no
+                                  # foreground, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
     'oversample_foreground': 0.5,  # least share of an epoch's images that show any class but 0: where fewer do, each of
                                   # them comes several times, augmented anew, and of the others some; 0: each once
@@ -4000,7 +4001,7 @@ def split_evenly(items, most):
 def too_few_show(shows, config):
     """Whether some images, but less than oversample_foreground of them, show foreground (bool, for each image): these
     come several times in an epoch."""
-    return 0 < shows.sum() < round(config['oversample_foreground'] * len(shows))
+    return 0 < int(shows.sum()) < round(config['oversample_foreground'] * len(shows))
 
 
 class WindowSampler(torch.utils.data.Sampler):
@@ -4169,7 +4170,9 @@ def settle(config, hardware, data, is_demo):
     planned = epochs * WindowSampler(count, config).num_windows
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
            f'{planned:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
-    choose('loss', usual_loss(config), f'the usual one for {config["num_classes"]} classes')
+    is_sparse = too_few_show(data.shows[data.pairs.rows('train')], config)
+    choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
+           + ', where many images have no foreground' * is_sparse)
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
@@ -4231,9 +4234,11 @@ def usual_rate(config):
     return float(f'{min(rate, most):.2g}'), words if rate <= most else f'{words}; {most} at most'
 
 
-def usual_loss(config):
-    """The kind of loss. Dice alone gives many classes the best mean score; class_weights need a cross-entropy."""
-    usual = 'ce+dice' if config['num_classes'] == 2 or config['class_weights'] is not None else 'dice'
+def usual_loss(config, is_sparse=False):
+    """The kind of loss. Dice alone gives many classes the best mean score, but tells little about images without
+    foreground (is_sparse: many have none); class_weights need a cross-entropy."""
+    needs_entropy = config['num_classes'] == 2 or config['class_weights'] is not None or is_sparse
+    usual = 'ce+dice' if needs_entropy else 'dice'
     return usual if config['loss'] == 'auto' else config['loss']
 
 
@@ -4363,17 +4368,20 @@ def build_model(config, own=None):
 
 @torch.no_grad()
 def begin_at_share(model, data):
-    """Let a fresh network of two classes predict a rare foreground, below a tenth of the pixels, as often as it occurs,
-    but with no less than Lin et al.'s 0.01 (2017, section 4.1), by the bias of its last convolution: to learn that took
-    epochs. Not if a tenth of the images or more have none, unless the others come more often for that: a network that
-    began so learnt to find none."""
+    """Let a fresh network predict the classes of a rare foreground, below a tenth of the pixels, as often as they occur,
+    but each with no less than Lin et al.'s 0.01 (2017, section 4.1), by the biases of its last convolution: to learn
+    that took epochs. Not if a tenth of the images or more have none, unless the others come more often for that: a
+    network that began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     shows = data.shows[data.pairs.rows('train')]
-    is_rare = model.config['num_classes'] == 2 and data.shares[1] < 0.1
-    if layers and is_rare and (shows.mean() > 0.9 or too_few_show(shows, model.config)):
-        share = max(0.01, data.shares[1])                              # less, and one of three seeds stuck for long
-        layers[-1].bias.fill_(math.log(share / (1 - share)))
+    is_rare = data.shares[0] > 0.9 and (shows.mean() > 0.9 or too_few_show(shows, model.config))
+    if is_rare and layers and layers[-1].out_channels <= len(data.shares):
+        least = min(0.01, 0.1 / (len(data.shares) - 1))                # less, and one of three seeds stuck for long
+        shares = data.shares.clip(least)
+        shares[0] = 1 - shares[1:].sum()
+        biases = torch.from_numpy(np.log(shares / shares[0]))
+        layers[-1].bias.copy_(biases[-len(layers[-1].bias):])          # two classes have one
 
 
 def laid_out(model, config, device):

@@ -515,6 +515,16 @@ def test_training_sees_more_of_the_few_images_with_foreground(tmp_path, share, s
     assert sum(bool(mask.any()) for batch in loader for mask in batch['mask']) == seen
 
 
+def test_where_most_images_show_nothing_several_classes_get_a_cross_entropy(tmp_path):
+    """Of an image without foreground Dice tells little."""
+    few, many = (sparse_set(tmp_path / f'{shown}', shown=shown) for shown in (4, 12))
+    for folder in few, many:
+        save(folder / 'masks/000.png', np.eye(40) * 100)               # a class more
+    for folder, share, kind in (few, 0.5, 'ce+dice'), (few, 0.0, 'dice'), (many, 0.5, 'dice'):
+        typed = {'mask_values': {0: 0, 255: 1, 100: 2}, 'oversample_foreground': share, 'loss': 'auto'}
+        assert dataset(folder, **typed)[1]['loss'] == kind
+
+
 def test_that_images_come_several_times_is_said(tmp_path):
     for shown, share, is_said in (3, 0.5, True), (3, 0.1, False), (10, 0.5, False), (0, 0.5, False):
         _, data = inspect(sparse_set(tmp_path / f'{shown}', shown=shown), val_fraction=0.0, oversample_foreground=share)
@@ -751,6 +761,7 @@ def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
     config, data = inspect(small_set)
     data.pairs.images = np.repeat(data.pairs.images, -(-count // 9))[:count]
     data.pairs.masks, data.pairs.splits = data.pairs.images, np.zeros(count, np.int8)
+    data.shows = np.ones(count, bool)
     settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
     assert settled['num_epochs'] == epochs and settled['num_workers'] == (0 if kind == 'cpu' else 3)
 

@@ -1379,6 +1379,20 @@ def test_a_fresh_network_predicts_a_rare_foreground_as_often_as_it_occurs(small_
     assert first_bias(small_set, model=network).tolist() == pytest.approx([7])
 
 
+@pytest.mark.parametrize('values', [(1, 2), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)])
+def test_a_fresh_network_predicts_each_of_several_rare_classes_as_often_as_it_occurs(small_set, values):
+    """At least in a hundredth of the pixels, of more than ten classes less: together a tenth at most."""
+    for path in (small_set / 'masks').iterdir():
+        mask = np.zeros((40, 40), np.uint8)
+        mask[:8, :8] = 1
+        for value in values[1:]:
+            mask[20, 3 * value] = value                                # one pixel
+        PIL.Image.fromarray(mask).save(path)
+    shares = first_bias(small_set).softmax(0).tolist()
+    least = min(0.01, 0.1 / len(values))
+    assert shares == pytest.approx([1 - 0.04 - least * (len(values) - 1), 0.04] + [least] * (len(values) - 1), rel=1e-4)
+
+
 @pytest.mark.parametrize('side, empty', [(14, 0), (8, 2)])
 def test_a_frequent_foreground_or_one_that_many_images_lack_changes_no_beginning(small_set, side, empty):
     assert first_bias(blocks(small_set, side, empty)).tolist() == pytest.approx([0], abs=1e-9)
