@@ -165,7 +165,8 @@ CONFIG = {
                                   # foreground, else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
     'oversample_foreground': 0.5,  # least share of an epoch's images that show any class but 0: where fewer do, each of
-                                  # them comes several times, augmented anew, and of the others some; 0: each once
+                                  # them comes several times, those of rarer classes more often, augmented anew, and of
+                                  # the others some; 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
                                   # 5 % of the run, off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
@@ -3052,7 +3053,7 @@ class Data:
     meaning: dict                  # code -> class id, 255 for ignored
     classes: dict                  # class id -> (pixels, images)
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
-    shows: np.ndarray              # (pairs,) bool: the mask has another class than 0
+    rarity: np.ndarray             # (pairs,) of the rarest class in the mask, see rarities; 0 where it has none but 0
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
     marks: str                     # a hash of what the images that train and validate hold: see mark_of
@@ -3272,14 +3273,14 @@ def inspect_data(config, decode=False):
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
     classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(times)}
-    shows = np.array([not ids <= {0, IGNORE} for ids in found])
+    rarity = rarities(found, pairs.splits)
     in_train = by_class(pixels_of(of_training), meaning)[:coding.num_classes]
     shares = in_train / max(in_train.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
     marks = sorted(itertools.compress([record['mark'] for record in records], pairs.splits != SPLITS.index('test')))
     marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
-    data = Data(pairs, coding, values, meaning, classes, shares, shows, sizes, modes, marks, [*pairs.notes])
+    data = Data(pairs, coding, values, meaning, classes, shares, rarity, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts)
     data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
@@ -3293,6 +3294,15 @@ def inspect_data(config, decode=False):
         data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} along the '
                           f'edges of all masks: are the masks inverted? If so {line}')
     return data
+
+
+def rarities(found, splits):
+    """Of each image's classes (sets of class ids, 255 ignored) the rarest but 0 -> (pairs,) in how many times fewer
+    training images it is than the commonest of them: 1 to 10, lest a class of one image prevail; 0: none but 0."""
+    often = Counter(itertools.chain.from_iterable(itertools.compress(found, splits == SPLITS.index('train'))))
+    most = max((often[class_id] for class_id in often.keys() - {0, IGNORE}), default=1)
+    return np.array([max((min(10, most / max(1, often[class_id])) for class_id in ids - {0, IGNORE}), default=0)
+                     for ids in found], float)
 
 
 def by_class(counts, meaning):
@@ -3467,9 +3477,9 @@ def doubts_of_classes(data, found, config):
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(data.pairs.drawn.any()))
-    shows = data.shows[data.pairs.rows('train')]
-    if too_few_show(shows, config):
-        notes.append(f'{shows.mean():.0%} of the training images show foreground: they come more often, to be '
+    rarity = data.rarity[data.pairs.rows('train')]
+    if too_few_show(rarity, config):
+        notes.append(f'{np.mean(rarity > 0):.0%} of the training images show foreground: they come more often, to be '
                      f'{config["oversample_foreground"]:.0%} of an epoch (oversample_foreground=0: each image once)')
     return notes
 
@@ -3864,7 +3874,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
     def __init__(self, data, split, config, is_training):
         self.pairs, self.coding, self.config = data.pairs, data.coding, config
         self.rows = data.pairs.rows(split)
-        self.shows = data.shows[self.rows]                             # foreground
+        self.rarity = data.rarity[self.rows]
         self.is_training, self.is_mixed = is_training, find_image_dtype(data) == 'mixed'
         self.largest = max(map(math.prod, data.sizes))                 # pixels
         self.height, self.width = config['image_size']
@@ -3998,22 +4008,22 @@ def split_evenly(items, most):
     return np.array_split(items, count)
 
 
-def too_few_show(shows, config):
-    """Whether some images, but less than oversample_foreground of them, show foreground (bool, for each image): these
-    come several times in an epoch."""
-    return 0 < int(shows.sum()) < round(config['oversample_foreground'] * len(shows))
+def too_few_show(rarity, config):
+    """Whether some images, but less than oversample_foreground of them, show foreground, by their rarity (num_images,):
+    these come several times in an epoch."""
+    return bool(0 < np.count_nonzero(rarity) < round(config['oversample_foreground'] * len(rarity)))
 
 
 class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
     effective_batch images over all ranks, in a seeded order. A remainder of less than half a window (rounded down)
     joins the window before it. Each rank takes its share of a window in micro-batches of at most batch_size. Where less
-    than oversample_foreground of the images show foreground, as `shows` (num_images,) tells, these come several times
-    in an epoch: again with num_images added to the index, a third time with twice that, and so on."""
+    than oversample_foreground of the images show foreground, these come several times in an epoch, in proportion to
+    their `rarity` (num_images,): again with num_images added to the index, a third time with twice that, and so on."""
 
-    def __init__(self, num_images, config, rank=0, world_size=1, shows=None):
+    def __init__(self, num_images, config, rank=0, world_size=1, rarity=None):
         self.num_images, self.seed = num_images, config['seed']
-        self.shows = shows if shows is not None and too_few_show(shows, config) else None
+        self.rarity = rarity if rarity is not None and too_few_show(rarity, config) else None
         self.least = round(config['oversample_foreground'] * num_images)
         self.batch_size = config['batch_size']
         self.effective_batch = config['batch_size'] * config['accumulation_steps']
@@ -4030,11 +4040,13 @@ class WindowSampler(torch.utils.data.Sampler):
         """Index arrays of the epoch's windows, over all ranks."""
         rng = np.random.default_rng([self.seed, self.epoch])
         order = rng.permutation(self.num_images)
-        if self.shows is not None:
-            showing, others = order[self.shows[order]], order[~self.shows[order]]
-            times = np.arange(self.least) // len(showing)
-            again = np.resize(showing, self.least) + times * self.num_images
-            order = rng.permutation(np.concatenate([again, others[:self.num_images - self.least]]))
+        if self.rarity is not None:
+            shows = self.rarity[order] > 0
+            turns = np.cumsum(self.rarity[order[shows]])               # at even steps along them lie those to be drawn
+            drawn = np.searchsorted(turns, (np.arange(self.least) + rng.random()) / self.least * turns[-1])
+            times = np.arange(self.least) - np.searchsorted(drawn, drawn)      # how often each has been drawn before
+            again = order[shows][drawn] + times * self.num_images
+            order = rng.permutation(np.concatenate([again, order[~shows][:self.num_images - self.least]]))
         return np.split(order, [self.effective_batch * i for i in range(1, self.num_windows)])
 
     def micro_batches(self, window):
@@ -4170,7 +4182,7 @@ def settle(config, hardware, data, is_demo):
     planned = epochs * WindowSampler(count, config).num_windows
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
            f'{planned:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
-    is_sparse = too_few_show(data.shows[data.pairs.rows('train')], config)
+    is_sparse = too_few_show(data.rarity[data.pairs.rows('train')], config)
     choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
            + ', where many images have no foreground' * is_sparse)
     choose('learning_rate', *usual_rate(config))
@@ -4374,8 +4386,8 @@ def begin_at_share(model, data):
     network that began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
-    shows = data.shows[data.pairs.rows('train')]
-    is_rare = data.shares[0] > 0.9 and (shows.mean() > 0.9 or too_few_show(shows, model.config))
+    rarity = data.rarity[data.pairs.rows('train')]
+    is_rare = data.shares[0] > 0.9 and (np.mean(rarity > 0) > 0.9 or too_few_show(rarity, model.config))
     if is_rare and layers and layers[-1].out_channels <= len(data.shares):
         least = min(0.01, 0.1 / (len(data.shares) - 1))                # less, and one of three seeds stuck for long
         shares = data.shares.clip(least)
@@ -6672,7 +6684,7 @@ def build_loaders(train_data, val_data, config, device):
         raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
     loader = build_loader(train_data, config, device,
                           batch_sampler=WindowSampler(len(train_data), config, rank, count,
-                                                      getattr(train_data, 'shows', None)))
+                                                      getattr(train_data, 'rarity', None)))
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
                               batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size

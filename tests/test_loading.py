@@ -474,7 +474,7 @@ def test_no_process_gets_more_images_at_once_than_the_memory_was_tried_with():
                                                   (15, 0.5, 15), (0, 0.5, 0), (20, 0.5, 20)])
 def test_a_least_share_of_an_epoch_shows_foreground(shown, share, wanted):
     shows = np.arange(20) % 20 < shown
-    sampler = WindowSampler(20, {**train_unet.CONFIG, 'oversample_foreground': share}, shows=shows)
+    sampler = WindowSampler(20, {**train_unet.CONFIG, 'oversample_foreground': share}, rarity=shows / 2)
     epochs = []
     for sampler.epoch in range(3):
         draws = [draw for keys in sampler for _, draw in keys]
@@ -501,7 +501,7 @@ def sparse_set(folder, count=20, shown=3):
 def test_an_image_that_comes_again_in_an_epoch_is_changed_otherwise(tmp_path, size_policy):
     data, config = dataset(sparse_set(tmp_path / 'set'), val_fraction=0.0, augment='strong', image_size=32,
                            size_policy=size_policy)
-    row = int(np.flatnonzero(data.shows)[0])
+    row = int(np.flatnonzero(data.rarity)[0])
     first, again, same = (data[0, row + n * len(data)] for n in (0, 1, 1))
     assert not torch.equal(first['image'], again['image']) and torch.equal(again['image'], same['image'])
     assert first['index'] == again['index'] == row and data.name(row + len(data)) == data.name(row)
@@ -515,14 +515,41 @@ def test_training_sees_more_of_the_few_images_with_foreground(tmp_path, share, s
     assert sum(bool(mask.any()) for batch in loader for mask in batch['mask']) == seen
 
 
+def two_classes(folder, often=8, seldom=2, count=40):
+    """A set whose first images show class 1, the next few class 2, the last of these both, and the others nothing."""
+    draw_set(folder, count)
+    for n in range(count):
+        mask = np.zeros((40, 40))
+        mask[5:10, 5:10], mask[20:25, 20:25] = n < often or n == often + seldom - 1, 2 * (often <= n < often + seldom)
+        save(folder / f'masks/{n:03d}.png', mask)
+    return folder
+
+
+def test_images_of_rare_classes_come_more_often_so_that_each_class_is_seen_as_often(tmp_path):
+    data, config = dataset(two_classes(tmp_path / 'set', often=9, seldom=4, count=40), val_fraction=0.0)
+    assert data.rarity.tolist() == [1] * 9 + [2.5] * 4 + [0] * 27      # 10 show class 1, 4 class 2
+    sampler, times = WindowSampler(40, config, rarity=data.rarity), Counter()
+    for sampler.epoch in range(50):
+        draws = [draw for keys in sampler for _, draw in keys]
+        assert len({*draws}) == len(draws) == 40                       # again with 40 added, once more with 80
+        assert {draw % 40 for draw in draws if draw >= 40} <= {draw for draw in draws if draw < 40}
+        times.update(draw % 40 for draw in draws)
+    of_each = [sum(times[n] for n in rows) / 50 for rows in (range(9), range(9, 13))]      # of the 20 in an epoch
+    assert of_each == pytest.approx([20 * 9 / 19, 20 * 10 / 19], abs=0.2)
+
+
+def test_how_rare_a_class_is_training_images_tell(tmp_path):
+    """No class counts as more than ten times rarer than the commonest."""
+    found = [{0, 1}, {0, 1, 255}, {0, 255}, {1, 2}, {0, 3}, {1}, {2}]
+    assert train_unet.rarities(found, np.array([0, 0, 0, 0, 1, 0, 1])).tolist() == [1, 1, 0, 4, 4, 1, 4]
+    assert train_unet.rarities([{0, 1}] * 30 + [{0, 2}], np.zeros(31, int)).tolist() == [1] * 30 + [10]
+
+
 def test_where_most_images_show_nothing_several_classes_get_a_cross_entropy(tmp_path):
     """Of an image without foreground Dice tells little."""
-    few, many = (sparse_set(tmp_path / f'{shown}', shown=shown) for shown in (4, 12))
-    for folder in few, many:
-        save(folder / 'masks/000.png', np.eye(40) * 100)               # a class more
+    few, many = (two_classes(tmp_path / f'{often}', often, 4, 20) for often in (4, 12))
     for folder, share, kind in (few, 0.5, 'ce+dice'), (few, 0.0, 'dice'), (many, 0.5, 'dice'):
-        typed = {'mask_values': {0: 0, 255: 1, 100: 2}, 'oversample_foreground': share, 'loss': 'auto'}
-        assert dataset(folder, **typed)[1]['loss'] == kind
+        assert dataset(folder, oversample_foreground=share, loss='auto')[1]['loss'] == kind
 
 
 def test_that_images_come_several_times_is_said(tmp_path):
@@ -761,7 +788,7 @@ def test_usual_epochs_and_workers(small_set, monkeypatch, kind, count, epochs):
     config, data = inspect(small_set)
     data.pairs.images = np.repeat(data.pairs.images, -(-count // 9))[:count]
     data.pairs.masks, data.pairs.splits = data.pairs.images, np.zeros(count, np.int8)
-    data.shows = np.ones(count, bool)
+    data.rarity = np.ones(count)
     settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
     assert settled['num_epochs'] == epochs and settled['num_workers'] == (0 if kind == 'cpu' else 3)
 
