@@ -587,7 +587,8 @@ OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold
              'export': ('format', 'half')}
 FLAGS = ('tta', 'half', 'skip_existing')                               # those of them that are True or False
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
-               'grad_clip loss class_weights ema_decay progressive_resizing early_stopping_patience max_bad_steps '
+               'grad_clip loss class_weights oversample_foreground ema_decay progressive_resizing '
+               'early_stopping_patience init_scale growth_factor backoff_factor growth_interval max_bad_steps '
                'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
 IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predict': {'preset', *TRAINING},
         'export': {'preset', *TYPES, *FOREIGN}}                        # settings refused as useless
@@ -4380,10 +4381,10 @@ def build_model(config, own=None):
 
 @torch.no_grad()
 def begin_at_share(model, data):
-    """Let a fresh network predict the classes of a rare foreground, below a tenth of the pixels, as often as they occur,
-    but each with no less than Lin et al.'s 0.01 (2017, section 4.1), by the biases of its last convolution: to learn
-    that took epochs. Not if a tenth of the images or more have none, unless the others come more often for that: a
-    network that began so learnt to find none."""
+    """Let a fresh network predict each class of a rare foreground, below a tenth of the pixels, as often as it occurs,
+    but with no less than Lin et al.'s 0.01 (2017, section 4.1), by the biases of its last convolution: to learn that
+    took epochs. Not if a tenth of the images or more have none, unless the others come more often for that: a network
+    that began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     rarity = data.rarity[data.pairs.rows('train')]
@@ -7426,6 +7427,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     refuse_overwriting(files, output)
     there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
     files = [(path, mask) for path, mask in files if mask not in there]
+    output.mkdir(parents=True, exist_ok=True)                          # what fails fails now, not after hours
     broken, begun = [], time.monotonic()
 
     def images():
@@ -8052,7 +8054,9 @@ def export_pt2(model, path, half, is_free):
 
 def export_smp(model, path, half, is_free):
     """smp's own form -> the model with the network that smp.from_pretrained loads."""
-    (model.network.half() if half else model.network).save_pretrained(path)
+    for weight in model.network.parameters() if half else ():
+        weight.data = weight.data.half() if weight.ndim > 1 else weight.data   # those of norms weigh little, and decide
+    model.network.save_pretrained(path)
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]

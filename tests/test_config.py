@@ -153,6 +153,8 @@ def test_switches_are_true_or_false(words):
     (['export', 'runs/x', 'runs/y'], "'runs/y': export takes one run"),
     (['export', 'runs/x', 'image_size=64'], 'image_size=64: export has no use for it'),
     (['evaluate', 'runs/x', 'num_epochs=3'], 'num_epochs=3: evaluate has no use for it'),
+    (['evaluate', 'runs/x', 'oversample_foreground=0'], 'oversample_foreground=0: evaluate has no use for it'),
+    (['predict', 'runs/x', 'a.jpg', 'init_scale=3'], 'init_scale=3: predict has no use for it'),
     (['predict', 'runs/x', 'a.jpg', 'lr=3'], 'learning_rate=3: predict has no use for it'),
     (['evaluate', 'runs/x', 'run_dir=there'], "run_dir='there': evaluate has no use for it"),
     (['evaluate', 'runs/x', '-o', 'there'], "run_dir='there': evaluate has no use for it"),

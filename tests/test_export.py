@@ -254,11 +254,17 @@ def test_a_network_with_nan_is_not_exported(own, tmp_path):
     assert 'mine.txt' in left and not left & {'config.json', 'model.safetensors', 'preprocessing.json'}
 
 
-def test_half_export_of_statistics_that_float16_cannot_hold_is_refused(own, tmp_path):
+def test_half_export_keeps_the_norms_of_which_float16_holds_no_statistics(own, tmp_path):
     with edited(own / 'best.pt') as saved:
         name = next(key for key in saved['weights'] if key.endswith('running_var'))
         saved['weights'][name] *= 1e9
         saved['weights'][name.replace('running_var', 'weight')] *= 1e9 ** 0.5
+    assert tu.export(own, 'smp', tmp_path / 'out', half=True) == 0
+
+
+def test_half_export_of_weights_that_float16_cannot_hold_is_refused(own, tmp_path):
+    with edited(own / 'best.pt') as saved:
+        next(value for key, value in saved['weights'].items() if key.endswith('.weight') and value.ndim == 4).mul_(1e7)
     with pytest.raises(tu.UserError, match='does not agree|does not run'):
         tu.export(own, 'smp', tmp_path / 'out', half=True)
 

@@ -497,6 +497,13 @@ def test_a_mask_that_cannot_be_written_costs_no_other(two, tmp_path, capsys):
     assert 'a.png: cannot be written' in capsys.readouterr().err
 
 
+def test_a_folder_for_masks_that_cannot_be_made_is_told_before_anything_is_predicted(two, tmp_path, capsys):
+    (tmp_path / 'file').touch()
+    images = [str(tmp_path / f'p/{name}') for name in written(save_images(tmp_path / 'p', 'a.png', 'b.png'))]
+    assert tu.main(['predict', str(two[0]), *images, '-o', str(tmp_path / 'file/masks')]) == 2
+    assert capsys.readouterr().err.splitlines() == [f'{tmp_path}/file/masks: Not a directory']
+
+
 def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(small_set, tmp_path):
     """SIGTERM as a scheduler sends it, while the first mask is on its way to the disk."""
     run = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir.resolve()
