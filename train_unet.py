@@ -3298,8 +3298,9 @@ def inspect_data(config, decode=False):
 
 
 def rarities(found, splits):
-    """Of each image's classes (sets of class ids, 255 ignored) the rarest but 0 -> (pairs,) in how many times fewer
-    training images it is than the commonest of them: 1 to 10, lest a class of one image prevail; 0: none but 0."""
+    """How rare the rarest class but 0 of each image is (found: sets of class ids, 255 ignored) -> (pairs,): so many
+    times as many training images show the commonest. 1 to 10, lest a class of one image prevail; 0: none but class 0.
+    """
     often = Counter(itertools.chain.from_iterable(itertools.compress(found, splits == SPLITS.index('train'))))
     most = max((often[class_id] for class_id in often.keys() - {0, IGNORE}), default=1)
     return np.array([max((min(10, most / max(1, often[class_id])) for class_id in ids - {0, IGNORE}), default=0)

@@ -1393,6 +1393,19 @@ def test_a_fresh_network_predicts_each_of_several_rare_classes_as_often_as_it_oc
     assert shares == pytest.approx([1 - 0.04 - least * (len(values) - 1), 0.04] + [least] * (len(values) - 1), rel=1e-4)
 
 
+def test_an_edited_network_that_ends_in_another_convolution_begins_as_it_came(small_set, monkeypatch):
+    usual = tu.build_network
+
+    def edited(config):
+        network = usual(config)
+        network.segmentation_head.append(nn.Conv2d(1, 7, 1))
+        network.segmentation_head.append(nn.Conv2d(7, 1, 1, bias=False))
+        return network
+
+    monkeypatch.setattr(tu, 'build_network', edited)
+    assert first_bias(blocks(small_set, 8)).tolist() == pytest.approx([0], abs=1e-9)
+
+
 @pytest.mark.parametrize('side, empty', [(14, 0), (8, 2)])
 def test_a_frequent_foreground_or_one_that_many_images_lack_changes_no_beginning(small_set, side, empty):
     assert first_bias(blocks(small_set, side, empty)).tolist() == pytest.approx([0], abs=1e-9)
