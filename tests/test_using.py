@@ -216,7 +216,7 @@ def test_an_image_of_16_bits_is_not_predicted_as_black(two, tmp_path, capsys, sh
     tu.cv2.imwrite(str(tmp_path / 'deep.png'), deep)
     assert tu.predict(two[0], [str(tmp_path / 'deep.png')], tmp_path / 'out') == 1
     assert 'deep.png: holds 16-bit or float pixels' in capsys.readouterr().err
-    assert not (tmp_path / 'out').exists()
+    assert written(tmp_path / 'out') == []
     model = tu.load(two[0])
     for image in (deep, deep / 65535.0, tmp_path / 'deep.png'):
         with pytest.raises(tu.DataError, match='16-bit or float pixels'):
