@@ -7428,7 +7428,6 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     refuse_overwriting(files, output)
     there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
     files = [(path, mask) for path, mask in files if mask not in there]
-    output.mkdir(parents=True, exist_ok=True)                          # what fails fails now, not after hours
     broken, begun = [], time.monotonic()
 
     def images():
@@ -7445,6 +7444,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
                 broken.append(error.problems[0])
 
     for target, image, bands in predict_stream(model, images(), dtype, flips=tta):
+        output.mkdir(parents=True, exist_ok=True)                      # if it fails, at the first mask
         try:
             write_prediction(target, image, bands, model, save)
         except DataError as error:                                     # a large file may be broken further down
