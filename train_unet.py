@@ -161,12 +161,12 @@ CONFIG = {
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of it
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
-                                  # 'ce+dice' for two classes, with class_weights, or where most images show no
-                                  # foreground, else 'dice'
+                                  # 'ce+dice' for two classes, with class_weights, or where images come several
+                                  # times (oversample_foreground), else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'oversample_foreground': 0.5,  # least share of an epoch's images that show any class but 0: where fewer do, each of
-                                  # them comes several times, those of rarer classes more often, augmented anew, and of
-                                  # the others some; 0: each once
+    'oversample_foreground': 0.5,  # least share of an epoch's images that show any class but 0: where fewer do, they
+                                  # come several times, those of rarer classes more often, augmented anew, and of the
+                                  # others some; 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
                                   # 5 % of the run, off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
@@ -4020,8 +4020,9 @@ class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
     effective_batch images over all ranks, in a seeded order. A remainder of less than half a window (rounded down)
     joins the window before it. Each rank takes its share of a window in micro-batches of at most batch_size. Where less
-    than oversample_foreground of the images show foreground, these come several times in an epoch, in proportion to
-    their `rarity` (num_images,): again with num_images added to the index, a third time with twice that, and so on."""
+    than oversample_foreground of the images show foreground, each of these comes once in an epoch and the places that
+    are left go to them in proportion to their `rarity` (num_images,): again with num_images added to the index, a third
+    time with twice that, and so on."""
 
     def __init__(self, num_images, config, rank=0, world_size=1, rarity=None):
         self.num_images, self.seed = num_images, config['seed']
@@ -4044,8 +4045,10 @@ class WindowSampler(torch.utils.data.Sampler):
         order = rng.permutation(self.num_images)
         if self.rarity is not None:
             shows = self.rarity[order] > 0
-            turns = np.cumsum(self.rarity[order[shows]])               # at even steps along them lie those to be drawn
-            drawn = np.searchsorted(turns, (np.arange(self.least) + rng.random()) / self.least * turns[-1])
+            rarity = self.rarity[order[shows]]
+            places = 1 + (self.least - len(rarity)) * rarity / rarity.sum()            # one each, the rest by rarity
+            turns, steps = places.cumsum(), np.arange(self.least) + rng.random()       # these at even distances
+            drawn = np.searchsorted(turns, steps * turns[-1] / self.least)
             times = np.arange(self.least) - np.searchsorted(drawn, drawn)      # how often each has been drawn before
             again = order[shows][drawn] + times * self.num_images
             order = rng.permutation(np.concatenate([again, order[~shows][:self.num_images - self.least]]))
@@ -4186,7 +4189,7 @@ def settle(config, hardware, data, is_demo):
            f'{planned:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
     is_sparse = too_few_show(data.rarity[data.pairs.rows('train')], config)
     choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
-           + ', where many images have no foreground' * is_sparse)
+           + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
     choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
@@ -4383,9 +4386,9 @@ def build_model(config, own=None):
 @torch.no_grad()
 def begin_at_share(model, data):
     """Let a fresh network predict each class of a rare foreground, below a tenth of the pixels, as often as it occurs,
-    but with no less than Lin et al.'s 0.01 (2017, section 4.1), by the biases of its last convolution: to learn that
-    took epochs. Not if a tenth of the images or more have none, unless the others come more often for that: a network
-    that began so learnt to find none."""
+    but with no less than Lin et al.'s 0.01 (2017, section 4.1; more than ten: than an equal part of a tenth), by the
+    biases of its last convolution: to learn that took epochs. Not if a tenth of the images or more have none, unless
+    the others come more often for that: a network that began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     rarity = data.rarity[data.pairs.rows('train')]
@@ -8147,7 +8150,8 @@ def print_settings(config, sources, why):
 
 def show_first_batch(dataset, config, device):
     """Print the shapes of the first batch and how fast batches load, and draw it -> the path of the picture."""
-    loader = build_loader(dataset, config, device, batch_sampler=WindowSampler(len(dataset), config))
+    sampler = WindowSampler(len(dataset), config, rarity=dataset.rarity)
+    loader = build_loader(dataset, config, device, batch_sampler=sampler)
     begun, images, first = time.monotonic(), 0, None
     for batch in loader:
         first, images = first or batch, images + len(batch['image'])
@@ -8264,7 +8268,7 @@ def tune(preset, overrides, seconds=60.0):
     settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
-    sampler = WindowSampler(len(dataset), config)
+    sampler = WindowSampler(len(dataset), config, rarity=dataset.rarity)
     window = load_batches(dataset, sampler.micro_batches(sampler.windows()[0]), config, device)
     height, width = config['image_size']
     print(f'{hardware.describe()}; {config["architecture"]} {config["encoder"]}, {width} x {height}, '

@@ -525,7 +525,7 @@ def two_classes(folder, often=8, seldom=2, count=40):
     return folder
 
 
-def test_images_of_rare_classes_come_more_often_so_that_each_class_is_seen_as_often(tmp_path):
+def test_images_of_rare_classes_come_more_often(tmp_path):
     data, config = dataset(two_classes(tmp_path / 'set', often=9, seldom=4, count=40), val_fraction=0.0)
     assert data.rarity.tolist() == [1] * 9 + [2.5] * 4 + [0] * 27      # 10 show class 1, 4 class 2
     sampler, times = WindowSampler(40, config, rarity=data.rarity), Counter()
@@ -535,7 +535,17 @@ def test_images_of_rare_classes_come_more_often_so_that_each_class_is_seen_as_of
         assert {draw % 40 for draw in draws if draw >= 40} <= {draw for draw in draws if draw < 40}
         times.update(draw % 40 for draw in draws)
     of_each = [sum(times[n] for n in rows) / 50 for rows in (range(9), range(9, 13))]      # of the 20 in an epoch
-    assert of_each == pytest.approx([20 * 9 / 19, 20 * 10 / 19], abs=0.2)
+    assert of_each == pytest.approx([9 + 7 * 9 / 19, 4 + 7 * 10 / 19], abs=0.2)
+
+
+@pytest.mark.parametrize('often, seldom', [(44, 2), (25, 24), (49, 0), (1, 10)])
+def test_no_image_of_a_frequent_class_comes_less_often_for_those_of_rare_ones(often, seldom):
+    """Drawn in proportion to how rare they are, 34 % of those of the commonest class were missing in an epoch."""
+    rarity = np.array([1.] * often + [10.] * seldom + [0.] * (100 - often - seldom))
+    sampler = WindowSampler(100, train_unet.CONFIG, rarity=rarity)
+    for sampler.epoch in range(20):
+        draws = Counter(draw % 100 for keys in sampler for _, draw in keys)
+        assert set(range(often + seldom)) <= draws.keys() and sum(draws[n] for n in range(often + seldom)) == 50
 
 
 def test_how_rare_a_class_is_training_images_tell(tmp_path):
