@@ -253,7 +253,61 @@ ABOVE_ZERO = {'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_fac
 LENGTHS = {'image_size': 2, 'decoder_channels': 5}   # of lists whose length is fixed
 SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_size', 'size': 'image_size',
                'workers': 'num_workers', 'wd': 'weight_decay', 'patience': 'early_stopping_patience',
-               'classes': 'num_classes', 'compile': 'compile_model', 'arch': 'architecture', 'out': 'run_dir'}
+               'classes': 'num_classes', 'compile': 'compile_model', 'arch': 'architecture', 'out': 'run_dir',
+               'o': 'run_dir'}
+# What other trainers call it, one letter or one word -> what to type here, or why there is no such setting.
+ELSEWHERE = {word: ours for ours, words in {
+    'data': 'dataset dataset_dir data_dir data_root data_path d',
+    'images': 'img_dir image_dir images_dir imgs dir_img train_images x_train_dir',
+    'masks': 'ann_dir mask_dir masks_dir label_dir labels_dir labels annotations dir_mask train_masks y_train_dir',
+    'image_pattern': 'img_suffix image_suffix',
+    'mask_pattern': 'seg_map_suffix mask_suffix label_suffix',
+    'mask_values': 'reduce_zero_label class_map classes_map palette color_map',
+    'class_names': 'codes names label_names labels_list',
+    'num_classes': 'nc c num_labels class_mode',
+    'ignore_index': 'ignore_label void_label ignore_value',
+    'val_fraction': 'v val valid_pct val_percent val_size val_split validation validation_split test_size split_ratio',
+    'image_size': 's scale imgsz img_size img_scale input_size input_shape crop_size patch_size roi_size resolution',
+    'cache_images': 'cache cache_ram cache_rate',
+    'num_workers': 'j nw n_jobs dataloader_num_workers',
+    'augment': 'transform transforms augmentation augmentations multi_scale flipud fliplr mosaic mixup degrees',
+    'architecture': 'model model_name net network',
+    'encoder': 'backbone encoder_name',
+    'encoder_weights=imagenet': 'pretrained use_pretrained',
+    'initial_weights': 'f weights load load_from model_name_or_path checkpoint finetune fine_tune pretrained_weights',
+    'num_epochs': 'e max_steps max_iters max_iter max_iterations iterations total_steps',
+    'batch_size': 'b bs per_device_train_batch_size samples_per_gpu per_device_eval_batch_size',
+    'accumulation_steps': 'accumulate accumulate_grad_batches gradient_accumulation_steps grad_accum nbs',
+    'optimizer': 'optim opt solver',
+    'learning_rate': 'l lr0 lr_max base_lr max_lr initial_lr init_lr',
+    'warmup_fraction': 'warmup warmup_steps warmup_epochs warmup_iters warmup_ratio num_warmup_steps',
+    'grad_clip': 'clip clipnorm clip_grad clip_grad_norm gradient_clip_val max_grad_norm',
+    'class_weights': 'pos_weight weight class_weight',
+    'ema_decay': 'ema use_ema model_ema',
+    'early_stopping_patience': 'early_stop early_stopping',
+    'seed': 'seed_everything random_state random_seed',
+    'tf32_matmul_precision': 'tf32 allow_tf32',
+    'device': 'gpu gpu_id gpu_ids cuda use_cuda no_cuda cpu use_cpu accelerator',
+    'activation_checkpointing': 'gradient_checkpointing grad_checkpointing use_checkpoint',
+    'run_dir': 'work_dir project name output output_dir out_dir save_dir log_dir logdir default_root_dir exp_name '
+               'experiment dir_checkpoint',
+    'resume': 'ckpt_path resume_from resume_from_checkpoint load_checkpoint auto_resume',
+    'tensorboard=True': 'logger report_to log_with use_tensorboard',
+    'type --preset debug': 'fast_dev_run dev_run dry_run overfit_batches',
+    'type --preset PATH': 'config cfg config_file settings',
+    'for several GPUs type torchrun --nproc_per_node=2 train_unet.py': 'gpus num_gpus n_gpus devices num_nodes',
+    'after the warm-up the rate always falls along a cosine': 'scheduler lr_scheduler lr_scheduler_type cos_lr lrf',
+    'each epoch is validated and saved': 'eval_steps save_steps save_period save_interval eval_interval interval '
+                                         'val_check_interval check_val_every_n_epoch validation_steps save_strategy',
+    'the epoch with the best validation IoU is kept': 'metric metrics monitor save_best_only restore_best_weights',
+    'a network of your own is given in Python: train(model=net)': 'dropout drop_rate activation bilinear freeze '
+                                                                  'freeze_epochs freeze_encoder',
+    'a loss of your own is given in Python: train(loss_fn=...)': 'criterion loss_function loss_func',
+    'of your own are train_data=..., val_data=... in Python': 'train_dataset eval_dataset val_dataset train_loader '
+                                                              'val_loader train_dataloader val_dataloader',
+    'threshold, a word of predict': 'conf mask_threshold',
+    'images follow the run without a key: predict runs/x photo.jpg': 'source input inputs i',
+}.items() for word in words.split()}
 
 # ===== config: presets, overrides, validation =========================================
 
@@ -296,8 +350,16 @@ def did_you_mean(word, candidates):
     """": did you mean 'x'?" or an empty string."""
     plain = lambda text: re.sub(r'[^a-z0-9]', '', str(text).lower().replace('+', 'plus'))
     known = {plain(c): c for c in candidates}
-    close = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.75)
     return f": did you mean '{known[close[0]]}'?" if close else ''
+
+
+def key_meant(word, others=()):
+    """What to type for a word that is no key, as did_you_mean says it. others: what it may be but a key."""
+    word = word.lower().rpartition('.')[2]                             # trainer.max_steps, model.lr
+    if meant := ELSEWHERE.get(word):
+        return f': {meant}' if ' ' in meant else f": did you mean '{meant}'?"
+    return did_you_mean(word, ['preset', *TYPES, *SHORT_NAMES, *others])
 
 
 def as_typed(key, value, quoted=False):
@@ -381,12 +443,13 @@ def parse_overrides(words):
         key = name.lstrip('-').replace('-', '_')
         key = SHORT_NAMES.get(key, key)
         kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
-        if word.startswith('--') and not equals:
+        is_file = os.path.exists(word) or glob.glob(word)
+        if word.startswith('-') and not equals and not is_file:
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
             is_flag = kinds[:1] == ['bool'] or key in FLAGS or 'true' in FOREIGN.get(key, ())
             is_value = words and (words[0].lower() in values if is_flag else not words[0].startswith('--'))
-            text = words.pop(0) if is_value else 'true' if is_flag else None
-        elif not equals or '/' in name or os.path.exists(word) or glob.glob(word):
+            text = words.pop(0) if is_value else 'true' if is_flag else 'auto' if key == 'resume' else None
+        elif not equals or '/' in name or is_file:
             text = None
         if text is None:
             others.append(word)
@@ -408,9 +471,10 @@ def load_preset(name):
             raise OSError('not a file of less than 1 MiB')             # reading a pipe or /dev/zero would never end
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
+        hint = '; settings are given as train(**settings)' if isinstance(name, dict) else did_you_mean(name, PRESETS)
+        hint = f'; if it holds the data it is {as_typed("data", name)}' if os.path.isdir(path) else hint
         raise ConfigError(f'preset={shown(name)}: {path} cannot be read: {getattr(error, "strerror", None) or error}'
-                          f'{did_you_mean(name, PRESETS) or ";"} '
-                          f'there are {", ".join(PRESETS)}, or the path of a .py file') from None
+                          f'{hint or ";"} there are {", ".join(PRESETS)}, or the path of a .py file') from None
     try:
         module = ast.parse(text)
         [assignment] = module.body[ast.get_docstring(module) is not None:]
@@ -485,14 +549,17 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if key in TYPES:
                 config[key], sources[key] = value, origin
                 continue
-            hint = did_you_mean(shown(key), ['preset', *TYPES, *SHORT_NAMES]) or ': the keys are those of CONFIG'
+            hint = key_meant(str(key)) or ': the keys are those of CONFIG'
             if verbs := [verb for verb, words in OWN_WORDS.items() if key in words]:
                 hint = f': it is a word of {" and ".join(verbs)}'
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
                 hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
-    config |= dict.fromkeys(TYPES.keys() - config.keys())              # somebody deleted a line of CONFIG
     problems += validate_config(config)
+    lacking = TYPES.keys() - config.keys()                             # somebody deleted a line of CONFIG, or mistyped
+    problems += [f"CONFIG has no {key!r}: put its line back" for key in sorted(lacking)
+                 if not any(f'{key!r}?' in problem for problem in problems)]
+    config |= dict.fromkeys(lacking)
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
@@ -502,6 +569,10 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
         where = f' ({" + ".join(given)})' if given else ''
         raise ConfigError(problems, f'{counted(len(problems), "problem")} in the config{where}')
     return config, sources, notes
+
+
+SYNONYMS = {('resume', 'true'): 'auto', ('device', 'gpu'): 'cuda',
+            **{('device', str(number)): f'cuda:{number}' for number in range(16)}}
 
 
 def validate_config(config):
@@ -515,6 +586,7 @@ def validate_config(config):
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = list(value) if isinstance(value, tuple) else value
         value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
+        value = SYNONYMS.get((key, shown(value).strip("'").lower()), value)
         if isinstance(value, str):                                     # unet is Unet
             words = {word.lower(): word for word in CHOICES.get(key, ())}
             words |= {'auto': 'auto'} if 'auto' in kinds else {}
@@ -581,6 +653,9 @@ def parse_mask_values(mask_values):
 
 
 COMMANDS = ('train', 'check', 'tune', 'evaluate', 'predict', 'export')
+VERBS = {verb: f": did you mean '{ours}'?" for ours, verbs in {      # of other trainers
+    'train': 'fit run', 'evaluate': 'val validate valid test eval score', 'export': 'convert',
+    'predict': 'infer inference detect segment'}.items() for verb in verbs.split()}
 NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'}     # paths that must follow
 # Words of single commands, which are not in CONFIG.
 OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold', 'skip_existing'),
@@ -605,7 +680,7 @@ def parse_command(argv):
         print(re.sub(r"(?m)^    '(\w+)': (.*?),(?=  |$)", r'    \1=\2    ', settings))
         print(f'\nPresets (--preset NAME): {", ".join(PRESETS)}', flush=True)
         sys.exit(0)
-    words, problems = ['--out' if word == '-o' else word for word in argv], []
+    words, problems = list(argv), []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
     overrides, paths = parse_overrides(words)
     output = overrides.pop('run_dir', None) if verb in ('predict', 'export') else None
@@ -629,7 +704,7 @@ def parse_command(argv):
         elif key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
         else:
-            hint = did_you_mean(key, [*COMMANDS, *CONFIG, *SHORT_NAMES]) or '; type KEY=VALUE'
+            hint = VERBS.get(word, '') or key_meant(key, COMMANDS) or '; type KEY=VALUE'
         problems.append(f'{word!r} is no command and no key=value{hint}')
     problems += [f'{key}={shown(own[key])}: must be True or False' for key in FLAGS
                  if not isinstance(own.get(key, False), bool)]
@@ -642,23 +717,29 @@ EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'im
 FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
          'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
 
+OF_YOUR_OWN = {'loss': '; a function goes into loss_fn', 'data': '; Datasets go into train_data and val_data',
+               'optimizer': '; its settings are learning_rate, weight_decay and momentum',
+               'augment': "; a pipeline is saved, A.save(pipeline, 'my.json'), and named; 'none' is none"}
+
 
 def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
     kinds, is_text, usual = TYPES.get(key, []), isinstance(value, str), CONFIG.get(key)
-    default = f' ({usual!r} is the default)' if usual not in (None, value) else ''
+    default = f' ({usual!r} is the default)' if usual != value and isinstance(usual, (str, int, float)) else ''
     default = f' (as in {as_typed(key, EXAMPLES[key])})' if key in EXAMPLES else default
     if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in kinds:
         return None
     if type(value).__name__ not in kinds:
         names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
                  'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
-        return f'must be {" or ".join(names[kind] for kind in kinds)}{default}'
+        return f'must be {" or ".join(names[kind] for kind in kinds)}{default}{OF_YOUR_OWN.get(key, "")}'
     if key == 'amp_dtype' and '32' in value:
         return 'float32 is use_amp=False'
     if is_text and value not in CHOICES.get(key, [value]):
         words = [*('True', 'False') * ('bool' in kinds), *CHOICES[key]]
         return f'choose from {", ".join(words)}{did_you_mean(value, CHOICES[key])}'
+    if key == 'device' and ',' in value:
+        return 'a process has one device; for several type torchrun --nproc_per_node=2 train_unet.py'
     if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
         return f'has not the right form{default}'
     try:
@@ -682,8 +763,9 @@ def find_fault(key, value):
         return f'must hold {LENGTHS.get(key, "at least one")} {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
-    least, or_none = 'above' if key in ABOVE_ZERO else 'at least', ', or None' if 'none' in kinds else ''
-    return f'must be {least} {low} and at most {high:g}{or_none}{default}'
+    least, more = 'above' if key in ABOVE_ZERO else 'at least', ', or None' if 'none' in kinds else ''
+    more = ', the background counted' if key == 'num_classes' else more
+    return f'must be {least} {low} and at most {high:g}{more}{default}'
 
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
@@ -1364,7 +1446,9 @@ def existing_folder(path):
                         'with the columns image,mask')
     if path.is_symlink():
         raise DataError(f'{path}: is a link to {os.readlink(path)}, which is not there')
-    raise DataError(f'{path}: there is no such folder{named_like(path)}')
+    escaped = '; a backslash was read as the beginning of a tab or the like: write D:/train'
+    raise DataError(f'{path}: there is no such folder'
+                    + (escaped if re.search('[\a\b\t\n\v\f\r]', str(path)) else named_like(path)))
 
 
 def named_like(path):
@@ -1919,13 +2003,13 @@ def lists_there(root, files):
 
 def data_above(root):
     """[the line to type] where data= names images/ alone, and masks/ lies beside it."""
+    root = root.resolve()
     with contextlib.suppress(OSError):
-        above = root.resolve().parent
-        halves = [path for path in above.iterdir() if path.is_dir()    # not sets, which hold such folders themselves
+        root = root if told_role(root.name) else root.parent           # images/train
+        halves = [path for path in root.parent.iterdir() if path.is_dir()      # not sets, which hold such folders
                   and not any(told_role(inside.name) for inside in path.iterdir() if inside.is_dir())]
-        if root.resolve() in halves and told_role(root.resolve().name) and \
-                {'image', 'mask'} <= {told_role(path.name) for path in halves}:
-            return [f'the other half lies beside it: type {as_typed("data", above)}']
+        if root in halves and told_role(root.name) and {'image', 'mask'} <= {told_role(path.name) for path in halves}:
+            return [f'the other half lies beside it: type {as_typed("data", root.parent)}']
     return []
 
 
@@ -4314,19 +4398,19 @@ class SegmentationModel(nn.Module):
             raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
         return logits[..., :height, :width]
 
-    def predict(self, image, flips=False):
+    def predict(self, image, tta=False):
         """A mask (H, W) uint8 of class ids for a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
 
         Raises DataError for an image that cannot be read or has another number of channels.
         Leaves the model in eval mode.
         """
         image = as_image(image, self.config)
-        return next(decide_stream(self.eval(), [('', image)], flips=flips))[2]
+        return next(decide_stream(self.eval(), [('', image)], tta=tta))[2]
 
-    def probabilities(self, image, flips=False):
+    def probabilities(self, image, tta=False):
         """As predict, but the probability of each class (K, H, W) float32, or (1, H, W) that of the foreground."""
         image = as_image(image, self.config)
-        _, _, bands = next(predict_stream(self.eval(), [('', image)], flips=flips))
+        _, _, bands = next(predict_stream(self.eval(), [('', image)], tta=tta))
         return torch.cat([chances(logits) for logits in bands], 1).cpu().numpy()
 
 
@@ -5669,7 +5753,7 @@ def windows(loader, sampler):
 
 
 @torch.no_grad()
-def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
+def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
     'broken' lists the rows of the files that could not be read and were left out (skip_broken); 'parts' is the largest
@@ -5705,9 +5789,9 @@ def evaluate(model, loader, loss_fn, dtype, description='[val]', run=None):
 
 
 def validate(state, loader, loss_fn, config, run):
-    """evaluate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
-    score = functools.partial(evaluate, state.evaluated, loader, loss_fn, description=f'Epoch {state.epoch + 1} [val]',
-                              run=run)
+    """Validate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
+    score = functools.partial(evaluate_model, state.evaluated, loader, loss_fn, run=run,
+                              description=f'Epoch {state.epoch + 1} [val]')
     metrics, dtype = score(dtype=state.dtype), state.dtype
     if len(loader.dataset) == len(metrics['broken']) > 0:              # a drive that is gone
         raise DataError([f'none of the {counted(len(loader.dataset), "validation image")} can be read any more, such '
@@ -6487,7 +6571,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
                 with compiles_nothing(state.model, window is not probes[0]):
                     results.append(guarded_step(state, window, loss_fn, config, is_trial=True))
             refuse_unshared(results)
-            evaluate(state.evaluated, batches, loss_fn, state.dtype)
+            evaluate_model(state.evaluated, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
@@ -6532,10 +6616,12 @@ def check_own(model, loss_fn, train_data, val_data):
                             'DataLoader give its .dataset, of a folder data=PATH alone')
     theirs = 'torch.nn.functional', 'torch.nn.modules.loss', 'segmentation_models_pytorch.losses', 'monai.losses'
     is_theirs = (getattr(loss_fn, '__module__', '') or '').startswith(theirs)
+    part = "lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), with reduction='none'"
+    if train_data is None:                                             # smp's losses give the mean of a batch
+        part = "lambda model, batch: loss(model(batch['image']), batch['mask']).expand(len(batch['mask']))"
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_theirs):
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
-                        "a part of one: lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), "
-                        "with reduction='none'")
+                        f'a part of one: {part}')
     known = set(model.parameters()) if model is not None else set()
     if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
@@ -7381,17 +7467,17 @@ def as_tensor(image):
 
 
 @torch.no_grad()
-def predict_stream(model, images, dtype=None, flips=False):
+def predict_stream(model, images, dtype=None, tta=False):
     """A stream of (key, image (H, W, C)) -> (key, image, bands) for each, in order, prepared exactly as in validation.
 
     `bands` yields the logits as (K, rows, W) at the image's size, top to bottom. Resized images go through the
     network batch_size at a time; in the other size policies the tiles of one image do.
-    `flips` averages over the image and its mirror images (test-time augmentation).
+    `tta` averages over the image and its mirror images (test-time augmentation).
     """
     config, device = model.config, next(model.parameters()).device
     forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
-    network = mirrored if flips else forward
+    network = mirrored if tta else forward
     small = lambda image: image.small if isinstance(image, TiffRows) else resize(image, *config['image_size'])
     if config['size_policy'] != 'resize':
         tiled, reach = torch.no_grad(tiled_bands), None                # bands are made in the caller's grad mode
@@ -7407,9 +7493,9 @@ def predict_stream(model, images, dtype=None, flips=False):
             yield key, image, enlarged_bands(logits, image.shape[:2])
 
 
-def decide_stream(model, images, dtype=None, flips=False):
+def decide_stream(model, images, dtype=None, tta=False):
     """predict_stream, each image with its mask (H, W) at the model's threshold: (key, image, mask)."""
-    for key, image, bands in predict_stream(model, images, dtype, flips):
+    for key, image, bands in predict_stream(model, images, dtype, tta):
         yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
@@ -7446,7 +7532,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
             except DataError as error:
                 broken.append(error.problems[0])
 
-    for target, image, bands in predict_stream(model, images(), dtype, flips=tta):
+    for target, image, bands in predict_stream(model, images(), dtype, tta=tta):
         output.mkdir(parents=True, exist_ok=True)                      # if it fails, at the first mask
         try:
             write_prediction(target, image, bands, model, save)
@@ -7497,6 +7583,8 @@ def list_inputs(inputs, output):
     """
     files = {}                                                         # full path: name below output
     inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    if not all(isinstance(item, (str, os.PathLike)) for item in inputs):
+        raise UserError('images are paths here; an array is for load(RUN).predict(array)', 'nothing to predict')
     for item in map(os.path.expanduser, inputs):
         places = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
         found = {place: os.path.basename(place) for place in places if os.path.isfile(place)}
@@ -7598,7 +7686,7 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
-def evaluate_run(folder, split=None, tta=False, **overrides):
+def evaluate(folder, split=None, tta=False, **overrides):
     """Score the best weights on the run's validation images, on another split of them, or on other data -> what
     metrics.json holds.
 
@@ -7622,7 +7710,7 @@ def evaluate_run(folder, split=None, tta=False, **overrides):
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
     images = read_all(dataset, rows, model.config['skip_broken'])
     scores = {index: count_at_levels(bands, truth, levels, num_classes)
-              for (index, truth), _, bands in predict_stream(model, images, dtype, flips=tta)}
+              for (index, truth), _, bands in predict_stream(model, images, dtype, tta=tta)}
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
     counts = dict(zip(levels, sum(scores.values())))
@@ -7746,7 +7834,7 @@ EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image w
 
 
 def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed):
-    """Write and print what evaluate_run found -> the content of metrics.json. `counts` at each threshold, `per_image`
+    """Write and print what evaluate found -> the content of metrics.json. `counts` at each threshold, `per_image`
     {index: metrics} at the model's; `of_what`: names a folder for it, '' is that of the run; `changed`: the settings
     that are not the run's own. OSError, after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
@@ -7861,7 +7949,7 @@ def draw_confusion(counts, names, path):
 # ===== export =========================================================================
 
 
-def export(run, form='onnx', output=None, half=False):
+def export(run, format='onnx', output=None, half=False):
     """Write the best model for other programs -> exit code. The file takes its place only if it agrees with the model.
 
     onnx, pt2: images (B, C, H, W) as stored -> logits (B, K, H, W), for any batch and, where the network allows it, any
@@ -7869,26 +7957,26 @@ def export(run, form='onnx', output=None, half=False):
     its preprocessing parameters. half stores the weights as float16 (onnx, smp).
     """
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
-    if form not in writers:
-        raise UserError(f'format={form!r}: choose from {", ".join(writers)}', 'cannot export')
-    if half and form == 'pt2':
+    if format not in writers:
+        raise UserError(f'format={format!r}: choose from {", ".join(writers)}', 'cannot export')
+    if half and format == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu')
-    write, suffix = writers[form]
+    write, suffix = writers[format]
     path = Path(os.path.expanduser(output or best_file(run).parent / f'model{suffix}'))
-    is_older = form == 'smp' and (path / 'preprocessing.json').exists()
+    is_older = format == 'smp' and (path / 'preprocessing.json').exists()
     path = path / f'model{suffix}' if path.is_dir() and not is_older else path     # -o . spares a README.md there
-    if form != 'smp' and path.suffix != suffix:                        # -o runs/x/best.pt would replace the model
-        raise UserError(f'-o {path}: {form} wants a name that ends in {suffix}', 'cannot export')
+    if format != 'smp' and path.suffix != suffix:                        # -o runs/x/best.pt would replace the model
+        raise UserError(f'-o {path}: {format} wants a name that ends in {suffix}', 'cannot export')
     real = example_images(model.config)
-    if form != 'smp' and model.pixels == 'uint16':
+    if format != 'smp' and model.pixels == 'uint16':
         model.config['image_dtype'] = 'uint16'                         # the division goes into the file
         real = [(65535 * images).round().to(torch.uint16) for images in real]
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder, name = (path, '') if form == 'smp' else (path.parent, path.name)
+    folder, name = (path, '') if format == 'smp' else (path.parent, path.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh, faults = Path(scratch, name), []
-        for is_free in (True, False) if form != 'smp' else (True,):    # some can be written for one size only
+        for is_free in (True, False) if format != 'smp' else (True,):    # some can be written for one size only
             try:
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
@@ -7898,7 +7986,7 @@ def export(run, form='onnx', output=None, half=False):
                 faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')
         else:
             advice = ['torch 2.6 cannot write this as ONNX, torch 2.9 can']
-            raise UserError(faults + advice * (form == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
+            raise UserError(faults + advice * (format == 'onnx' and torch.__version__ < (2, 9)), 'cannot export')
         folder.mkdir(exist_ok=True)
         for file in Path(scratch).iterdir():                           # only now are older files replaced
             os.replace(file, folder / file.name)
@@ -7906,9 +7994,9 @@ def export(run, form='onnx', output=None, half=False):
           f'logit is {worst:.2e}, and {agree:.4%} of the labels are equal')
     if not is_free:
         height, width = model.config['image_size']
-        print(f'it takes images of {width} x {height} only: {model.config["architecture"]} cannot be written as {form} '
-              'for these and others')
-    elif form == 'pt2':
+        print(f'it takes images of {width} x {height} only: {model.config["architecture"]} cannot be written as '
+              f'{format} for these and others')
+    elif format == 'pt2':
         print('it takes images with sides above 32 pixels; onnx takes smaller ones too')
     return 0
 
@@ -8184,7 +8272,7 @@ def in_full(problems, path, most=20):
     return lines
 
 
-def check(preset, overrides):
+def check(preset=None, **overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights) or imported (tensorboard) is not tried."""
     config, sources, notes = resolve_config(preset, overrides)
@@ -8255,7 +8343,7 @@ class Candidate:
         return self.median * (1.03 if self.dtype == 'float16' else 1)
 
 
-def tune(preset, overrides, seconds=60.0):
+def tune(preset=None, seconds=60.0, **overrides):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
     Interleaved rounds without the compiler, then with it, together for about 1.5 x `seconds`. Only the preset file is
@@ -8545,7 +8633,7 @@ def main(argv=None):
         if os.environ.get('RANK', '0') != '0':                         # torchrun's first process does the rest alone
             return 0
         if verb == 'evaluate':
-            evaluate_run(paths[0], **own, **overrides)
+            evaluate(paths[0], **own, **overrides)
             return 0
         if verb == 'predict':
             return predict(paths[0], paths[1:], output, **own, **overrides)
@@ -8553,7 +8641,7 @@ def main(argv=None):
             return export(paths[0], own.get('format', 'onnx'), output, own.get('half', False))
         if verb == 'tune':
             log.setLevel(logging.WARNING)                              # its table says it all
-        return {'check': check, 'tune': tune}[verb](preset, overrides)
+        return {'check': check, 'tune': tune}[verb](preset, **overrides)
     except UserError as error:
         print(error, file=sys.stderr)
         return getattr(error, 'exit_code', 2)

@@ -215,6 +215,8 @@ BAD = [
     # folders and names
     ('missing folder', lambda f: f.parent / 'sett', {},
      "sett: there is no such folder: did you mean 'set'?"),
+    ('a path of Windows in Python', lambda f: f.parent / 'D:\train', {},
+     r'D:\train: there is no such folder; a backslash was read as the beginning of a tab'),
     ('a file', lambda f: f / 'images/a.png', {}, 'a.png: is a file'),
     ('missing list', lambda f: f / 'list.csv', {}, 'list.csv: there is no such'),
     ('a list of another ending', lambda f: put(f / 'list.txt', 'a b') or f / 'list.txt', {},
@@ -396,7 +398,7 @@ def test_check_names_every_broken_image(folder, suffix):
     for name in 'bc':
         truncate(f'images/{name}{suffix}', 0.7)(folder)
     with pytest.raises(train_unet.DataError) as caught:
-        train_unet.check(None, {**TINY, 'data': str(folder)})
+        train_unet.check(**TINY, data=str(folder))
     assert all(f'images/{name}{suffix}' in str(caught.value) for name in 'bc')
 
 

@@ -1075,7 +1075,7 @@ def test_a_last_save_that_fails_is_tried_again(monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(file)
 
-    real_evaluate, calls = tu.evaluate, []
+    real_evaluate, calls = tu.evaluate_model, []
 
     def evaluate(*args, **named):
         calls.append(1)
@@ -1090,7 +1090,7 @@ def test_a_last_save_that_fails_is_tried_again(monkeypatch):
         return real_agree(self, *args)
 
     monkeypatch.setattr(os, 'fsync', fsync)
-    monkeypatch.setattr(tu, 'evaluate', evaluate)
+    monkeypatch.setattr(tu, 'evaluate_model', evaluate)
     monkeypatch.setattr(tu.Run, 'agree', agree)
     result = train_own(num_epochs=3)
     assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == 3

@@ -154,7 +154,7 @@ def test_an_image_left_out_of_validation_does_not_dilute_its_loss(small_set):
         if broken:
             open(dataset.name(0), 'w').close()
         loader = tu.build_loader(dataset, config, torch.device('cpu'), batch_size=1)
-        metrics = tu.evaluate(model, loader, tu.SegmentationLoss(config), 'float32')
+        metrics = tu.evaluate_model(model, loader, tu.SegmentationLoss(config), 'float32')
         losses.append(metrics['loss'])
     assert metrics['broken'] == [0] and abs(losses[1] / losses[0] - 1) < 0.2
 
@@ -232,7 +232,7 @@ def test_the_best_epoch_is_kept_and_a_run_without_progress_stops():
     assert len(rows) == best['epoch'] + 3 < 20
     assert result.best['epoch'] == best['epoch']
     loader = torch.utils.data.DataLoader(Samples(5, seed=1), 4)
-    again = tu.evaluate(result.model, loader, squares, 'float32')['loss']
+    again = tu.evaluate_model(result.model, loader, squares, 'float32')['loss']
     assert again == pytest.approx(best['val_loss'])
 
 
@@ -619,7 +619,7 @@ def test_a_file_that_breaks_costs_no_step():
 
 def test_a_validation_file_that_breaks_is_left_out_counted_and_named(small_set, caplog):
     settings = {**SMALL, 'num_epochs': 3, 'skip_broken': True, 'cache_images': False}
-    real, epochs = tu.evaluate, []
+    real, epochs = tu.evaluate_model, []
 
     def evaluate(*args, **named):
         epochs.append(1)
@@ -629,11 +629,11 @@ def test_a_validation_file_that_breaks_is_left_out_counted_and_named(small_set, 
 
     dataset = tu.inspect_data({**tu.CONFIG, **settings}).pairs
     broken = tu.Path(os.fsdecode(dataset.images[dataset.rows('val')[0]]))
-    tu.evaluate = evaluate
+    tu.evaluate_model = evaluate
     try:
         result = tu.train(**settings)
     finally:
-        tu.evaluate = real
+        tu.evaluate_model = real
     assert [row['epoch'] for row in result.history] == [1, 2, 3] and result.history[-1]['val_iou'] > 0
     assert f'left out 2 times, because it or its mask could not be read: {broken}' in caplog.text
 

@@ -116,7 +116,7 @@ def test_the_estimate_leaves_the_random_numbers_of_gpus_alone(monkeypatch):
 
 
 def test_check_says_what_training_would_use(small_set, capsys):
-    assert tu.check(None, {**TINY, 'data': str(small_set)}) == 0
+    assert tu.check(**TINY, data=str(small_set)) == 0
     printed = capsys.readouterr().out
     for words in ('12 pairs (10 train, 2 val)', '255 -> 1 foreground', 'memory of one step',
                   'Mixed precision: off (float32), because use_amp=False', 'images/s', 'ready: python',
@@ -154,10 +154,10 @@ def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_p
 
 def test_check_tells_a_step_that_memory_does_not_hold(small_set, capsys, monkeypatch):
     """For the images there are, not for all that batch_size allows."""
-    assert tu.check(None, {**TINY, 'data': str(small_set), 'batch_size': 65536}) == 0
+    assert tu.check(**{**TINY, 'data': str(small_set), 'batch_size': 65536}) == 0
     assert 'more than is there' not in capsys.readouterr().out
     monkeypatch.setattr(tu, 'free_memory', lambda: 2**20)
-    assert tu.check(None, {**TINY, 'data': str(small_set)}) == 0
+    assert tu.check(**TINY, data=str(small_set)) == 0
     assert 'Note: that is more than is there: ' in capsys.readouterr().out
 
 
@@ -183,9 +183,9 @@ def test_check_is_not_ready_where_a_run_cannot_be_written(small_set, tmp_path, c
 def test_very_large_networks_are_warned_of_float16(small_set, caplog, monkeypatch):
     monkeypatch.setattr(tu, 'VERY_LARGE', 1000)
     typed = {**TINY, 'data': str(small_set), 'use_amp': True, 'amp_dtype': 'float16', 'num_epochs': 1}
-    for command in (tu.check, lambda _, how: tu.train(**how)):
+    for command in (tu.check, tu.train):
         caplog.clear()
-        command(None, typed)
+        command(**typed)
         assert caplog.text.count('million parameters: activations of very large networks overflow') == 1
 
 
@@ -205,7 +205,7 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     overrides = {**TINY, 'data': str(small_set)}
     del overrides['use_amp']
-    assert tu.tune(None, overrides, 2) == 0
+    assert tu.tune(seconds=2, **overrides) == 0
     printed = capsys.readouterr().out
     assert 'not measured: bfloat16' in printed and 'no compiler' in printed
     speeds = re.findall(r'^float32\S*.*?(\d+\.\d) +(\d+\.\d\d)x', printed, re.MULTILINE)
@@ -242,7 +242,7 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     monkeypatch.setattr(tu, 'cpu_units', lambda: frozenset({'bfloat16', 'float16'}))
     monkeypatch.setattr(nn.Module, 'compile', uncompiled)
     typed = {key: value for key, value in TINY.items() if key != 'use_amp'}
-    assert tu.tune(None, {**typed, 'data': str(small_set), 'num_epochs': 50}, 0.1) == 0
+    assert tu.tune(seconds=0.1, **{**typed, 'data': str(small_set), 'num_epochs': 50}) == 0
     printed, preset = capsys.readouterr().out, tu.load_preset('runs/tuned.py')
     assert (preset['use_amp'], preset['amp_dtype'], preset['compile_model']) == (True, 'bfloat16', False)
     assert len({states[name][0] for name in states if 'compiled' not in name}) == 2     # what a card must hold
@@ -291,7 +291,7 @@ def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatc
     shares = []
     for cache in (False, True):
         settings = {**TINY, 'data': str(small_set), 'cache_images': cache, 'num_workers': 0}
-        assert tu.tune(None, settings, 0.1) == 0
+        assert tu.tune(seconds=0.1, **settings) == 0
         shares += re.findall(r'waiting for data: (\S+)% of the time of 2 steps in float32', capsys.readouterr().out)
     assert float(shares[0]) > 50 > float(shares[1])
     broken = lambda *_: (_ for _ in ()).throw(tu.DataError('x.png: cannot be read'))
@@ -304,7 +304,7 @@ def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatc
 
     monkeypatch.setattr(tu, 'measure_rounds', measured)
     with pytest.raises(tu.DataError):                                  # a file breaks while it watches
-        tu.tune(None, {**settings, 'cache_images': False}, 0.1)
+        tu.tune(seconds=0.1, **{**settings, 'cache_images': False})
     assert tu.load_preset('runs/tuned.py')['use_amp'] is False
 
 
@@ -319,7 +319,7 @@ def test_tune_compares_what_the_same_rounds_have_measured(small_set, capsys, mon
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(tu, 'timed_step', lambda *_: 4.0 if has_compiled() else 1.0)
     monkeypatch.setattr(nn.Module, 'compile', uncompiled)
-    assert tu.tune(None, {**TINY, 'data': str(small_set), 'num_workers': 0}, 0.1) == 0
+    assert tu.tune(seconds=0.1, **{**TINY, 'data': str(small_set), 'num_workers': 0}) == 0
     table = ''.join(seen).rpartition('against')[2] + capsys.readouterr().out
     assert set(re.findall(r'^float32.*?([\d.]+)x', table, re.MULTILINE)) == {'1.00'} and 'compiled' in table
 
@@ -405,7 +405,7 @@ def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_s
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     monkeypatch.setattr(tu, 'estimate_memory', lambda config, dtype: {'all': config['batch_size'] * 2**30})
-    assert tu.tune(None, {**TINY, 'batch_size': 8, 'data': str(small_set)}, 0.1) == 0
+    assert tu.tune(seconds=0.1, **{**TINY, 'batch_size': 8, 'data': str(small_set)}) == 0
     printed = capsys.readouterr().out
     assert 'batch_size 8 -> 4, effective batch unchanged' in printed and 'estimated: all 4096' in printed
     assert tu.load_preset('runs/tuned.py')['use_amp'] is False
@@ -424,7 +424,7 @@ def test_tune_begins_no_compiling_when_its_time_is_over(small_set, capsys, monke
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(tu, 'COMPILE_SECONDS', {'cpu': 0.5})
     monkeypatch.setattr(nn.Module, 'compile', lambda self: time.sleep(1))
-    assert tu.tune(None, {**TINY, 'data': str(small_set)}, 0.1) == 0
+    assert tu.tune(seconds=0.1, **TINY, data=str(small_set)) == 0
     printed = capsys.readouterr().out
     assert printed.count('compiling float32') == 1 and 'not compiled, for want of time: float32' in printed
     assert tu.load_preset('runs/tuned.py')['compile_model'] is False
@@ -436,6 +436,6 @@ def test_ctrl_c_ends_tune_while_it_compiles(small_set, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background deaf
     try:
         with pytest.raises(KeyboardInterrupt):
-            tu.tune(None, {**TINY, 'data': str(small_set)}, 0.1)
+            tu.tune(seconds=0.1, **TINY, data=str(small_set))
     finally:
         signal.signal(signal.SIGINT, before)

@@ -705,7 +705,7 @@ def test_a_second_signal_does_not_keep_several_processes_from_saving(undisturbed
 
 def signal_everybody_in_validation(rank):
     """As SLURM does: SIGTERM to each process and to its data workers, when the first epoch is scored."""
-    usual = train_unet.evaluate
+    usual = train_unet.evaluate_model
 
     def score(*args, **named):
         if args and multiprocessing.active_children():                 # not in the smoke test
@@ -714,7 +714,7 @@ def signal_everybody_in_validation(rank):
             time.sleep(1)                                              # a worker that dies has died by then
         return usual(*args, **named)
 
-    train_unet.evaluate = score
+    train_unet.evaluate_model = score
 
 
 @needs_linux

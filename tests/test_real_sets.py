@@ -240,11 +240,11 @@ def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
     assert 'ignored 6 files, without an ending: scan-0, ...' in notes
 
 
-@pytest.mark.parametrize('half', ['images', 'masks'])
+@pytest.mark.parametrize('half', ['images', 'masks', 'images/train'])
 def test_one_folder_too_low_is_told(tmp_path, half):
     for n in range(4):
-        save(tmp_path / f'set/images/{n}.png', scene(n))
-        save(tmp_path / f'set/masks/{n}.png', corner(0, 0))
+        save(tmp_path / f'set/images/train/{n}.png', scene(n))
+        save(tmp_path / f'set/masks/train/{n}.png', corner(0, 0))
     line, = [line for line in ask(tmp_path / 'set' / half).problems if 'the other half lies beside it' in line]
     assert line.endswith(f'type data={tmp_path}/set')
     (tmp_path / 'set/masks').rename(tmp_path / 'set/other')

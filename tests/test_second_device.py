@@ -148,7 +148,7 @@ def test_tune_tries_sizes_and_writes_its_preset_where_float16_wins(monkeypatch, 
             raise fault
         return output
     hooked(monkeypatch, spoil)
-    assert tu.tune(None, {**ON_GPU, 'data': 'set', 'batch_size': 2}, 1) == 0
+    assert tu.tune(seconds=1, **{**ON_GPU, 'data': 'set', 'batch_size': 2}) == 0
     out = capsys.readouterr().out
     assert 'largest batch_size that fits into 16 GiB: 8 (tried)' in out and 'best here: float16' in out
     assert tu.load_preset('runs/tuned.py')['amp_dtype'] == 'float16'

@@ -464,9 +464,18 @@ def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplo
 @pytest.mark.parametrize('wrong', [nn.MSELoss(), nn.CrossEntropyLoss(reduction='none'), nn.MSELoss, 'dice',
                                    F.cross_entropy, smp.losses.DiceLoss('binary')])
 def test_a_loss_that_takes_no_model_is_refused_with_what_to_write_instead(wrong):
-    with pytest.raises(tu.UserError, match=r'lambda model, batch: loss\(model\('):
+    with pytest.raises(tu.UserError, match=r"lambda model, batch: loss\(model\(batch\['x'\]\)"):
         train(loss_fn=wrong)
     assert not Path('run').exists()
+
+
+def test_what_is_written_instead_of_a_loss_of_smp_trains_on_a_folder(small_set):
+    """A batch of CONFIG's data has no x and y, and such a loss no reduction."""
+    loss, settings = smp.losses.DiceLoss('binary'), {**TINY, 'data': str(small_set), 'num_epochs': 1}
+    with pytest.raises(tu.UserError) as error:
+        tu.train(loss_fn=loss, **settings)
+    advice = str(error.value).partition('a part of one: ')[2]
+    assert len(tu.train(loss_fn=eval(advice, {'loss': loss}), **settings).history) == 1
 
 
 class Own(nn.MSELoss):

@@ -390,7 +390,12 @@ def test_probabilities_from_python_decide_as_predict_does(two, three):
         assert chances.shape == (bands, *mask.shape) and chances.dtype == np.float32
         assert np.array_equal(chances[0] > model.threshold if bands == 1 else chances.argmax(0), mask)
         assert bands == 1 or np.allclose(chances.sum(0), 1, atol=1e-5)
-        assert not np.array_equal(model.probabilities(file, flips=True), chances)
+        assert not np.array_equal(model.probabilities(file, tta=True), chances)
+
+
+def test_an_array_given_to_predict_is_sent_to_the_model(two):
+    with pytest.raises(tu.UserError, match=r'load\(RUN\).predict\(array\)'):
+        tu.predict(two[0], np.zeros((40, 40, 3), np.uint8))
 
 
 def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
@@ -667,7 +672,7 @@ def images_of(run):
 def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
     """The masks that predict wrote, compared pixel by pixel, give evaluate's IoU at its threshold, exactly."""
     run, data = own, two[1]
-    report = tu.evaluate_run(run)
+    report = tu.evaluate(run)
     assert report == json.loads((run / 'metrics.json').read_text())
     assert tu.load(run).threshold == report['threshold']
     files = images_of(run)
@@ -683,7 +688,7 @@ def test_predicted_files_score_what_evaluate_says(own, two, tmp_path):
 
 
 def test_scores_of_single_images_are_written_and_summed_up(own, two, capsys):
-    tu.evaluate_run(own)
+    tu.evaluate(own)
     said, rows = capsys.readouterr().out, json.loads((own / 'metrics.json').read_text())['images']
     dice = []
     for row in rows:
@@ -919,7 +924,7 @@ def test_a_network_that_learnt_nothing_is_told_and_tunes_no_threshold(own, two, 
     with edited(own / 'best.pt') as saved:
         saved['weights']['network.segmentation_head.0.bias'].fill_(1e4)
         saved['threshold'] = 0.4
-    metrics = tu.evaluate_run(own)['metrics']                          # all is foreground
+    metrics = tu.evaluate(own)['metrics']                          # all is foreground
     truth = [np.array(PIL.Image.open(two[1] / 'masks' / os.path.basename(path))) > 0 for path in images_of(own)]
     assert metrics['iou'] == metrics['constant_iou'] == pytest.approx(np.mean(truth))
     share = f'{np.mean(truth):.4f}'
@@ -943,11 +948,11 @@ def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):
 
 def test_data_that_have_moved_are_asked_for(small_set, capsys):
     run = tu.train(**TINY, data=str(small_set), fold=2).run_dir
-    tu.evaluate_run(run)
+    tu.evaluate(run)
     shutil.move(small_set, 'moved')
     assert tu.main(['evaluate', str(run)]) == 2
     words = re.search('is not there; if it has moved type data=NEW_PLACE (.*)', capsys.readouterr().err)[1].split()
-    again = tu.evaluate_run(run, data='moved', **tu.parse_overrides(words)[0])
+    again = tu.evaluate(run, data='moved', **tu.parse_overrides(words)[0])
     names = lambda rows: [os.path.basename(row) for row in rows]
     assert names(row['file'] for row in again['images']) == names(images_of(run))      # the same split
 
@@ -1072,7 +1077,7 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
     with edited(own / 'best.pt') as saved:
         saved['weights']['network.segmentation_head.0.bias'].fill_(-1e4)
-    tu.evaluate_run(own)
+    tu.evaluate(own)
     rows = json.loads((own / 'metrics.json').read_text())['images']
     shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
@@ -1121,7 +1126,7 @@ def test_an_image_that_is_ignored_whole_comes_after_the_worst(three, tmp_path, m
     PIL.Image.fromarray(np.full_like(np.array(PIL.Image.open(first)), 255)).save(first)
     drawn = {}
     monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
-    tu.evaluate_run(run, data=str(tmp_path / 'set'))
+    tu.evaluate(run, data=str(tmp_path / 'set'))
     path, = run.glob('evaluation_set*/metrics.json')
     rows = {row['index']: row for row in json.loads(path.read_text())['images']}
     *others, last = drawn
