@@ -2378,8 +2378,9 @@ def mask_pixels(picture, config):
         picture = picture.convert('L' if picture.mode == 'LA' else palette_meaning(picture))
     if len(picture.getbands()) > 1:
         picture = picture.convert('RGB')
-    is_of_imagej = picture.format == 'TIFF' and str(picture.tag_v2.get(270)).startswith('ImageJ')
-    is_inverted = is_of_imagej and picture.mode == 'L' and picture.tag_v2.get(262) == 0        # 255 is shown as black
+    tags = picture.tag_v2 if picture.format == 'TIFF' else {}          # these two store numbers as they are given
+    is_as_given = str(tags.get(270)).startswith('ImageJ') or str(tags.get(305)).startswith('tifffile')
+    is_inverted = is_as_given and picture.mode == 'L' and tags.get(262) == 0       # 255 is shown as black
     return 255 - np.array(picture) if is_inverted else np.array(picture)
 
 
@@ -3259,7 +3260,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 21                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 22                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):

@@ -446,6 +446,19 @@ def test_true_of_a_bool_tiff_is_true(tmp_path):
         assert (codes_of(tmp_path / name) == 255 * CODES).all()
 
 
+def test_numbers_that_tifffile_was_given_are_those_of_a_mask_however_they_are_shown(tmp_path):
+    """A set whose masks have white as zero or black, and 8 bits or 16: none is upside down. Images are as shown."""
+    for number, kind in enumerate(['miniswhite', 'minisblack'] * 2):
+        save(tmp_path / f'set/images/{number}.png', np.zeros((9, 7, 3)))
+        (tmp_path / 'set/masks').mkdir(exist_ok=True)
+        stored = CODES * (np.uint16 if number > 1 else np.uint8)(255)
+        tifffile.imwrite(tmp_path / f'set/masks/{number}.tif', stored, photometric=kind)
+    config, data = inspect(tmp_path / 'set')
+    assert all((mask_of(data, config, str(number)) == CODES).all() for number in range(4))
+    seen = [train_unet.read_image(tmp_path / f'set/masks/{number}.tif', config) for number in (0, 1)]
+    assert (seen[0] == 255 - seen[1]).all()
+
+
 def test_masks_that_torch_wrote_have_their_channel_first(tmp_path):
     folder, _ = coded_set(tmp_path / 'set', [0, 1, 2])
     mask = np.arange(96).reshape(1, 6, 16) % 3
