@@ -2982,7 +2982,9 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, images, plain, special, what)
     are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)])
-    if plain[:1] in ([0], [COLOUR]) or many:
+    if lossy and plain[0] in (0, COLOUR) and (level := emptiest_level(values)):
+        lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
+    elif not lossy and (plain[0] in (0, COLOUR) or many):
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
@@ -2996,7 +2998,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
     is_clear = noisy or share_of(range(112, 144), values) < 0.05       # else >127 may split a class of 127 and 128
-    if colours and many or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
+    if colours and (many or lossy) or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         lines.insert(1 if leans_on_white(values, images, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
@@ -3004,6 +3006,16 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         last = 255 if 255 in values else rarest
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
+
+
+def emptiest_level(values):
+    """The level of brightness around which the fewest pixels lie, between black with its noise of JPEG and where most
+    light is, up to 127. 0 if >127 says nearly the same, as of black and white. values: {code: pixels}."""
+    brightest = (np.array([*values])[:, None] >> np.array([16, 8, 0]) & 255).max(1)    # of red, green and blue
+    pixels, levels = np.bincount(brightest, [*values.values()], 256), np.arange(256)
+    most = min(127, int(levels ** 2 @ pixels / max(1, levels @ pixels)))
+    level = int(np.convolve(pixels, np.ones(9), 'same')[:most + 1].argmin())
+    return level if pixels[level + 1:128].sum() > pixels[level + 1:].sum() / 20 else 0
 
 
 def leans_on_white(values, images, plain):

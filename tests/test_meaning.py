@@ -714,6 +714,26 @@ def test_colours_with_noise_are_offered_a_threshold(tmp_path):
         assert (mask_of(data, config, stem) == mask).mean() > 0.95
 
 
+@pytest.mark.parametrize('mode, darkest, brightest, quality', [
+    ('RGB', 60, 200, 75), ('RGB', 20, 90, 75), ('L', 60, 200, 75), ('RGB', 250, 251, 75), ('RGB', 250, 251, 100)],
+    ids=['photographs', 'dark ones', 'grey ones', 'yellow', 'yellow with few colours'])
+def test_jpeg_masks_are_offered_a_level_above_their_noise_not_nonzero(tmp_path, mode, darkest, brightest, quality):
+    """PlantVillage: segmented/ holds the leaves, cut out on black. JPEG holds no ids, and its noise is not 0."""
+    disc = (np.mgrid[:64, :64] ** 2).sum(0) < 1000
+    for n in range(4):
+        colours = np.random.default_rng(n).integers(darkest, brightest, (5, 5, 3)).astype(np.uint8)
+        colours[..., 2] //= 2 if darkest == 250 else 1                 # white would be ready
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)) + n)
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        cut = PIL.Image.fromarray(cv2.resize(colours, (64, 64)) * disc[..., None].astype(np.uint8))
+        cut.convert(mode).save(tmp_path / f'masks/{n}.jpg', quality=quality, subsampling=0)
+    error = ask(tmp_path)
+    line = offered(error, 'mask_values=">')
+    assert 'nonzero' not in str(error) and (line == 'mask_values=">127"') == (darkest == 250)
+    config, data = inspect(tmp_path, **typed(line))
+    assert all((mask_of(data, config, str(n)) == disc).mean() > 0.98 for n in range(4))
+
+
 def test_a_dark_colour_beside_black_is_a_class(tmp_path):
     """A class drawn in #232323, with soft edges: as near to black as noise may be, but far too much of it."""
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
