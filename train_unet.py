@@ -1721,6 +1721,7 @@ def find_pairs(config):
             pairs, rule, notes = pair_files(config, root, files)
             if not lone:
                 refuse_swapped(pairs, config)
+            notes += doubts_of_unions(pairs, config, root, files)
             pairs = split_by_names(pairs, root, files, notes)
             if not any(image.split for image, _ in pairs):
                 notes += [f'if the split of {rule} is meant type {line}'
@@ -1765,6 +1766,23 @@ def doubts(pairs, splits, config):
         notes.append(f'{torn} of {len(counts)} groups of images ({pattern}) are on several sides of the split: scores '
                      f'flatter{advice}')
     return notes
+
+
+def doubts_of_unions(pairs, config, root, files):
+    """[a note] where folders of united masks hold a few names again and again, as those of classes do, not objects."""
+    if config['mask_pattern'] or not os.path.isdir(pairs[0][1].path):
+        return []
+    names = Counter(name for _, mask in pairs for name in os.listdir(mask.path) if may_be_read(name))
+    kinds = [name for name, count in names.most_common() if count > max(1, len(pairs) / 10) and re.match(r'\D*$', name)]
+    if len(kinds) < 2 or sum(map(names.get, kinds)) < names.total() / 2:
+        return []
+    pattern, line = '{stem}' + kinds[0], ''
+    with contextlib.suppress(DataError):
+        found, _, _ = pair_files(config | {'mask_pattern': pattern}, root, files)
+        if {os.path.basename(mask.path) for _, mask in found} == {kinds[0]}:
+            line = f'; for one of them type {as_typed("mask_pattern", pattern)}'
+    said = ' and '.join(shorten((os.path.splitext(kind)[0] for kind in kinds), 4))
+    return [f'{said} are united: one class, unless you draw them into one mask{line}']
 
 
 AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright\w*|blur\w*|'

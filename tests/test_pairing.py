@@ -321,6 +321,25 @@ def test_kinds_of_masks_that_are_united_are_named(tmp_path):
     assert partners(data, tmp_path / 'set') == {f'id{n}/images/id{n}.png': f'id{n}/masks/cup.png' for n in range(4)}
 
 
+def test_classes_that_are_united_are_doubted_with_a_line_for_one_of_them(tmp_path):
+    """Objects have names of their own; a class has the same in nearly every folder, be it masks/ or the image's."""
+    for n in range(12):
+        fill(tmp_path / 'a', [f'case_{n}/image.png'], [])
+        objects(tmp_path / f'a/case_{n}/masks', ['liver.png', 'kidney.png', 'cyst.png'][n % 4 == 0:2 + n % 2])
+        fill(tmp_path / 'b', [f'images/x{n}.png'], [])
+        objects(tmp_path / f'b/masks/x{n}', ['left lung.png', 'right lung.png'])
+        fill(tmp_path / 'c', [f'id{n}/images/id{n}.png'], [])
+        objects(tmp_path / f'c/id{n}/masks', [f'nucleus_{k}.png' for k in range(3)] + ['other.png'])
+    notes = {name: [note for note in inspect(tmp_path / name)[1].notes if 'united' in note] for name in 'abc'}
+    assert notes['a'][0].startswith('kidney and liver and cyst are united: one class, ')
+    assert notes['b'] == ['left lung and right lung are united: one class, unless you draw them into one mask; for one '
+                          'of them type mask_pattern="{stem}left lung.png"'] and not notes['c']
+    for name in 'ab':
+        _, data = inspect(tmp_path / name, **typed(offered(notes[name][0], 'mask_pattern')))
+        assert len(data.pairs.masks) == 12 and len({*map(os.path.basename, data.pairs.masks)}) == 1
+        assert not [note for note in data.notes if 'united' in note]
+
+
 @pytest.mark.parametrize('extra', ['mask_color', 'overlay', 'viz'])
 def test_pictures_made_of_masks_are_not_united_with_them(tmp_path, extra):
     for n in range(6):
