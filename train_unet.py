@@ -1164,7 +1164,8 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic inst instance instances instanceids color colors colour colours colormap edge edges gray '
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
-                    'visualisation visualisations visualizations binarisation binarization'.split())
+                    'visualisation visualisations visualizations binarisation binarization distance distances dist '
+                    'distancemap distancemaps heatmap heatmaps weightmap weightmaps'.split())
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff', '.npy', '.mat'}
 CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)

@@ -398,6 +398,20 @@ def test_images_are_offered_beside_many_kinds_of_masks_by_two_people(tmp_path):
     assert lines and all(line.startswith('images="tissue images"') for line in lines)
 
 
+@pytest.mark.parametrize('made', ['distance maps', 'dist', 'heatmaps', 'weightmap'])
+def test_maps_made_of_masks_are_offered_where_there_is_nothing_else(tmp_path, made):
+    """CryoNuSeg: "manual marks up" tells that all in it are masks."""
+    for n in range(12):
+        save(tmp_path / f'a/tissue images/{n}.png', scene(n))
+        for kind in ('label masks', 'mask binary', made):
+            save(tmp_path / f'a/manual marks up/{kind}/{n}.png', corner(n, 0))
+        save(tmp_path / f'b/photos/{n}.png', scene(n))
+        save(tmp_path / f'b/{made}/{n}.png', corner(n, 0))
+    assert typed_lines(ask(tmp_path / 'a')) == [f'images="tissue images" masks="manual marks up/{kind}"'
+                                                for kind in ('label masks', 'mask binary')]
+    assert typed_lines(ask(tmp_path / 'b')) == [f'images="photos" masks="{made}"']
+
+
 def test_pictures_made_of_masks_are_not_offered_where_a_folder_is_named_after_images(tmp_path):
     """CropAndWeed: labelIds/ and visualizations/ hold a folder for each of three readings, images/ is one."""
     for n in range(12):
