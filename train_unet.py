@@ -3001,9 +3001,9 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, images, plain, special, what)
     are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)])
-    if lossy and plain[0] in (0, COLOUR) and (level := emptiest_level(values)):
+    if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
-    elif not lossy and (plain[0] in (0, COLOUR) or many):
+    elif not lossy and (plain[:1] in ([0], [COLOUR]) or many):
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
