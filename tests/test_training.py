@@ -965,9 +965,9 @@ def test_small_images_under_crop_are_tried_before_training(tmp_path, capsys):
     data = draw_set(tmp_path / 'set')
     words = {'architecture': 'PAN', 'encoder': 'resnet18', 'image_size': 128, 'size_policy': 'crop', 'batch_size': 4,
              'use_amp': False, 'device': 'cpu', 'num_epochs': 1}
-    for command in (tu.check, lambda _, how: tu.train(**how)):
+    for command in (tu.check, tu.train):
         with pytest.raises(tu.ConfigError, match='cannot take .* or size_policy=resize'):
-            command(None, {**words, 'data': str(data)})
+            command(**words, data=str(data))
 
 
 # --- run folders ----------------------------------------------------------------------
