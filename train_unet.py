@@ -1483,6 +1483,8 @@ def stem_rules(images, masks):
     yield 'equal stems', str, str
     usual, stems = images[len(images) // 2].stem.casefold(), [mask.stem.casefold() for mask in masks]
     some = [usual, *(images[len(images) * at // 7].stem.casefold() for at in (2, 5))]          # one may have no mask
+    digits = max(re.findall(r'\d+', stems[len(stems) // 2]), key=len, default='')      # few images may have a mask
+    some += [stem for image in images if digits in (stem := image.stem.casefold())][:1]
     for patterns in dict.fromkeys(patterns for stem in some for patterns in name_patterns(stem, stems)[:8]):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
@@ -1986,8 +1988,10 @@ def lines_that_pair(config, root, files):
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
     # those of a test come last, and set no measure: its folders may have the better names
     best = max((works[line][:2] for line in enough if of_test(line) == of_test(enough[0])), default=None)
-    lines = []
-    for line in enough:                                                # with masks= files may be left over
+    images_of = lambda line: {image for image, _ in works[line].pairs}
+    lines, known = [], set().union(*map(images_of, enough))            # of them a better kind of masks may show few
+    few = [line for line in works if 'masks=' in line and works[line].has_all_masks and images_of(line) <= known]
+    for line in [*enough, *sorted(few, key=plainest)]:                 # with masks= files may be left over
         answer = works[line]
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
@@ -2066,7 +2070,8 @@ def size_in_header(path, config):
             return read_header(path, config)[:2]
 
 
-Answer = namedtuple('Answer', 'score is_whole pairs')      # how likely; whether no file is left over; {(image, mask)}
+# how likely; whether no file is left over; {(image, mask)}; whether each of its masks found an image
+Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks')
 
 
 def settings_that_pair(config, root, files):
@@ -2108,7 +2113,7 @@ def settings_that_pair(config, root, files):
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            works[line] = Answer(score, not skip, {(image.path, mask.path) for image, mask in pairs})
+            works[line] = Answer(score, not skip, {(image.path, mask.path) for image, mask in pairs}, not masks)
     return works
 
 
@@ -2189,7 +2194,7 @@ def folder_answers(files):
         inside = [os.path.splitext(name) for folder, name in files if folder in covered]
         if len({*inside}) == len(inside) > len({stem for stem, _ in inside}):
             doubled[shape] = Counter(suffix for _, suffix in inside).most_common(1)[0][0]
-    likeliest_first = lambda sides: role[sides[1]] != 'mask'           # time may not suffice for all
+    belong, likeliest_first = set(), lambda sides: role[sides[1]] != 'mask'            # time may not suffice for all
     for image, mask in sorted(itertools.permutations([*shapes][:24], 2), key=likeliest_first):
         overlap = shapes[image] & shapes[mask]
         if image not in may_be_images or 'mask' in role.values() and role[mask] == 'image' \
@@ -2211,6 +2216,7 @@ def folder_answers(files):
                  for twin in (image.replace(a, b), mask.replace(b, a))}
         if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
             continue                                                   # masks/frog does not go with images/worm
+        belong.add((image, mask))
         yield {'images': image, 'masks': mask}
         above = '/'.join(image.split('/')[:mask.count('/') + 1])
         if role[image] == 'image' and role[mask] == 'mask' and above not in shapes and not mask.startswith(above + '/'):
@@ -2219,7 +2225,8 @@ def folder_answers(files):
             yield {'images': image, 'masks': mask, 'image_pattern': '{stem}' + doubled[image]}
     of_masks = grouped([shape for shape in shapes if role[shape] == 'mask'], posixpath.dirname)
     for above, image in itertools.product([above for above, masks in of_masks.items() if len(masks) > 1], shapes):
-        if image in may_be_images and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
+        if belong & {(image, mask) for mask in of_masks[above]} \
+                and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
             end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
             yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # */*Mask

@@ -449,6 +449,20 @@ def test_silver_truth_in_folders_of_their_own_is_offered(tmp_path):
                      for n in range(12)}
 
 
+def test_gold_truth_of_a_few_frames_is_offered_and_none_of_another_film(tmp_path):
+    """The Cell Tracking Challenge again: TRA of all frames, SEG of three, and no ST."""
+    for film, n in itertools.product(('01', '02'), range(12)):
+        save(tmp_path / f'{film}/t{n:03}.tif', scene(n))
+        save(tmp_path / f'{film}_GT/TRA/man_track{n:03}.tif', np.eye(24))
+        if n % 4 == 1:
+            save(tmp_path / f'{film}_GT/SEG/man_seg{n:03}.tif', np.eye(24))
+    lines = typed_lines(ask(tmp_path))
+    assert lines == [f'images="*" masks="*_GT/{kind}" skip_unpaired=True' for kind in ('TRA', 'SEG')]
+    pairs = partners(inspect(tmp_path, **typed(lines[1]))[1], tmp_path)
+    assert pairs == {f'{film}/t{n:03}.tif': f'{film}_GT/SEG/man_seg{n:03}.tif' for film in ('01', '02')
+                     for n in (1, 5, 9)}
+
+
 def paint(folder, **names):
     """For each kind a picture or, where its name says mask, a mask: {kind: relative names}."""
     for kind, several in names.items():
