@@ -1967,8 +1967,10 @@ def pair_roles(config, root, files, which=-1):
                 for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
+    by_chance |= 'the last number' in rule and bool(images and masks)  # frame0002 is the first: mask_1 is of it
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
-        raise DataError([*shorten(problems + lonely), f'{counted(len(pairs), "pair")} found', *shorten(notes, 5)],
+        found = f'{counted(len(pairs), "pair")} found{", perhaps by chance" * by_chance}'
+        raise DataError([*shorten(problems + lonely), found, *shorten(notes, 5)],
                         'images and masks do not pair')
     if lonely:
         notes += [f'skipped {len(images)} images and {len(masks)} masks without a partner', *shorten(lonely, 3)]
@@ -2120,14 +2122,15 @@ def settings_that_pair(config, root, files):
 def are_numbered(pairs, images, masks):
     """Whether the images and masks left over suggest that numbers paired the wrong files, as when images count from 1
     and masks from 0. That is: one mask is left over, numbered just before the first image; or as many images as masks
-    are, and either names are mere numbers, or the two left over have the numbers just before and after all pairs."""
+    are, and either names differ in mere numbers, or the two left over have the numbers just before and after all."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
     numbers, others = numbers_in(image for image, _ in pairs), numbers_in(images + masks)
     if numbers and numbers_in(masks) == [numbers[0] - 1]:
         return True
     is_shifted = numbers and others == [numbers[0] - 1, numbers[-1] + 1]
-    are_numbers = pairs[0][0].stem.isdigit() and len(others) == len(images + masks)
-    return len(images) == len(masks) and (is_shifted or are_numbers)
+    (first, second), words = pairs[0], {re.sub(r'\d+$', '', image.stem) for image in [*next(zip(*pairs)), *images]}
+    are_numbers = first.stem.isdigit() or len(words) == 1 and first.stem != second.stem            # frame_1 and mask_1
+    return len(images) == len(masks) and (is_shifted or are_numbers and len(others) == len(images + masks))
 
 
 def likelihood(image, mask, of_images, of_masks):

@@ -552,6 +552,24 @@ def test_names_that_are_numbered_otherwise_get_no_line(tmp_path, image, mask):
     assert not any('skip_unpaired' in line for line in ask(tmp_path).problems)
 
 
+@pytest.mark.parametrize('mask', ['Label_{}', 'Label_{:04}'])
+def test_every_second_frame_gets_no_mask_of_half_its_number(tmp_path, mask):
+    """frame0002, frame0004, ... and Label_1, Label_2, ...: half of the numbers are there on both sides."""
+    for n in range(1, 21):
+        save(tmp_path / f'images/frame{2 * n:04}.png', scene(n))
+        save(tmp_path / f'masks/{mask.format(n)}.png', np.eye(24))
+    error = ask(tmp_path)
+    assert '10 pairs found' in str(error) and not typed_lines(error)
+
+
+def test_numbers_alone_pair_nothing_where_files_are_left_over_on_both_sides(tmp_path):
+    for n in range(1, 21):
+        save(tmp_path / f'images/frame{2 * n:04}.png', scene(n))
+        save(tmp_path / f'masks/Label_{n}.png', np.eye(24))
+    (tmp_path / 'images/frame0040.png').unlink()
+    assert '10 pairs found, perhaps by chance' in str(ask(tmp_path, skip_unpaired=True))
+
+
 def test_masks_that_count_from_0_beside_more_images_from_1_get_no_line(tmp_path):
     """Tile000001 to Tile000030, of which the first ten have masks, mask_0 to mask_9: equal numbers are neighbours."""
     for n in range(30):
