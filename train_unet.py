@@ -2217,7 +2217,10 @@ def folder_answers(files):
         numbers = zip(re.findall(r'\d+', image), re.findall(r'\d+', mask))
         twins = {twin for a, b in (*parts, *numbers) if '*' not in (a, b)
                  for twin in (image.replace(a, b), mask.replace(b, a))}
-        if first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
+        starred = [re.sub(r'[^/]*/([^/]*)$', r'*/\1', side) for side in (image, mask)]         # tried themselves
+        are_kinds = posixpath.dirname(image) == posixpath.dirname(mask) and not role[image] + role[mask] \
+            and starred != [image, mask] and {*starred} <= shapes.keys()      # segmented/frog and /worm, as in color/
+        if are_kinds or first == second != '' or twins & (everywhere | shapes.keys()) - {image, mask}:
             continue                                                   # masks/frog does not go with images/worm
         belong.add((image, mask))
         yield {'images': image, 'masks': mask}

@@ -663,6 +663,16 @@ def test_images_of_a_kind_that_has_masks_of_its_own_get_no_others(tmp_path):
     assert 'images="Augment_images" masks="masks"' not in text
 
 
+def test_a_kind_of_leaves_gets_no_masks_of_another_kind(tmp_path):
+    """PlantVillage: color/Tomato/x.JPG and the cut-outs segmented/Tomato/x_final_masked.jpg, numbered by kind."""
+    for place, (k, kind), n in itertools.product(('color', 'grayscale', 'segmented'), enumerate('abc'), range(6)):
+        name = f'{k * 97 + n * 31:08x}_{3000 + n}' + '_final_masked' * (place == 'segmented')
+        photo = scene(10 * k + n, 64)
+        save(tmp_path / f'{place}/{kind}_leaf/{name}.png',
+             np.where(np.indices((64, 64, 1))[1] < 45 - 15 * k, photo, 0) if place == 'segmented' else photo)
+    assert not typed_lines(ask(tmp_path))
+
+
 def test_images_of_one_set_get_no_masks_of_another(tmp_path):
     """Test/{images,masks} beside TNBC/{Slide,Masks}: the numbers in their names are the same."""
     fill(tmp_path, *([f'Tissue/{kind}/{n}.png' for n in range(5)] for kind in ('images', 'masks')))
