@@ -3412,7 +3412,7 @@ def inspect_data(config, decode=False):
     marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
     data = Data(pairs, coding, values, meaning, classes, shares, rarity, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
-    data.notes += find_leaks(pairs, records, firsts)
+    data.notes += find_leaks(pairs, records, firsts, config)
     data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
@@ -3540,15 +3540,16 @@ def with_copies_together(pairs, firsts, config):
     return dataclasses.replace(pairs, splits=splits)
 
 
-def find_leaks(pairs, records, firsts):
+def find_leaks(pairs, records, firsts, config):
     """Notes on images of validation or test that are trained on too, under any name, or else on copies that are on one
     side, and on copies whose masks differ. firsts: as from copies_of."""
     copied = {firsts[row]: row for row in pairs.rows('train')[::-1]}
     copies = [row for row in np.flatnonzero(pairs.splits) if firsts[row] in copied]
-    name = lambda paths, row: os.fsdecode(paths[row])
+    held_out, name = {firsts[row] for row in copies}, lambda paths, row: os.fsdecode(paths[row])
+    trained = {row for row in pairs.rows('train') if firsts[row] in held_out}
     notes = [f'trained on too: {counted(len(copies), "image")} of validation or test, such as '
              f'{name(pairs.images, row)} as {name(pairs.images, copied[firsts[row]])}: the scores flatter'
-             f'{folder_without(pairs, {copied[firsts[row]] for row in copies})}' for row in copies[:1]]
+             f'{folder_without(pairs, trained) or folders_of_splits(pairs, trained, config)}' for row in copies[:1]]
     same = [] if notes else [rows for rows in grouped(range(len(firsts)), firsts.__getitem__).values() if rows[1:]]
     notes += [f'{counted(len(same), "image")} with copies, such as {name(pairs.images, first)} and '
               f'{name(pairs.images, second)}: all copies are on one side' for first, second, *_ in same[:1]]
@@ -3568,6 +3569,19 @@ def folder_without(pairs, rows):
     held = Path(os.path.commonprefix([images[row] for row in np.flatnonzero(pairs.splits)]) + 'x').parent
     place = next((place for place in (held, *held.parents) if any(are_in(place, pairs.rows('train')))), None)
     return '' if not place or any(are_in(place, rows)) else f'; without those: {as_typed("data", place, True)}'
+
+
+def folders_of_splits(pairs, rows, config):
+    """What to type for the images in folders named after splits, if they lack those of these rows; else ''."""
+    word, root = re.compile(rf'(?i)(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])'), os.path.expanduser(config['data'])
+    place = lambda path: os.path.relpath(os.path.dirname(os.fsdecode(path).split(UNITED)[0]), root)
+    named = [row for row, image in enumerate(pairs.images) if read_place(place(image))[0]]
+    sides = {'images': pairs.images, 'masks': pairs.masks} if named and not rows & {*named} else {}
+    line = {key: word.sub('*', place(paths[named[0]])) for key, paths in sides.items()}
+    with contextlib.suppress(UserError):                               # images/ beside train/images/ and test/images/
+        if line and {*find_pairs(config | line).images.tolist()} == {*pairs.images[named].tolist()}:
+            return '; without those: ' + ' '.join(as_typed(key, value, True) for key, value in line.items())
+    return ''
 
 
 def doubts_of_images(pairs, records, config):

@@ -615,6 +615,21 @@ def test_raw_images_beside_a_folder_with_a_split_get_the_line_without_them(split
     assert not [note for note in inspect(tmp_path / 'processed')[1].notes if note.startswith('trained on too')]
 
 
+@pytest.mark.parametrize('tail, is_offered', [('', True), ('/all', True), ('/test', False)])
+def test_a_copy_of_all_beside_folders_of_splits_gets_the_line_without_it(tail, is_offered, tmp_path):
+    """images/ and masks/ hold all that train/ and test/ hold; the last time, train/ holds images of the test too."""
+    for n in range(12):
+        for place in ('', 'train/' if n % 3 else 'test/', *['train/'] * (tail == '/test')):
+            below = tail * (place == '' and tail == '/all')
+            save(tmp_path / f'set/{place}images{below}/{n}.png', scene(n))
+            save(tmp_path / f'set/{place}masks{below}/{n}.png', corner(n % 9, 2))
+    told, = [note for note in inspect(tmp_path)[1].notes if note.startswith('trained on too')]
+    assert told.endswith('without those: images="set/*/images" masks="set/*/masks"') is is_offered
+    if is_offered:
+        data = inspect(tmp_path, **typed(told.split('without those: ')[1]))[1]
+        assert len(data.pairs.images) == 12 and not leaks(data)
+
+
 def test_one_pair_of_two_sizes_does_not_hide_the_folder_that_holds_the_most(tmp_path):
     """image/ and mask/ of 26 beside those of 6 for validation and 4 for a test; one of the 26 has another size, which
     is named once the line is typed."""
