@@ -1998,13 +1998,16 @@ def lines_that_pair(config, root, files):
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
+    masks_of = Counter(frozenset(mask for _, mask in works[line].pairs) for line in lines)
+    bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
     lines = [f'    {line}   ({counted(len(works[line].pairs), "pair")}{note(line)})' for line in lines]
     lines = [f'    {line}   ({counted(len(pairs), "pair")}, by {rule})'
              for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
-        lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6)]
+        lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
+                 *bands * (max(masks_of.values(), default=0) > 1)]     # other images have the same masks
     elif not (lines := data_above(root)):
         lines = ['no folders or names were found that pair them otherwise, as images/ and masks/ would; polygons, run '
                  'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']

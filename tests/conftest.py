@@ -129,6 +129,14 @@ def small_set(tmp_path):
     return draw_set(tmp_path / 'set')
 
 
+@pytest.fixture(scope='session', autouse=True)
+def fonts(tmp_path_factory):
+    """matplotlib lists them once for all that the tests start, and not among the files of one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('MPLCONFIGDIR', str(tmp_path_factory.mktemp('matplotlib')))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     """Runs and caches of a test go into its temporary folder."""

@@ -196,6 +196,22 @@ def test_suffixes_are_found_where_half_of_the_images_have_no_mask(tmp_path, coun
     assert all(train_unet.UNITED.encode() in path for path in data.pairs.masks)
 
 
+def test_bands_in_folders_of_their_own_are_to_be_joined(tmp_path):
+    """38-Cloud: each band was offered for itself, and nothing was said of the others."""
+    bands = ('red', 'green', 'blue', 'nir')
+    for n in range(6):
+        for band in bands:
+            save(tmp_path / f'train_{band}/{band}_patch_{n}.TIF', scene(n, 48)[..., 0])
+        save(tmp_path / f'train_gt/gt_patch_{n}.TIF', corner(n, 2, size=48))
+    error = ask(tmp_path)
+    assert {line.split()[0] for line in typed_lines(error)} == {f'images="train_{band}"' for band in bands}
+    assert any('the bands of one image join them first' in line for line in error.problems)
+    for band in bands[1:]:
+        shutil.rmtree(tmp_path / f'train_{band}')
+    shutil.copytree(tmp_path / 'train_gt', tmp_path / 'train_labels')
+    assert 'bands of one' not in (told := str(ask(tmp_path))) and 'train_labels' in told
+
+
 def test_the_name_of_a_folder_stands_for_those_further_down(tmp_path):
     """What an error names, `several folders could hold the images: Raw image, image`, can be typed."""
     for split in ('train', 'val'):
