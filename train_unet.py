@@ -257,27 +257,27 @@ SHORT_NAMES = {'epochs': 'num_epochs', 'lr': 'learning_rate', 'batch': 'batch_si
                'o': 'run_dir'}
 # What other trainers call it, one letter or one word -> what to type here, or why there is no such setting.
 ELSEWHERE = {word: ours for ours, words in {
-    'data': 'dataset dataset_dir data_dir data_root data_path d',
+    'data': 'dataset dataset_dir data_dir data_root data_path',
     'images': 'img_dir image_dir images_dir imgs dir_img train_images x_train_dir',
     'masks': 'ann_dir mask_dir masks_dir label_dir labels_dir labels annotations dir_mask train_masks y_train_dir',
     'image_pattern': 'img_suffix image_suffix',
     'mask_pattern': 'seg_map_suffix mask_suffix label_suffix',
     'mask_values': 'reduce_zero_label class_map classes_map palette color_map',
     'class_names': 'codes names label_names labels_list',
-    'num_classes': 'nc c num_labels class_mode',
+    'num_classes': 'nc num_labels class_mode',
     'ignore_index': 'ignore_label void_label ignore_value',
-    'val_fraction': 'v val valid_pct val_percent val_size val_split validation validation_split test_size split_ratio',
+    'val_fraction': 'val valid_pct val_percent val_size val_split validation validation_split test_size split_ratio',
     'image_size': 's scale imgsz img_size img_scale input_size input_shape crop_size patch_size roi_size resolution',
     'cache_images': 'cache cache_ram cache_rate',
     'num_workers': 'j nw n_jobs dataloader_num_workers',
     'augment': 'transform transforms augmentation augmentations multi_scale flipud fliplr mosaic mixup degrees',
     'architecture': 'model model_name net network',
     'encoder': 'backbone encoder_name',
-    'encoder_weights=imagenet': 'pretrained use_pretrained',
-    'initial_weights': 'f weights load load_from model_name_or_path checkpoint finetune fine_tune pretrained_weights',
-    'num_epochs': 'e max_steps max_iters max_iter max_iterations iterations total_steps',
+    'encoder_weights': 'pretrained use_pretrained',
+    'initial_weights': 'weights load load_from model_name_or_path checkpoint finetune fine_tune pretrained_weights',
+    'num_epochs': 'e',
     'batch_size': 'b bs per_device_train_batch_size samples_per_gpu per_device_eval_batch_size',
-    'accumulation_steps': 'accumulate accumulate_grad_batches gradient_accumulation_steps grad_accum nbs',
+    'accumulation_steps': 'accumulate accumulate_grad_batches gradient_accumulation_steps grad_accum',
     'optimizer': 'optim opt solver',
     'learning_rate': 'l lr0 lr_max base_lr max_lr initial_lr init_lr',
     'warmup_fraction': 'warmup warmup_steps warmup_epochs warmup_iters warmup_ratio num_warmup_steps',
@@ -292,10 +292,12 @@ ELSEWHERE = {word: ours for ours, words in {
     'run_dir': 'work_dir project name output output_dir out_dir save_dir log_dir logdir default_root_dir exp_name '
                'experiment dir_checkpoint',
     'resume': 'ckpt_path resume_from resume_from_checkpoint load_checkpoint auto_resume',
-    'tensorboard=True': 'logger report_to log_with use_tensorboard',
+    'tensorboard': 'logger report_to log_with use_tensorboard',
     'type --preset debug': 'fast_dev_run dev_run dry_run overfit_batches',
     'type --preset PATH': 'config cfg config_file settings',
-    'for several GPUs type torchrun --nproc_per_node=2 train_unet.py': 'gpus num_gpus n_gpus devices num_nodes',
+    'num_epochs counts passes over the images, not steps': 'max_steps max_iters max_iter max_iterations iterations '
+                                                            'total_steps',
+    'for one GPU nothing, for two torchrun --nproc_per_node=2 train_unet.py': 'gpus num_gpus n_gpus devices num_nodes',
     'after the warm-up the rate always falls along a cosine': 'scheduler lr_scheduler lr_scheduler_type cos_lr lrf',
     'each epoch is validated and saved': 'eval_steps save_steps save_period save_interval eval_interval interval '
                                          'val_check_interval check_val_every_n_epoch validation_steps save_strategy',
@@ -346,20 +348,26 @@ def clean(text):
     return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text).replace(UNITED, ' + '))
 
 
-def did_you_mean(word, candidates):
+def letters_of(text):
+    """The letters and digits of a name, in lower case."""
+    return re.sub(r'[^a-z0-9]', '', str(text).lower().replace('+', 'plus'))
+
+
+def did_you_mean(word, candidates, cutoff=0.6):
     """": did you mean 'x'?" or an empty string."""
-    plain = lambda text: re.sub(r'[^a-z0-9]', '', str(text).lower().replace('+', 'plus'))
-    known = {plain(c): c for c in candidates}
-    close = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.75)
+    known = {letters_of(c): c for c in candidates}
+    close = difflib.get_close_matches(letters_of(word), known, n=1, cutoff=cutoff)
     return f": did you mean '{known[close[0]]}'?" if close else ''
 
 
 def key_meant(word, others=()):
     """What to type for a word that is no key, as did_you_mean says it. others: what it may be but a key."""
-    word = word.lower().rpartition('.')[2]                             # trainer.max_steps, model.lr
-    if meant := ELSEWHERE.get(word):
+    table, last = {letters_of(name): meant for name, meant in ELSEWHERE.items()}, word.rpartition('.')[2]
+    if letters_of(word) not in table and len(last) > 1 and last not in ('name', 'weight', 'weights') and not others:
+        word = last                                                    # trainer.max_steps, model.lr
+    if meant := table.get(letters_of(word)):
         return f': {meant}' if ' ' in meant else f": did you mean '{meant}'?"
-    return did_you_mean(word, ['preset', *TYPES, *SHORT_NAMES, *others])
+    return did_you_mean(word, ['preset', *TYPES, *SHORT_NAMES, *others], cutoff=0.75)
 
 
 def as_typed(key, value, quoted=False):
@@ -444,10 +452,10 @@ def parse_overrides(words):
         key = SHORT_NAMES.get(key, key)
         kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
         is_file = os.path.exists(word) or glob.glob(word)
-        if word.startswith('-') and not equals and not is_file:
+        if re.match('--|-.', word) and not equals and not is_file:
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
             is_flag = kinds[:1] == ['bool'] or key in FLAGS or 'true' in FOREIGN.get(key, ())
-            is_value = words and (words[0].lower() in values if is_flag else not words[0].startswith('--'))
+            is_value = words and (words[0].lower() in values if is_flag else not re.match('--|-[A-Za-z]', words[0]))
             text = words.pop(0) if is_value else 'true' if is_flag else 'auto' if key == 'resume' else None
         elif not equals or '/' in name or is_file:
             text = None
@@ -471,8 +479,8 @@ def load_preset(name):
             raise OSError('not a file of less than 1 MiB')             # reading a pipe or /dev/zero would never end
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
-        hint = '; settings are given as train(**settings)' if isinstance(name, dict) else did_you_mean(name, PRESETS)
-        hint = f'; if it holds the data it is {as_typed("data", name)}' if os.path.isdir(path) else hint
+        hint = '; settings are given as train(**settings);' if isinstance(name, dict) else did_you_mean(name, PRESETS)
+        hint = f'; if it holds the data it is {as_typed("data", name)};' if os.path.isdir(path) else hint
         raise ConfigError(f'preset={shown(name)}: {path} cannot be read: {getattr(error, "strerror", None) or error}'
                           f'{hint or ";"} there are {", ".join(PRESETS)}, or the path of a .py file') from None
     try:
@@ -557,8 +565,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             problems.append(f'unknown key {shown(key)}{hint}')
     problems += validate_config(config)
     lacking = TYPES.keys() - config.keys()                             # somebody deleted a line of CONFIG, or mistyped
-    problems += [f"CONFIG has no {key!r}: put its line back" for key in sorted(lacking)
-                 if not any(f'{key!r}?' in problem for problem in problems)]
+    told = {SHORT_NAMES.get(key, key) for key in re.findall(r"did you mean '(\w+)'", ' '.join(problems))}
+    problems += [f'CONFIG has no {key!r}: put its line back' for key in sorted(lacking - told)]
     config |= dict.fromkeys(lacking)
     problems += check_names(config)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
@@ -1166,6 +1174,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations binarisation binarization distance distances dist '
                     'distancemap distancemaps heatmap heatmaps weightmap weightmaps'.split())
+SOUND_WORDS = {'good', 'ok', 'normal', 'healthy', 'negative', 'clean'}         # of images without what is looked for
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff', '.npy', '.mat'}
 CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
@@ -1244,6 +1253,10 @@ def stem_in(pattern, between=''):
     return stem_of
 
 
+OF_THE_SYSTEM = {'@eadir', '#recycle', '@recycle', '$recycle.bin', '#snapshot', '__macosx', 'lost+found',
+                 'system volume information'}                          # thumbnails and what was deleted
+
+
 def list_files(root):
     """Every file below root as (folder, name), sorted. Links are followed once; no hidden folders, no runs."""
     def refuse(error):
@@ -1259,7 +1272,8 @@ def list_files(root):
         if first != path or real in ours or {'config.py', 'log.txt'} <= set(names):        # both: a run folder
             folders.clear()
             continue
-        folders[:] = sorted(folder for folder in folders if not folder.startswith('.'))
+        folders[:] = sorted(folder for folder in folders
+                            if not folder.startswith('.') and folder.lower() not in OF_THE_SYSTEM)
         place = os.path.relpath(path, root).replace(os.sep, '/').removeprefix('.')
         found += [(place, name) for name in names]
     return sorted(found)
@@ -1449,7 +1463,7 @@ def existing_folder(path):
         raise DataError(f'{path}: is a link to {os.readlink(path)}, which is not there')
     escaped = '; a backslash was read as the beginning of a tab or the like: write D:/train'
     raise DataError(f'{path}: there is no such folder'
-                    + (escaped if re.search('[\a\b\t\n\v\f\r]', str(path)) else named_like(path)))
+                    + (escaped if re.search('[\a\b\t\n\v\f\r].', str(path)) else named_like(path)))
 
 
 def named_like(path):
@@ -1967,7 +1981,8 @@ def pair_roles(config, root, files, which=-1):
                 for files in clashes]
     lonely = [f'image without a mask: {f.path}' for f in images] + [f'mask without an image: {f.path}' for f in masks]
     by_chance = rule != 'equal stems' and not config['mask_pattern'] and len(pairs) < min(len(images), len(masks))
-    by_chance |= 'the last number' in rule and bool(images and masks)  # frame0002 is the first: mask_1 is of it
+    if 'the last number' in rule and not config['mask_pattern']:       # frame0002 is the first: mask_1 is of it
+        by_chance |= 2 * min(len(images), len(masks)) > len(pairs)
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
         found = f'{counted(len(pairs), "pair")} found{", perhaps by chance" * by_chance}'
         raise DataError([*shorten(problems + lonely), found, *shorten(notes, 5)],
@@ -1998,7 +2013,11 @@ def lines_that_pair(config, root, files):
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
-    masks_of = Counter(frozenset(mask for _, mask in works[line].pairs) for line in lines)
+    masks_of = lambda line: frozenset(mask for _, mask in works[line].pairs)
+    is_sound = lambda line: not SOUND_WORDS.isdisjoint(folder_words(line.partition(' masks=')[0]))
+    lines = [line for line in lines if not is_sound(line)              # good/000 has no mask of the defects of bad/000
+             or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
+    times = Counter(map(masks_of, lines))
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
@@ -2007,7 +2026,7 @@ def lines_that_pair(config, root, files):
              for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
-                 *bands * (max(masks_of.values(), default=0) > 1)]     # other images have the same masks
+                 *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
     elif not (lines := data_above(root)):
         lines = ['no folders or names were found that pair them otherwise, as images/ and masks/ would; polygons, run '
                  'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
@@ -3019,7 +3038,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)])
     if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
-    elif not lossy and (plain[:1] in ([0], [COLOUR]) or many):
+    elif (not lossy or max(values) <= 127) and (plain[:1] in ([0], [COLOUR]) or many):
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
@@ -3415,7 +3434,7 @@ def inspect_data(config, decode=False):
     marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
     data = Data(pairs, coding, values, meaning, classes, shares, rarity, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
-    data.notes += find_leaks(pairs, records, firsts, config)
+    data.notes += find_leaks(pairs, records, firsts, config) + doubts_of_sides(pairs, records, coding, meaning)
     data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
@@ -3455,6 +3474,21 @@ def in_grey(records, config):
             if not most or is_noisy(pixels_of(told)):
                 return told
     return records
+
+
+def doubts_of_sides(pairs, records, coding, meaning):
+    """[a note] where some masks are foreground along their edges with a background inside, and nearly all others are
+    background there: two people have drawn them, one of them the other way round."""
+    both = [row for row, record in enumerate(records)
+            if coding.num_classes == 2 and {0, 1} <= {*map(meaning.get, record['codes'])}]
+    counts = [[by_class(pixels_of([records[row]], where), meaning)[:2] for where in ('pixels', 'edge')] for row in both]
+    counts = np.array(counts, float).reshape(-1, 2, 2)                 # of each mask, whole and edge, the two classes
+    whole, edge = (counts[..., 1] / counts.sum(-1).clip(1)).T
+    swapped, usual = (whole > 0.5) & (edge > 0.9), edge < 0.1
+    if not swapped.any() or not usual.any() or np.mean(swapped | usual) < 0.95:
+        return []
+    return [f'{counted(swapped.sum(), "mask")} with foreground along the edges, such as '
+            f'{os.fsdecode(pairs.masks[both[swapped.argmax()]])}, {usual.sum()} with background: are some inverted?']
 
 
 def pixels_of(records, where='pixels'):
@@ -3704,8 +3738,8 @@ def is_plain(record):
 
 
 def refuse_mixtures(records):
-    """DataError for masks of 0 and 1 beside others of 0 and 255, and for masks of numbers beside black and white ones
-    (is_plain): only the user knows what 255 or white means there."""
+    """DataError for masks of 0 and 1, or of classes, beside others of 0 and 255, and for masks of numbers beside black
+    and white ones (is_plain): only the user knows what 255 or white means there."""
     levels = [found for record in records if (found := set(record['codes']) - {0})]
     ones, tops = levels.count({1}), levels.count({255}) + levels.count({65535})
     noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # black and white as JPEG
@@ -3734,6 +3768,13 @@ def refuse_mixtures(records):
         if 255 in others and 127 < plain[-1] < COLOUR:
             lines.append('if bright is foreground type mask_values=">127"')
         raise DataError(lines, 'the mask values are not clear')
+    numbers = {*itertools.chain.from_iterable(levels)} - {255}
+    are_classes = len(numbers) > 1 and numbers == {*range(1, len(numbers) + 1)}
+    if are_classes and levels.count({255}) > 1 and not any(found > {255} for found in levels):
+        tables = [suggest({number: number for number in sorted(numbers)} | {255: meant}) for meant in (1, IGNORE)]
+        raise DataError([f'{levels.count({255})} masks hold 0 and 255, others classes up to {max(numbers)}, none both',
+                         f'if 255 is class 1 there type mask_values={tables[0]}',
+                         f'if 255 means ignored type mask_values={tables[1]}'], 'the mask values are not clear')
 
 
 def refuse_palettes(records, lists):
@@ -6680,7 +6721,7 @@ def check_own(model, loss_fn, train_data, val_data):
     is_theirs = (getattr(loss_fn, '__module__', '') or '').startswith(theirs)
     part = "lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), with reduction='none'"
     if train_data is None:                                             # smp's losses give the mean of a batch
-        part = "lambda model, batch: loss(model(batch['image']), batch['mask']).expand(len(batch['mask']))"
+        part = "lambda model, batch: loss(model(batch['image']), batch['mask'].long()).expand(len(batch['mask']))"
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_theirs):
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
                         f'a part of one: {part}')
@@ -7644,7 +7685,8 @@ def list_inputs(inputs, output):
     the folders in which they differ; a.jpg and a.tif keep their suffixes.
     """
     files = {}                                                         # full path: name below output
-    inputs = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    is_one = isinstance(inputs, (str, os.PathLike)) or not hasattr(inputs, '__iter__')
+    inputs = [inputs] if is_one else list(inputs)
     if not all(isinstance(item, (str, os.PathLike)) for item in inputs):
         raise UserError('images are paths here; an array is for load(RUN).predict(array)', 'nothing to predict')
     for item in map(os.path.expanduser, inputs):
@@ -8028,7 +8070,7 @@ def export(run, format='onnx', output=None, half=False):
     path = Path(os.path.expanduser(output or best_file(run).parent / f'model{suffix}'))
     is_older = format == 'smp' and (path / 'preprocessing.json').exists()
     path = path / f'model{suffix}' if path.is_dir() and not is_older else path     # -o . spares a README.md there
-    if format != 'smp' and path.suffix != suffix:                        # -o runs/x/best.pt would replace the model
+    if format != 'smp' and path.suffix != suffix:                      # -o runs/x/best.pt would replace the model
         raise UserError(f'-o {path}: {format} wants a name that ends in {suffix}', 'cannot export')
     real = example_images(model.config)
     if format != 'smp' and model.pixels == 'uint16':
@@ -8038,7 +8080,7 @@ def export(run, format='onnx', output=None, half=False):
     folder, name = (path, '') if format == 'smp' else (path.parent, path.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh, faults = Path(scratch, name), []
-        for is_free in (True, False) if format != 'smp' else (True,):    # some can be written for one size only
+        for is_free in (True, False) if format != 'smp' else (True,):  # some can be written for one size only
             try:
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)

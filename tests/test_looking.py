@@ -419,6 +419,43 @@ def test_masks_of_two_habits_are_asked_for(tmp_path):
     assert meant == [[0, 1], [0, 255]]
 
 
+def test_masks_of_classes_beside_others_of_black_and_white_are_asked_for(tmp_path):
+    """255 was ignored, which was all the foreground of half of the masks."""
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        mask = np.diag([1, 1, 1, 1, 2, 2, 2, 2]) if n % 2 else 255 * np.eye(8)
+        save(tmp_path / f'masks/{n}.png', mask)
+    error = ask(tmp_path)
+    assert '3 masks hold 0 and 255, others classes up to 2, none both' in str(error)
+    meant = [{*mask_of(data, config, '0').ravel().tolist()} for config, data in (
+        inspect(tmp_path, **typed_words(shlex.split(line.split(' type ')[1])))
+        for line in error.problems if ' type ' in line)]
+    assert meant == [{0, 1}, {0, 255}]
+    save(tmp_path / 'masks/1.png', np.diag([1, 1, 1, 255, 2, 2, 2, 2]))        # an ignored pixel beside classes
+    assert inspect(tmp_path)[1].coding.num_classes == 3
+
+
+@pytest.mark.parametrize('swapped', [range(1), range(6), range(0)])
+def test_masks_drawn_the_other_way_round_are_told(tmp_path, swapped):
+    for n in range(12):
+        save(tmp_path / f'images/{n:02d}.png', np.zeros((20, 20, 3)))
+        mask = np.zeros((20, 20))
+        mask[5:11, 6:12 + n % 3] = 255
+        save(tmp_path / f'masks/{n:02d}.png', 255 - mask if n in swapped else mask)
+    told = [note for note in inspect(tmp_path)[1].notes if 'foreground along the edges' in note]
+    assert [note.split(' mask')[0] for note in told] == [str(len(swapped))] * bool(swapped)
+    assert all('masks/00.png, ' in note and f'{12 - len(swapped)} with background' in note for note in told)
+
+
+def test_objects_that_are_cut_by_the_edge_are_not_called_inverted(tmp_path):
+    for n in range(12):
+        save(tmp_path / f'images/{n:02d}.png', np.zeros((20, 20, 3)))
+        mask = np.zeros((20, 20))
+        mask[:, :2 * n] = 255                                          # from none to nearly all
+        save(tmp_path / f'masks/{n:02d}.png', mask)
+    assert not [note for note in inspect(tmp_path)[1].notes if 'foreground along the edges' in note]
+
+
 @pytest.mark.parametrize('other', ['jpeg', 'rgb'])
 def test_masks_of_ones_beside_bright_ones_are_refused(tmp_path, other):
     def write(number):

@@ -814,6 +814,12 @@ def test_class_numbers_in_jpeg_are_not_believed(tmp_path):
         inspect(folder)
 
 
+def test_dark_numbers_in_jpeg_have_a_line_too(tmp_path):
+    """0 to 3: bright is nothing there."""
+    folder = disc_set(tmp_path / 'set', lambda n: noisy_jpeg(tmp_path / f'set/masks/{n}.jpg', (1 + n % 3) * DISC))
+    assert inspect(folder, **typed(offered(ask(folder), 'mask_values=')))[1].coding.num_classes == 2
+
+
 def test_jpeg_masks_are_offered_no_numbers_of_their_noise(tmp_path):
     text = str(ask(with_masks(tmp_path, [block(200, row) for row in range(4)], '.jpg')))
     assert 'mask_values="{0: 0, 200: 1}"' in text

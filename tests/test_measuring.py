@@ -127,6 +127,16 @@ def test_check_says_what_training_would_use(small_set, capsys):
     assert (page == tu.INVENTED).all(-1).sum() > 1000                  # the outlines of the masks
 
 
+def test_check_draws_the_batch_that_training_would(small_set, capsys):
+    """Where few images show foreground, more of the first batch do."""
+    for path in sorted((small_set / 'masks').iterdir())[:-1]:
+        save(path, np.zeros((40, 40)))
+    assert tu.check(**TINY, data=str(small_set), val_fraction=0.0, oversample_foreground=1.0, seed=0) == 0
+    assert 'with the classes [0, 1]' in capsys.readouterr().out
+    page = np.array(PIL.Image.open('runs/check/samples.png'))
+    assert (page == tu.INVENTED).all(-1).sum() > 500                   # outlines in all four
+
+
 def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_path, monkeypatch, capsys, caplog):
     """A block of 16 x 16 survives at half the size, 64 single pixels do not: 256 of 320 are what can be found."""
     monkeypatch.chdir(tmp_path)

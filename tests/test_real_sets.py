@@ -196,6 +196,23 @@ def test_suffixes_are_found_where_half_of_the_images_have_no_mask(tmp_path, coun
     assert all(train_unet.UNITED.encode() in path for path in data.pairs.masks)
 
 
+def test_thumbnails_and_waste_bins_of_a_disk_are_no_data(tmp_path):
+    for n in range(4):
+        for folder in ('', '@eaDir/', '#recycle/', '$RECYCLE.BIN/', '__MACOSX/'):
+            save(tmp_path / f'images/{folder}{n}.png', scene(n))
+            save(tmp_path / f'masks/{folder}{n}.png', corner(0, 0))
+    assert len(inspect(tmp_path)[1].pairs.images) == 4
+
+
+def test_images_without_a_defect_are_not_offered_the_masks_of_others(tmp_path):
+    for n in range(8):
+        for folder in ('good', 'defect'):
+            save(tmp_path / f'{folder}/{n:03d}.bmp', scene(n, 48))
+        save(tmp_path / f'ground_truth/{n:03d}_GT.bmp', corner(n, 2, size=48))
+    error = ask(tmp_path)
+    assert [line.split()[0] for line in typed_lines(error)] == ['images="defect"'] and 'bands' not in str(error)
+
+
 def test_bands_in_folders_of_their_own_are_to_be_joined(tmp_path):
     """38-Cloud: each band was offered for itself, and nothing was said of the others."""
     bands = ('red', 'green', 'blue', 'nir')
@@ -584,6 +601,18 @@ def test_numbers_alone_pair_nothing_where_files_are_left_over_on_both_sides(tmp_
         save(tmp_path / f'masks/Label_{n}.png', np.eye(24))
     (tmp_path / 'images/frame0040.png').unlink()
     assert '10 pairs found, perhaps by chance' in str(ask(tmp_path, skip_unpaired=True))
+
+
+@pytest.mark.parametrize('settings', [{}, {'image_pattern': 'frame_{stem}.png', 'mask_pattern': '{stem}_gt.png'}])
+def test_numbers_pair_where_a_file_is_left_over_on_each_side(tmp_path, settings):
+    """No pattern says that 5 is 0005, and one file that lacks its partner is no doubt of the others."""
+    for n in range(1, 22):
+        if n != 20:
+            save(tmp_path / f'images/frame_{n}.png', scene(n))
+        if n != 7:
+            save(tmp_path / f'masks/{n:04}_gt.png', np.eye(24))
+    _, data = inspect(tmp_path, skip_unpaired=True, **settings)
+    assert len(data.pairs.images) == 19
 
 
 def test_masks_that_count_from_0_beside_more_images_from_1_get_no_line(tmp_path):

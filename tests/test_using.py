@@ -396,6 +396,13 @@ def test_probabilities_from_python_decide_as_predict_does(two, three):
 def test_an_array_given_to_predict_is_sent_to_the_model(two):
     with pytest.raises(tu.UserError, match=r'load\(RUN\).predict\(array\)'):
         tu.predict(two[0], np.zeros((40, 40, 3), np.uint8))
+    with pytest.raises(tu.UserError, match=r'load\(RUN\).predict\(array\)'):
+        tu.predict(two[0], PIL.Image.new('RGB', (40, 40)))
+
+
+def test_paths_come_from_a_generator_too(two, tmp_path):
+    assert tu.predict(two[0], (two[1] / 'images').glob('00[12].png'), tmp_path / 'out') == 0
+    assert written(tmp_path / 'out') == ['001.png', '002.png']
 
 
 def test_probabilities_of_several_classes_are_bands_of_a_tiff(three, tmp_path):
