@@ -2798,9 +2798,10 @@ def read_mask(path, config):
                         'probabilities save mask > 0.5')
     if array.ndim == 3:
         if array.shape[2] not in (3, 4) or array.shape[2] == 4 and np.ptp(array[..., 3]):      # it varies: no alpha
+            axis = np.argmin(array.shape)
+            joined = f'class save mask.argmax({axis})' if array.any(axis).all() else f'object save mask.any({axis})'
             raise DataError(f'{path}: a mask of the shape {array.shape}; expected one channel (values) or 3 (colours); '
-                            f'of one plane per class save mask.argmax({np.argmin(array.shape)}), of a stack of pages '
-                            'each wants a file of its own')
+                            f'of one plane per {joined}, of a stack of pages each wants a file of its own')
         if array.dtype == np.uint16 and not (array % 257).any():       # 8 bits, widened, as in LabelMeFacade
             array = array // 257
         if not 0 <= array.min() <= array.max() <= 255:
@@ -3008,8 +3009,9 @@ def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
 
 
 def numbered(codes):
-    """A table that makes each of the codes a class, in their order."""
-    return {code: number for number, code in enumerate(sorted(codes))}
+    """A table that makes each of the codes a class, in their order; white is the first where there is no black."""
+    white = COLOUR + 0xffffff if COLOUR not in codes else None         # what is painted on is the background
+    return {code: number for number, code in enumerate(sorted(codes, key=lambda code: (code != white, code)))}
 
 
 def explain_values(values, images, plain, special, counts_up, lossy):
@@ -3487,7 +3489,7 @@ def doubts_of_sides(pairs, records, coding, meaning):
     swapped, usual = (whole > 0.5) & (edge > 0.9), edge < 0.1
     if not swapped.any() or not usual.any() or np.mean(swapped | usual) < 0.95:
         return []
-    return [f'{counted(swapped.sum(), "mask")} with foreground along the edges, such as '
+    return [f'{counted(int(swapped.sum()), "mask")} with foreground along the edges, such as '
             f'{os.fsdecode(pairs.masks[both[swapped.argmax()]])}, {usual.sum()} with background: are some inverted?']
 
 

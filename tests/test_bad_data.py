@@ -311,6 +311,7 @@ BAD = [
     ('fractions in a mask', replace('masks/b.npy', holding(0.5)), {},
      'masks/b.npy: holds fractions, NaN or infinity; a mask holds whole numbers or colours; of probabilities save'),
     ('a plane for each class', replace('masks/b.npy', np.stack([DISC, 1 - DISC] * 2)), {}, 'save mask.argmax(0), of'),
+    ('a plane for each object', replace('masks/b.npy', np.stack([DISC] * 3)), {}, 'save mask.any(0), of'),
     ('the planes last', replace('masks/b.npy', np.stack([DISC, 1 - DISC] * 4, 2)), {}, 'save mask.argmax(2), of'),
     ('NaN in a mask', replace('masks/b.npy', holding(np.nan)), {}, 'masks/b.npy'),
     ('infinity in a mask', replace('masks/b.npy', holding(np.inf)), {}, 'masks/b.npy'),

@@ -814,6 +814,21 @@ def test_class_numbers_in_jpeg_are_not_believed(tmp_path):
         inspect(folder)
 
 
+@pytest.mark.parametrize('colours, table', [
+    (['#ffffff', '#ff0000'], {'#ffffff': 0, '#ff0000': 1}),
+    (['#ffffff', '#0000ff', '#00a000'], {'#ffffff': 0, '#0000ff': 1, '#00a000': 2}),
+    (['#000000', '#ffffff', '#ff0000'], {'#000000': 0, '#ff0000': 1, '#ffffff': 2})])
+def test_what_is_painted_on_white_is_no_background(tmp_path, colours, table):
+    levels = np.array([[int(colour[at:at + 2], 16) for at in (1, 3, 5)] for colour in colours], np.uint8)
+    for n in range(4):
+        numbers = np.zeros((12, 12), int)
+        for number in range(1, len(colours)):
+            numbers[3 * number:3 * number + 2, n:n + 5] = number
+        save(tmp_path / f'images/{n}.png', np.zeros((12, 12, 3)))
+        save(tmp_path / f'masks/{n}.png', levels[numbers])
+    assert typed(offered(ask(tmp_path), 'mask_values='))['mask_values'] == table
+
+
 def test_dark_numbers_in_jpeg_have_a_line_too(tmp_path):
     """0 to 3: bright is nothing there."""
     folder = disc_set(tmp_path / 'set', lambda n: noisy_jpeg(tmp_path / f'set/masks/{n}.jpg', (1 + n % 3) * DISC))
