@@ -297,7 +297,8 @@ ELSEWHERE = {word: ours for ours, words in {
     'type --preset PATH': 'config cfg config_file settings',
     'num_epochs counts passes over the images, not steps': 'max_steps max_iters max_iter max_iterations iterations '
                                                             'total_steps',
-    'for one GPU nothing, for two torchrun --nproc_per_node=2 train_unet.py': 'gpus num_gpus n_gpus devices num_nodes',
+    'one GPU needs no word, several need torchrun --nproc_per_node=2 train_unet.py': 'gpus num_gpus n_gpus devices '
+                                                                                     'num_nodes',
     'after the warm-up the rate always falls along a cosine': 'scheduler lr_scheduler lr_scheduler_type cos_lr lrf',
     'each epoch is validated and saved': 'eval_steps save_steps save_period save_interval eval_interval interval '
                                          'val_check_interval check_val_every_n_epoch validation_steps save_strategy',
@@ -557,7 +558,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if key in TYPES:
                 config[key], sources[key] = value, origin
                 continue
-            hint = key_meant(str(key)) or ': the keys are those of CONFIG'
+            hint = key_meant(shown(key).strip("'")) or ': the keys are those of CONFIG'
             if verbs := [verb for verb, words in OWN_WORDS.items() if key in words]:
                 hint = f': it is a word of {" and ".join(verbs)}'
             if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
@@ -724,7 +725,6 @@ EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'im
             'mask_pattern': '{stem}_label.png', 'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34'}
 FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
          'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
-
 OF_YOUR_OWN = {'loss': '; a function goes into loss_fn', 'data': '; Datasets go into train_data and val_data',
                'optimizer': '; its settings are learning_rate, weight_decay and momentum',
                'augment': "; a pipeline is saved, A.save(pipeline, 'my.json'), and named; 'none' is none"}
