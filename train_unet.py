@@ -457,7 +457,7 @@ def parse_overrides(words):
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
             is_flag = kinds[:1] == ['bool'] or key in FLAGS or 'true' in FOREIGN.get(key, ())
             is_value = words and (words[0].lower() in values if is_flag else not re.match('--|-[A-Za-z]', words[0]))
-            text = words.pop(0) if is_value else 'true' if is_flag else 'auto' if key == 'resume' else None
+            text = words.pop(0) if is_value else 'true' if is_flag or key == 'resume' else None
         elif not equals or '/' in name or is_file:
             text = None
         if text is None:

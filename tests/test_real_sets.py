@@ -273,11 +273,11 @@ def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
     assert 'ignored 6 files, without an ending: scan-0, ...' in notes
 
 
-@pytest.mark.parametrize('half', ['images', 'masks', 'images/train'])
-def test_one_folder_too_low_is_told(tmp_path, half):
+@pytest.mark.parametrize('half, below', [('images', ''), ('masks', ''), ('images', 'train'), ('images/train', 'train')])
+def test_one_folder_too_low_is_told(tmp_path, half, below):
     for n in range(4):
-        save(tmp_path / f'set/images/train/{n}.png', scene(n))
-        save(tmp_path / f'set/masks/train/{n}.png', corner(0, 0))
+        save(tmp_path / 'set/images' / below / f'{n}.png', scene(n))
+        save(tmp_path / 'set/masks' / below / f'{n}.png', corner(0, 0))
     line, = [line for line in ask(tmp_path / 'set' / half).problems if 'the other half lies beside it' in line]
     assert line.endswith(f'type data={tmp_path}/set')
     (tmp_path / 'set/masks').rename(tmp_path / 'set/other')
@@ -673,6 +673,17 @@ def test_a_copy_of_all_beside_folders_of_splits_gets_the_line_without_it(tail, i
     if is_offered:
         data = inspect(tmp_path, **typed(told.split('without those: ')[1]))[1]
         assert len(data.pairs.images) == 12 and not leaks(data)
+
+
+def test_a_line_that_brings_other_images_along_is_not_offered_for_the_splits(tmp_path):
+    for n in range(12):
+        for place in ('', 'train/' if n % 3 else 'test/'):
+            save(tmp_path / f'set/{place}images/{n}.png', scene(n))
+            save(tmp_path / f'set/{place}masks/{n}.png', corner(n % 9, 2))
+        save(tmp_path / f'set/more/images/{n}.png', scene(100 + n))    # which set/*/images means too
+        save(tmp_path / f'set/more/masks/{n}.png', corner(n % 9, 2))
+    told, = [note for note in inspect(tmp_path)[1].notes if note.startswith('trained on too')]
+    assert 'images=' not in told
 
 
 def test_one_pair_of_two_sizes_does_not_hide_the_folder_that_holds_the_most(tmp_path):
