@@ -274,7 +274,8 @@ ELSEWHERE = {word: ours for ours, words in {
     'architecture': 'model model_name net network',
     'encoder': 'backbone encoder_name',
     'encoder_weights': 'pretrained use_pretrained',
-    'initial_weights': 'weights load load_from model_name_or_path checkpoint finetune fine_tune pretrained_weights',
+    'initial_weights is where train starts from; evaluate, predict and export are followed by the run itself':
+        'weights load load_from model_name_or_path checkpoint ckpt finetune fine_tune pretrained_weights',
     'num_epochs': 'e',
     'batch_size': 'b bs per_device_train_batch_size samples_per_gpu per_device_eval_batch_size',
     'accumulation_steps': 'accumulate accumulate_grad_batches gradient_accumulation_steps grad_accum',
@@ -679,6 +680,12 @@ IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predi
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
+def idle(verb, overrides):
+    """Problems with settings that a command would not use."""
+    return [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
+            if SHORT_NAMES.get(key, key) in IDLE.get(verb, ())]
+
+
 def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
@@ -699,8 +706,7 @@ def parse_command(argv):
         problems.append(f'{verb} needs a run folder{" and images" * (not extra)}, as in  {command_line(verb, needed)}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
                  for word in paths[1:] if extra and not word.startswith('-')]
-    problems += [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
-                 if key in IDLE.get(verb, ())]
+    problems += idle(verb, overrides)
     preset = overrides.pop('preset', None)
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
@@ -6705,6 +6711,18 @@ def refuse_unshared(results):
                             'not those of methods and parts of the model: let its forward call these')
 
 
+def is_criterion(loss_fn):
+    """Whether a loss is of a library, or by its first parameter's name of the same form: (logits, target)."""
+    theirs = 'torch.nn.functional', 'torch.nn.modules.loss', 'segmentation_models_pytorch.losses', 'monai.losses'
+    if (getattr(loss_fn, '__module__', '') or '').startswith(theirs):
+        return True
+    asked = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    with contextlib.suppress(ValueError, TypeError):                   # some built-in functions have no signature
+        first = str(next(iter(inspect.signature(asked).parameters.values()), '')).partition(':')[0]
+        return first in 'logits pred preds prediction predictions y_pred y_hat output outputs input inputs'.split()
+    return False
+
+
 def check_own(model, loss_fn, train_data, val_data):
     """UserError for a network, a loss or data sets of the user's that train cannot use."""
     own = {'model': model, 'train_data': train_data, 'val_data': val_data, 'loss_fn': loss_fn}
@@ -6719,12 +6737,10 @@ def check_own(model, loss_fn, train_data, val_data):
         if data is not None and not (is_map and len(data)):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset, of a folder data=PATH alone')
-    theirs = 'torch.nn.functional', 'torch.nn.modules.loss', 'segmentation_models_pytorch.losses', 'monai.losses'
-    is_theirs = (getattr(loss_fn, '__module__', '') or '').startswith(theirs)
     part = "lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), with reduction='none'"
     if train_data is None:                                             # smp's losses give the mean of a batch
         part = "lambda model, batch: loss(model(batch['image']), batch['mask'].long()).expand(len(batch['mask']))"
-    if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_theirs):
+    if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_criterion(loss_fn)):
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
                         f'a part of one: {part}')
     known = set(model.parameters()) if model is not None else set()
@@ -7526,9 +7542,10 @@ def load(path, device='auto', model=None):
     return loaded.to(device).float().eval()                            # whatever torch's default type is
 
 
-def load_with(run, overrides):
-    """Load a trained model for use with typed settings, and set TF32 -> (model, {CONFIG key: typed value}, dtype)."""
-    config, sources, _ = resolve_config(None, overrides)
+def load_with(run, overrides, verb):
+    """Load a trained model for a command with typed settings, and set TF32 -> (model, {CONFIG key: typed value},
+    dtype)."""
+    config, sources, _ = resolve_config(None, overrides, found=idle(verb, overrides))
     typed = {key for key, origin in sources.items() if origin == 'you'}
     fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
     if fixed:
@@ -7612,7 +7629,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     skip_existing: leave out images that have a mask there. A file that cannot be read costs no other. A TIFF of more
     than 34 million pixels is read by rows where it can be; its mask is a TIFF, written by rows.
     """
-    model, _, dtype = load_with(run, overrides)
+    model, _, dtype = load_with(run, overrides, 'predict')
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
@@ -7802,7 +7819,7 @@ def evaluate(folder, split=None, tta=False, **overrides):
     """
     if split not in (None, *SPLITS):
         raise ConfigError(f'split={split!r}: choose from {", ".join(SPLITS)}')
-    model, overrides, dtype = load_with(folder, overrides)
+    model, overrides, dtype = load_with(folder, overrides, 'evaluate')
     other, typed = 'data' in overrides, split
     drawn = [key for key in ('seed', 'val_fraction', 'fold', 'group_pattern') if key in overrides and not other]
     if drawn:
@@ -8455,7 +8472,9 @@ def tune(preset=None, seconds=60.0, **overrides):
     Interleaved rounds without the compiler, then with it, together for about 1.5 x `seconds`. Only the preset file is
     kept.
     """
-    config, sources, notes = resolve_config(preset, overrides)
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise ConfigError([f'seconds={shown(seconds)}: must be a number above 0'])
+    config, sources, notes = resolve_config(preset, overrides, found=idle('tune', overrides))
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
     warn([*notes, *precision.warnings])

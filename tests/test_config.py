@@ -485,7 +485,7 @@ def test_unknown_keys_get_a_suggestion(key, meant):
     ('encoder.weights', "did you mean 'encoder_weights'?"), ('patchSize', "did you mean 'image_size'?"),
     ('maxSteps', 'num_epochs counts passes'),
     ('trainer.max_epochs', "did you mean 'epochs'?"), ('model.encoder_name', "did you mean 'encoder'?"),
-    ('work_dir', "did you mean 'run_dir'?"), ('weights', "did you mean 'initial_weights'?"),
+    ('work_dir', "did you mean 'run_dir'?"), ('weights', 'initial_weights is where train starts'),
     ('pretrained', "did you mean 'encoder_weights'?"), ('max_grad_norm', "did you mean 'grad_clip'?"),
     ('scheduler', 'always falls along a cosine'), ('gpus', 'torchrun --nproc_per_node=2'),
     ('fast_dev_run', 'type --preset debug'), ('criterion', 'train(loss_fn=...)'),

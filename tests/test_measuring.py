@@ -179,6 +179,14 @@ def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
     assert f'data                        {str(small_set)!r}' in printed and "'tu-test_resnet'" in printed
     assert tu.main(['tune', f'resume={run}']) == 2
     assert 'tune has no use for it' in capsys.readouterr().err
+    with pytest.raises(tu.ConfigError, match='resume=.*: tune has no use for it'):
+        tu.tune(resume=str(run))
+
+
+@pytest.mark.parametrize('seconds', ['3', 0, -1, None, True, float('nan')])
+def test_tune_wants_a_number_of_seconds(seconds):
+    with pytest.raises(tu.ConfigError, match='seconds=.*: must be a number above 0'):
+        tu.tune(seconds=seconds)
 
 
 @pytest.mark.parametrize('run_dir', ['file', 'file/run', 'file/deeper/run'])

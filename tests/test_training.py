@@ -462,7 +462,9 @@ def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplo
 
 
 @pytest.mark.parametrize('wrong', [nn.MSELoss(), nn.CrossEntropyLoss(reduction='none'), nn.MSELoss, 'dice',
-                                   F.cross_entropy, smp.losses.DiceLoss('binary')])
+                                   F.cross_entropy, smp.losses.DiceLoss('binary'),
+                                   lambda logits, target: F.mse_loss(logits, target),
+                                   lambda pred, y, weight=None: (pred - y).abs().mean()])
 def test_a_loss_that_takes_no_model_is_refused_with_what_to_write_instead(wrong):
     with pytest.raises(tu.UserError, match=r"lambda model, batch: loss\(model\(batch\['x'\]\)"):
         train(loss_fn=wrong)

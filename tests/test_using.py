@@ -596,6 +596,13 @@ def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, verb, word
     assert f'{word.split("=")[0]}: belongs to the trained network' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('ask', [lambda run: tu.evaluate(run, num_epochs=3),
+                                 lambda run: tu.predict(run, 'photo.jpg', epochs=3)])
+def test_settings_of_training_are_refused_from_python_too(two, ask):
+    with pytest.raises(tu.ConfigError, match='epochs=3: (evaluate|predict) has no use for it'):
+        ask(two[0])
+
+
 def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
     assert tu.main(['evaluate', str(two[0]), 'class_names=[a, b, c]', 'device=cpu']) == 2
     assert '3 names for 2 classes, 0 to 1' in capsys.readouterr().err
