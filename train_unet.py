@@ -1542,10 +1542,13 @@ def match_split(images, masks):
 
     def keyed(files, stem_key, place_of):
         """{(folder, what the rule makes of the stem): files}"""
-        return grouped(files, lambda file: (place_of(file), stem_key(file.stem.casefold())))
+        return grouped(files, lambda file: ((place := place_of(file))[0], stem_key(place[1].casefold())))
 
-    places = (lambda file: file.rest, lambda file: re.sub(r'\D', '', file.kind) + '/' + file.rest, lambda file: '')
-    best, most = None, -math.inf                                       # places, the second: images_1/ and masks_1/
+    places = (lambda file: (file.rest, file.stem),
+              lambda file: (re.sub(r'\D', '', file.kind) + '/' + file.rest, file.stem),         # images_1/ and masks_1/
+              lambda file: ('', file.stem),
+              lambda file: ('', re.sub('[-_ ./]+', '_', f'{file.rest}/{file.stem}').strip('_')))        # a/1, a_1
+    best, most = None, -math.inf
     rules = ((*rule, place_of) for rule in stem_rules(images, masks) for place_of in places)
     for rule, image_key, mask_key, place_of in rules:                  # lazily: later ones are costly to make
         of_image, of_mask = keyed(images, image_key, place_of), keyed(masks, mask_key, place_of)
@@ -2127,6 +2130,8 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
+        if any(is_of_brother(*two, files) for two in some):
+            continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
         if skip and are_numbered(pairs, images, masks):                # 1 to 10 beside 0 to 9: each pair would be wrong
@@ -2145,6 +2150,15 @@ def settings_that_pair(config, root, files):
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             works[line] = Answer(score, not skip, {(image.path, mask.path) for image, mask in pairs}, not masks)
     return works
+
+
+def is_of_brother(image, mask, files):
+    """Whether a mask is named after a folder beside the one that its image is in: clipB/1.jpg and clipA_1_mask.png."""
+    above, name = os.path.split(os.path.dirname(image))
+    words = {*re.split('[-_ .]', os.path.basename(mask).casefold())}
+    brothers = {parts[-1].casefold() for parts in {Path(folder).parts for folder, _ in files}
+                if parts[-2:-1] == (os.path.basename(above),) and not parts[-1].isdigit() and not told_role(parts[-1])}
+    return name.casefold() not in words and not words.isdisjoint(brothers)
 
 
 def are_numbered(pairs, images, masks):
@@ -2270,14 +2284,16 @@ def pattern_answers(files):
     """mask_pattern, with or without image_pattern: by what names share, or for img.png and label.png in each folder."""
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
-    images = [name for folder, name in files if read_place(folder)[1] != 'mask'] or [*names]
+    images = [file[::-1] for file in files if read_place(file[0])[1] != 'mask'] or [file[::-1] for file in files]
     places = [(len(images) * at // 9 + at) % len(images) for at in range(9 if images else 0)]
-    examples = dict.fromkeys(images[at] for at in places)              # some have no mask; + at: not all x_depth.png
+    examples = dict(images[at] for at in places)                       # some have no mask; + at: not all x_depth.png
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
-    for image in examples:
-        stem, suffix = os.path.splitext(image)
+    for image, folder in examples.items():
+        (stem, suffix), clip = os.path.splitext(image), posixpath.basename(folder) + '_'
         for kind, others in by_suffix.items():
-            for first, second in name_patterns(stem, [os.path.splitext(name)[0] for name in others if name != image]):
+            others = [os.path.splitext(name)[0] for name in others if name != image]
+            of_clips = not stem.startswith(clip) and any(other.startswith(clip) for other in others)
+            for first, second in name_patterns(clip * of_clips + stem, others):    # clipA/1.jpg and clipA_1_mask.png
                 if first.count('{stem}') == second.count('{stem}') == 1:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)

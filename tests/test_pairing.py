@@ -57,6 +57,8 @@ LAYOUTS = [
     ('numbered folders of masks alone (TNBC)', 'Slide_{n:02d}/{n:02d}_1.png', 'GT_{n:02d}/{n:02d}_1.png', {}),
     ('numbered folders of other names (Fish4Knowledge)', 'fish_image/fish_{n:02d}/fish_{n:04d}.png',
      'mask_image/mask_{n:02d}/mask_{n:04d}.png', {}),
+    ('folders in the names of masks', 'frames/clip{n}/0.jpg', 'masks/clip{n}_0.png', {}),
+    ('folders in the names of images', 'images/a-{n}_0.jpg', 'masks/a/{n}/0.png', {}),
     ('names with spaces', 'my images/a b {n}.png', 'my masks/a b {n}.png', {}),
     ('other letters', 'images/größe_图_{n}.png', 'masks/größe_图_{n}.png', {}),
     ('suffix of the image', 'images/{n}_image.png', 'masks/{n}.png', {}),
@@ -759,6 +761,20 @@ def test_large_files_are_not_decoded_for_a_guess(tmp_path, monkeypatch):
     monkeypatch.setattr(train_unet, 'read_header', lambda *_: (5000, 5000, 'L'))
     monkeypatch.setattr(train_unet, 'read_mask', None)
     assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks_a"', 'images="images" masks="masks_b"']
+
+
+@pytest.mark.parametrize('image, mask, told', [
+    ('frames/clip{c}/{n:04}.jpg', 'masks/clip{c}_{n:04}_mask.png', ['mask_pattern="{stem}_mask.png"']),
+    ('frames/clip{c}/f_{n}.jpg', 'masks/clip{c}-{n}.png', ['images="frames/clipA" masks="masks" skip_unpaired=True'])])
+def test_frames_of_one_clip_get_no_masks_of_another(tmp_path, image, mask, told):
+    """Of the second, clipB was offered with the masks of clipA."""
+    for c, n in itertools.product('AB', range(6)):
+        save(tmp_path / image.format(c=c, n=n), np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
+        save(tmp_path / mask.format(c=c, n=n), np.eye(9))
+    lines = typed_lines(ask(tmp_path))
+    assert lines == told
+    pairs = partners(inspect(tmp_path, **typed(lines[0]))[1], tmp_path)
+    assert pairs and all(re.search('clip.', image)[0] == re.search('clip.', mask)[0] for image, mask in pairs.items())
 
 
 def test_images_without_a_mask_do_not_hide_how_the_others_pair(tmp_path):
