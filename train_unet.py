@@ -1182,7 +1182,9 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
                     'distancemap distancemaps heatmap heatmaps weightmap weightmaps'.split())
 SOUND_WORDS = {'good', 'ok', 'normal', 'healthy', 'negative', 'clean'}         # of images without what is looked for
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
-SUFFIXES = {*JPEG_SUFFIXES, '.png', '.bmp', '.gif', '.webp', '.ppm', '.pgm', '.pbm', '.tif', '.tiff', '.npy', '.mat'}
+SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
+NOT_READ = {*'.heic .heif .avif .jxl .dng .cr2 .cr3 .nef .arw .psd .xcf .svg .pdf .dcm .nii .gz .mha .mhd .nrrd .czi '
+            '.nd2 .lif .svs .h5 .hdf5 .mp4 .mov .avi'.split()}              # may hold pictures all the same
 CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
 
 
@@ -1351,7 +1353,8 @@ def by_role(candidates, config, root, ignored):
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
             if not split_listed(name):                                 # of train.txt split_by_names tells
-                ignored[f'*{suffix.lower()}' if suffix else 'without an ending'].append(name)
+                why = ', to be saved as PNG or TIFF first if they are meant' * (suffix.lower() in NOT_READ)
+                ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
         if role and (patterns_tell or is_for_one):
@@ -2028,6 +2031,10 @@ def lines_that_pair(config, root, files):
              or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
     times = Counter(map(masks_of, lines))
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
+    are_left = any('skip_' in line and works[line].leaves_images for line in lines) or any(
+        map(SOUND_WORDS.intersection, map(folder_words, {folder for folder, _ in files})))
+    empty = ['images without a mask are left out; of those that show nothing to find is learnt once each has a mask of '
+             'zeros'] * are_left
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
     lines = [f'    {line}   ({counted(len(works[line].pairs), "pair")}{note(line)})' for line in lines]
@@ -2035,7 +2042,7 @@ def lines_that_pair(config, root, files):
              for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
-                 *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
+                 *empty, *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
     elif not (lines := data_above(root)):
         lines = ['no folders or names were found that pair them otherwise, as images/ and masks/ would; polygons, run '
                  'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
@@ -2104,7 +2111,7 @@ def size_in_header(path, config):
 
 
 # how likely; whether no file is left over; {(image, mask)}; whether each of its masks found an image
-Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks')
+Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks leaves_images')
 
 
 def settings_that_pair(config, root, files):
@@ -2148,7 +2155,8 @@ def settings_that_pair(config, root, files):
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            works[line] = Answer(score, not skip, {(image.path, mask.path) for image, mask in pairs}, not masks)
+            paired = {(image.path, mask.path) for image, mask in pairs}
+            works[line] = Answer(score, not skip, paired, not masks, bool(images))
     return works
 
 
@@ -2364,7 +2372,7 @@ UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, Attr
 ROTATED = 'carries a rotation (EXIF orientation), which is applied to 8-bit images only; save it upright'
 
 # What Pillow may open: no formats that are programs (PostScript would be run by Ghostscript).
-PILLOW_FORMATS = ('PNG', 'JPEG', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
+PILLOW_FORMATS = ('PNG', 'JPEG', 'JPEG2000', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
 
 WINDOWED_ABOVE = 2**25             # pixels: larger TIFF files are read by rows where their layout allows it
 

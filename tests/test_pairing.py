@@ -103,8 +103,8 @@ def test_folders_without_data_are_not_looked_for_in_the_demo_set(tmp_path, monke
 
 
 def test_extensions_may_be_mixed(tmp_path):
-    images = ['a.png', 'b.JPG', 'c.jpeg', 'd.bmp', 'e.tif', 'f.webp']
-    masks = ['a.bmp', 'b.png', 'c.PNG', 'd.tiff', 'e.gif', 'f.png']
+    images = ['a.png', 'b.JPG', 'c.jpeg', 'd.bmp', 'e.tif', 'f.webp', 'g.jp2']
+    masks = ['a.bmp', 'b.png', 'c.PNG', 'd.tiff', 'e.gif', 'f.png', 'g.jp2']
     fill(tmp_path / 'set', [f'images/{n}' for n in images], [f'masks/{n}' for n in masks])
     _, data = inspect(tmp_path / 'set')
     assert {Path(i).name: Path(m).name for i, m in partners(data, tmp_path / 'set').items()} == \
@@ -1105,8 +1105,18 @@ def test_of_many_files_without_a_partner_check_names_ten_and_a_file_the_others(t
 
 def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(3)], [f'masks/{n}.png' for n in range(4)])
-    (tmp_path / 'set/images/3.jp2').write_bytes(b'')
-    assert 'ignored 3.jp2' in ask(tmp_path / 'set').problems
+    (tmp_path / 'set/images/3.jxl').write_bytes(b'')
+    assert 'ignored 3.jxl' in ask(tmp_path / 'set').problems
+
+
+def test_photographs_that_no_reader_knows_are_told_to_be_saved_otherwise(tmp_path):
+    """Those of a phone were listed as ignored, like any XML."""
+    fill(tmp_path, [], [f'masks/{n}.png' for n in range(3)])
+    for n in range(3):
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
+        (tmp_path / f'images/{n}.png').rename(tmp_path / f'images/{n}.HEIC')
+    told = 'ignored 3 files, *.heic, to be saved as PNG or TIFF first if they are meant: 0.HEIC, ...'
+    assert told in ask(tmp_path).problems
 
 
 # --- other files and folders ----------------------------------------------------------

@@ -196,6 +196,14 @@ def test_a_portable_pixmap_of_16_bits_keeps_them(tmp_path):
     assert train_unet.image_dtype_of(train_unet.read_header(str(tmp_path / 'x.ppm'), config)[2]) == 'uint16'
 
 
+def test_jpeg_2000_keeps_16_bits(tmp_path):
+    """As the bands of Sentinel-2 are published."""
+    values = np.arange(64).reshape(8, 8) * 1000
+    save(tmp_path / 'x.jp2', values, 'I;16')
+    image = train_unet.read_image(str(tmp_path / 'x.jp2'), {**train_unet.CONFIG, 'in_channels': 1})
+    assert np.array_equal(image[..., 0], (values / np.float32(65535)).astype(np.float32))
+
+
 def test_16_bits_with_and_without_negative_values_have_one_scale(tmp_path):
     """Slices of a scan: whether one holds a negative value must not change how bright it is."""
     for name, low in (('a', 0), ('b', -5)):
