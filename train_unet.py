@@ -110,7 +110,7 @@ CONFIG = {
     'images': None,               # folder of the images inside data, if its name does not say so; * matches any name
     'masks': None,                # folder of the masks; both or neither: images='*/scans' masks='*/manual'
     'image_pattern': None,        # file names of the images, if only a part of each name is shared: '{stem}_image.png'
-    'mask_pattern': None,         # file names of the masks: '{stem}_label.png'
+    'mask_pattern': None,         # file names of the masks: '{stem}_label.png'; '{stem}_*.png' unites several of one
     'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
     'rescale_masks': False,       # True: bring masks of the same proportions to the size of their images;
                                   # 'stretch': masks of any proportions, such as were squeezed into one size
@@ -1252,8 +1252,10 @@ def read_place(folder, role='', which=-1):
 
 
 def stem_in(pattern, between=''):
-    """A function: name -> what {stem} stands for in the pattern, joined by `between` if it has two; None: no match."""
-    regex = re.compile('(.*)'.join(map(re.escape, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
+    """A function: name -> what {stem} stands for in the pattern, joined by `between` if it has two; None: no match.
+    A * in it stands for anything."""
+    literal = lambda part: re.escape(part).replace(r'\*', '.*')
+    regex = re.compile('(.*)'.join(map(literal, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
 
     def stem_of(name):
         match = regex.fullmatch(name)
@@ -1599,6 +1601,14 @@ def unite_folders(images, masks):
 def unite(masks):
     """Several mask files of one image as one."""
     return dataclasses.replace(masks[0], path=UNITED.join(mask.path for mask in masks))
+
+
+def unite_kinds(masks, config):
+    """Unite masks of one folder whose names differ in what a * of mask_pattern stands for: x_left.png, x_right.png."""
+    if '*' not in (config['mask_pattern'] or ''):
+        return masks
+    groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(mask.path), mask.stem)).values()
+    return [unite(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def unite_siblings(images, masks, config):
@@ -1979,7 +1989,8 @@ def pair_roles(config, root, files, which=-1):
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
-    found = unite_folders(images, masks) or match_pairs(images, unite_siblings(images, masks, config))
+    kinds = unite_siblings(images, unite_kinds(masks, config), config)
+    found = unite_folders(images, masks) or match_pairs(images, kinds)
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config, notes)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
@@ -2310,6 +2321,13 @@ def pattern_answers(files):
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
             yield {'image_pattern': second, 'mask_pattern': first}     # if the example was a mask
+    usual = [pair for pair, count in seen.items() if 2 * count > max(seen.values()) and pair[1].startswith('{stem}')]
+    for first, kinds in grouped(usual, lambda pair: pair[0]).items():
+        start = os.path.commonprefix(seconds := [second for _, second in kinds])
+        end = os.path.commonprefix([second[len(start):][::-1] for second in seconds])[::-1]
+        if len(kinds) > 1 and start != '{stem}':                       # x_left.png and x_right.png
+            yield {'mask_pattern': f'{start}*{end}'}
+            yield {'image_pattern': first, 'mask_pattern': f'{start}*{end}'}
 
 
 def group_of(image, pattern):

@@ -777,6 +777,37 @@ def test_frames_of_one_clip_get_no_masks_of_another(tmp_path, image, mask, told)
     assert pairs and all(re.search('clip.', image)[0] == re.search('clip.', mask)[0] for image, mask in pairs.items())
 
 
+@pytest.mark.parametrize('kinds, told', [(('left', 'right'), 'masks united: one class)'),
+                                         (('road', 'sky'), 'masks united: one class, unless you draw them into one')])
+@pytest.mark.parametrize('images, masks', [('images/{}.jpg', 'masks/{}_{}.png'), ('all/{}.jpg', 'all/{}_{}.png')])
+def test_masks_of_several_kinds_may_be_united_by_a_star(tmp_path, images, masks, kinds, told):
+    for n in range(9):
+        save(tmp_path / images.format(f'p{n}'), np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
+        for row, kind in enumerate(kinds):
+            save(tmp_path / masks.format(f'p{n}', kind), np.eye(9)[:, [n]] * np.eye(9)[row] * 255)
+    line, = [line for line in ask(tmp_path).problems if '{stem}_*' in line]
+    assert told in line
+    _, data = inspect(tmp_path, **typed(line.strip().split('   (')[0]))
+    assert len(data.pairs.images) == 9 and data.classes[1] == (18, 9)
+
+
+def test_masks_of_several_kinds_that_show_the_same_place_get_no_star(tmp_path):
+    for n in range(9):
+        save(tmp_path / f'images/{n}.jpg', np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
+        save(tmp_path / f'masks/{n}_anna.png', np.eye(9))
+        save(tmp_path / f'masks/{n}_bert.png', np.eye(9))
+    lines = typed_lines(ask(tmp_path))
+    assert len(lines) == 2 and not any('*' in line for line in lines)
+
+
+def test_a_star_in_a_pattern_stands_for_anything(tmp_path):
+    """A time stamp in the names of the images, for one."""
+    pairs = {f'images/case{n}_2024-01-0{n}.jpg': f'masks/case{n}.png' for n in range(1, 4)}
+    fill(tmp_path, pairs, pairs.values())
+    _, data = inspect(tmp_path, image_pattern='{stem}_*.jpg')
+    assert partners(data, tmp_path) == pairs
+
+
 def test_images_without_a_mask_do_not_hide_how_the_others_pair(tmp_path):
     """ACDC's driving scenes: each has a reference image without a mask, and so have all of the test split."""
     for number, split in enumerate(3 * ('test', 'train', 'val')):
