@@ -617,6 +617,14 @@ def test_a_class_of_one_small_object_in_a_large_set_is_no_slip(tmp_path):
 # --- noise of JPEG and soft edges -----------------------------------------------------
 
 
+@pytest.mark.parametrize('values, level', [
+    ({0: 9000} | dict.fromkeys(range(1, 41), 10), 5),                  # all is dark: not above the 27 where light is
+    ({0: 1000, 60: 60, 200: 1000}, 5), ({0: 1000, 60: 50, 200: 1000}, 0),          # more, less than 1 in 20
+    ({0: 1000, 3: 90, 60: 500}, 8), ({0: 9}, 0)])
+def test_the_emptiest_level_lies_between_the_noise_of_black_and_what_is_lit(values, level):
+    assert train_unet.emptiest_level(values) == level
+
+
 def test_jpeg_noise_is_thresholded(tmp_path):
     folder = draw_set(tmp_path / 'set', count=4)
     exact = {}

@@ -334,8 +334,11 @@ def test_classes_that_are_united_are_doubted_with_a_line_for_one_of_them(tmp_pat
         objects(tmp_path / f'c/id{n}/masks', [f'nucleus_{k}.png' for k in range(3)] + ['other.png'])
         fill(tmp_path / 'd', [f'id{n}/images/id{n}.png'], [])          # a few names again, among objects of their own
         objects(tmp_path / f'd/id{n}/masks', ['rim.png', 'dirt.png', *(f'{chr(97 + n)}{k}.png' for k in 'abc')])
-    notes = {name: [note for note in inspect(tmp_path / name)[1].notes if 'united' in note] for name in 'abcd'}
-    assert notes['a'][0].startswith('kidney and liver and cyst are united: one class, ')
+    for n in range(40):                                                # no name in more than a tenth of the folders
+        fill(tmp_path / 'e', [f'id{n}/images/id{n}.png'], [])
+        objects(tmp_path / f'e/id{n}/masks', [f'{chr(97 + n // 4)}{k}.png' for k in 'abc'])
+    notes = {name: [note for note in inspect(tmp_path / name)[1].notes if 'united' in note] for name in 'abcde'}
+    assert notes['e'] == [] and notes['a'][0].startswith('kidney and liver and cyst are united: one class, ')
     assert notes['b'] == ['left lung and right lung are united: one class, unless you draw them into one mask; for one '
                           'of them type mask_pattern="{stem}left lung.png"'] and not notes['c'] + notes['d']
     for name in 'ab':
