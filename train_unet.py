@@ -2131,6 +2131,7 @@ def settings_that_pair(config, root, files):
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
+    places = {folder.lower() for folder, _ in files}
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
@@ -2148,7 +2149,7 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        if any(is_of_brother(*two, files) for two in some):
+        if any(is_of_brother(*two, root, places) for two in some):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
@@ -2171,13 +2172,13 @@ def settings_that_pair(config, root, files):
     return works
 
 
-def is_of_brother(image, mask, files):
-    """Whether a mask is named after a folder beside the one that its image is in: clipB/1.jpg and clipA_1_mask.png."""
-    above, name = os.path.split(os.path.dirname(image))
-    words = {*re.split('[-_ .]', os.path.basename(mask).casefold())}
-    brothers = {parts[-1].casefold() for parts in {Path(folder).parts for folder, _ in files}
-                if parts[-2:-1] == (os.path.basename(above),) and not parts[-1].isdigit() and not told_role(parts[-1])}
-    return name.casefold() not in words and not words.isdisjoint(brothers)
+def is_of_brother(image, mask, root, folders):
+    """Whether a mask is named after a folder beside the one that its image is in: clipB/1.jpg and clipA_1_mask.png.
+    folders: those below root, in lower case."""
+    above, name = posixpath.split(os.path.relpath(os.path.dirname(image), root).replace(os.sep, '/').lower())
+    words = {*re.split('[-_ .]', os.path.basename(mask).lower())}
+    return name not in words and any(posixpath.join(above, word) in folders for word in words
+                                     if not word.isdigit() and not told_role(word))
 
 
 def are_numbered(pairs, images, masks):
