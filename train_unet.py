@@ -1227,6 +1227,16 @@ def told_role(name):
     return 'mask' if MASK_WORDS & words else 'image' if IMAGE_WORDS & words else ''
 
 
+ROLE_WORD = re.compile(rf'(?<![a-z])({"|".join(sorted(IMAGE_WORDS | MASK_WORDS, key=len, reverse=True))})(?![a-z])')
+
+
+@functools.lru_cache(1000)
+def bare(path):
+    """A path without the words for images and masks in its names: 'a/Img0_mask.png' -> 'a/0.png'."""
+    return '/'.join(re.sub(r'([-_ ])[-_ ]+|[-_ ]+(?=[.]|$)', r'\1', ROLE_WORD.sub('', part)).strip('-_ ') or part
+                    for part in path.lower().split('/'))
+
+
 @functools.cache
 def read_place(folder, role='', which=-1):
     """What the path of a folder, relative to data, says of its files -> (split, role, kind, rest), '' where it says
@@ -1512,11 +1522,21 @@ def stem_rules(images, masks):
     some += [stem for image in images if digits in (stem := image.stem.casefold())][:1]
     for patterns in dict.fromkeys(patterns for stem in some for patterns in name_patterns(stem, stems)[:8]):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
+        numbered = [re.findall(r'\d+|{stem}', pattern) for pattern in patterns]
+        if numbered[0] != numbered[1] and all({*found} - {'{stem}'} for found in numbered):
+            continue                                                   # {stem}_6 is not {stem}_0
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
-    number = lambda stem, at=-1: str(int((re.findall(r'\d+', stem) or ['-1'])[at]))
-    first = [number(image.stem, 0) for image in images]
-    last = [number(image.stem) for image in images]
-    if first != last and sorted(first) == sorted(number(mask.stem) for mask in masks):
+    numbers = lambda stem: (*map(int, re.findall(r'\d+', stem)),) or (-1,)
+    number = lambda stem: numbers(stem)[-1]
+    of_images, of_masks = ([numbers(file.stem) for file in files] for files in (images, masks))
+    mine, other = (re.findall(r'[^\W\d_]+', stem) for stem in (usual, stems[len(stems) // 2]))
+    if [word for word in mine if word in other] != [word for word in other if word in mine]:
+        return                                                         # x0_y1 is not y0_x1
+    if len({*map(len, of_images + of_masks)}) == 1 < len(of_images[0]):
+        yield 'the numbers in the stem', numbers, numbers              # 3_1 is not 4_1
+        return
+    first, last = zip(*((found[0], found[-1]) for found in of_images))
+    if first != last and sorted(first) == sorted(found[-1] for found in of_masks):
         return                                                         # frame_0_t3: is its mask 0 or 3?
     yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
 
@@ -1550,7 +1570,7 @@ def match_split(images, masks):
         return grouped(files, lambda file: ((place := place_of(file))[0], stem_key(place[1].casefold())))
 
     places = (lambda file: (file.rest, file.stem),
-              lambda file: (re.sub(r'\D', '', file.kind) + '/' + file.rest, file.stem),         # images_1/ and masks_1/
+              lambda file: (re.sub(r'\D', '', file.kind) + '/' + bare(file.rest), file.stem),   # images_1/ and masks_1/
               lambda file: ('', file.stem),
               lambda file: ('', re.sub('[-_ ./]+', '_', f'{file.rest}/{file.stem}').strip('_')))        # a/1, a_1
     best, most = None, -math.inf
@@ -1731,6 +1751,10 @@ def read_list(path, skip_unpaired=False):
         raise DataError(f'{path}: no line names an image and its mask')
     names = [file.name for file in tables]
     rule = f'the list{"s" * (len(names) > 1)} {" and ".join(names)}'
+    named = [read_place(image.rest)[0] for image, _ in pairs]
+    if not any(image.split for image, _ in pairs) and 'train' in named and len({*named} - {''}) > 1:
+        pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
+        rule += ', its folders the split'
     return pairs, rule + f', without {counted(unpaired, "image")} of no mask' * bool(unpaired)
 
 
@@ -2131,7 +2155,7 @@ def settings_that_pair(config, root, files):
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
-    places = {folder.lower() for folder, _ in files}
+    there = Counter(path.lower() for folder, name in files for path in (folder, posixpath.join(folder, bare(name))))
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
@@ -2149,7 +2173,7 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        if any(is_of_brother(*two, root, places) for two in some):
+        if any(is_of_another(*two, root, there) for two in some):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
@@ -2172,12 +2196,18 @@ def settings_that_pair(config, root, files):
     return works
 
 
-def is_of_brother(image, mask, root, folders):
-    """Whether a mask is named after a folder beside the one that its image is in: clipB/1.jpg and clipA_1_mask.png.
-    folders: those below root, in lower case."""
-    above, name = posixpath.split(os.path.relpath(os.path.dirname(image), root).replace(os.sep, '/').lower())
-    words = {*re.split('[-_ .]', os.path.basename(mask).lower())}
-    return name not in words and any(posixpath.join(above, word) in folders for word in words
+def is_of_another(image, mask, root, there):
+    """Whether a mask is named after another image beside its own, as 7_0_mask.png is after 7_0.jpg where it has been
+    paired with 7_6.jpg, or after a folder beside its image's, as clipA_1_mask.png is where clipB/1.jpg is its image.
+    there: how often each folder and bare file is below root."""
+    (folder, image), (of_masks, mask) = (posixpath.split(os.path.relpath(path, root).replace(os.sep, '/').lower())
+                                         for path in (image, mask))
+    (stem, suffix), (of_mask, _) = map(os.path.splitext, (image, mask))
+    words, (above, last) = {*re.split('[-_ .]', of_mask)}, posixpath.split(folder)
+    own, itself = posixpath.join(folder, bare(of_mask) + suffix), posixpath.join(of_masks, bare(mask))
+    if bare(of_mask) != bare(stem) and there[own] > (own == itself):
+        return True
+    return last not in words and any(there[posixpath.join(above, word)] for word in words
                                      if not word.isdigit() and not told_role(word))
 
 
