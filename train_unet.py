@@ -1061,7 +1061,7 @@ OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_mas
               'initial_weights loss class_weights progressive_resizing'.split())   # idle for data sets of one's own
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
-                          'keep_float32': None}     # any other value: CONFIG was edited
+                          'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
 
 
 def resolve_precision(config, hardware, typed=None):
@@ -1112,6 +1112,8 @@ def warn_of_settings(config, hardware, dtype, typed):
             (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),
             (['momentum'], config['optimizer'].lower() == 'sgd', 'only SGD is given it'),
             (OF_OURS, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
+            (['weight_decay', 'warmup_fraction'], config['optimizer'].lower() != 'rprop',
+             'Rprop finds the length of its steps itself, without decay'),
             (['keep_float32'], dtype != 'float32', 'all of this run is in float32'),
             (SCALING, dtype == 'float16', f'only float16 is scaled and this run uses {dtype}')):
         if (idle := [key for key in CONFIG if key in keys and key in wishes]) and not has_effect:
@@ -1119,7 +1121,7 @@ def warn_of_settings(config, hardware, dtype, typed):
     if 'tf32_matmul_precision' in wishes and tf32 in ('high', 'medium'):
         asked = f'tf32_matmul_precision={tf32!r}'
         if works_on_cpu(tf32, hardware):
-            notes.append(f'{asked} is not inert on this CPU: float32 matrix products run in bfloat16')
+            notes.append(f'{asked} is not inert on this CPU: it allows float32 matrix products in bfloat16')
         elif 'tf32' not in hardware.units:
             notes.append(f'{asked}: no effect, {hardware.name} has no TF32')
         elif dtype != 'float32':
@@ -1227,7 +1229,8 @@ def told_role(name):
     return 'mask' if MASK_WORDS & words else 'image' if IMAGE_WORDS & words else ''
 
 
-ROLE_WORD = re.compile(rf'(?<![a-z])({"|".join(sorted(IMAGE_WORDS | MASK_WORDS, key=len, reverse=True))})(?![a-z])')
+SINGULAR = sorted({word.removesuffix('s') for word in IMAGE_WORDS | MASK_WORDS}, key=len, reverse=True)
+ROLE_WORD = re.compile(rf'(?<![a-z])({"|".join(SINGULAR)})s?(?![a-z])')
 
 
 @functools.lru_cache(1000)
@@ -1559,6 +1562,12 @@ def match_pairs(images, masks):
     return sum(pairs, []), ' and '.join(filter(None, dict.fromkeys(rules))), *(sum(files, []) for files in others)
 
 
+def are_strangers(image, mask):
+    """Whether two files have but a number in common, and those of their folders differ: p3/0.jpg and p4/0.png."""
+    numbers = lambda file: re.findall(r'\d+', file.rest)
+    return image.stem.isdigit() and bool(image.rest and mask.rest) and numbers(image) != numbers(mask)
+
+
 def match_split(images, masks):
     """The first rule that pairs every image with one mask wins, else the one that comes nearest
     -> (pairs, rule, unpaired images, unpaired masks, groups of files that share one stem)."""
@@ -1580,6 +1589,7 @@ def match_split(images, masks):
         common = sorted(key for key in of_image.keys() & of_mask.keys() if key[-1] is not None)
         clashes = [table[key] for table in (of_image, of_mask) for key in common if len(table[key]) > 1]
         pairs = [(of_image[key][0], of_mask[key][0]) for key in common]
+        pairs = [pair for pair in pairs if not are_strangers(*pair)]
         if (score := len(pairs) - len(clashes)) > most:
             best, most = (pairs, rule, clashes), score
         if len(pairs) == len(images) == len(masks) and not clashes:
@@ -1600,14 +1610,14 @@ def match_split(images, masks):
 def unite_folders(images, masks):
     """Pairs where each image has its own folder of masks, one file per object (DSB-2018), beside it or named after its
     stem -> as match_pairs, the folders being the masks if some hold several files; None where files do not lie so."""
-    groups = grouped(masks, lambda mask: (mask.split, mask.rest))
-    places = {(image.split, image.rest or image.stem): image for image in images}
+    groups = grouped(masks, lambda mask: (mask.split, bare(mask.rest)))            # a/7_mask/ is of a/7.jpg too
+    places = {(image.split, bare(image.rest or image.stem)): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
     is_one_each &= len({os.path.dirname(mask.path) for mask in masks}) == len(groups)      # no mask-0/ beside mask-1/
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
-    mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
+    mixed = {(mask.split, bare(mask.rest), bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
     if len(mixed) > 1.5 * len(groups):                                 # most hold a mask.png and its mask_color.png
         return None
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
@@ -1651,8 +1661,9 @@ def unite_numbered(pairs, images, masks, config, notes):
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
     further, united = grouped(masks, place), []
     for image, mask in pairs:
-        is_first = place(mask)[1] == image.stem != mask.stem
-        key, word = (place(mask)[0], image.stem if is_first else mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
+        folder, base = place(mask)
+        is_first = base != mask.stem and bare(base) == bare(image.stem)
+        key, word = (folder, base if is_first else mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
         is_part = key in further and (is_first or word.casefold() in MASK_WORDS)       # else 7_1 is no part of 7
         is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
         united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
@@ -1817,6 +1828,8 @@ def doubts(pairs, splits, config):
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
+    if 'val' in named and config['val_fraction'] != AS_DELIVERED['val_fraction']:
+        notes.append(f'val_fraction={config["val_fraction"]:g}: no effect, the data have a split of their own')
     if 'val' not in named and not config['group_pattern']:
         notes += doubts_of_groups([image for image, split in zip(images, splits) if SPLITS[split] != 'test'])
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
@@ -4467,6 +4480,8 @@ def settle(config, hardware, data, is_demo):
     forks = sys.platform == 'linux' or config['num_workers'] == 0
     choose('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free'
            if config['size_policy'] == 'resize' else 'only resized images are kept')
+    if config['cache_images'] is True and config['size_policy'] != 'resize':
+        log.warning('cache_images=True keeps the validation images alone: in training only resized images are kept')
     return config, why
 
 
@@ -4564,7 +4579,8 @@ class SegmentationModel(nn.Module):
         if self.config['image_dtype'] != 'uint8' and not images.is_floating_point():
             images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as in convert_pixels
         images = (images.to(torch.float32) - self.mean) / self.std
-        images = images.contiguous() if images.device.type == 'mps' else images        # see laid_out
+        is_last = self.config['channels_last'] and images.device.type != 'mps'         # see laid_out
+        images = images.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
         height, width = images.shape[-2:]
         high, wide = ((side + self.stride - 1) // self.stride * self.stride for side in (height, width))
         if self.exporting:                                             # one graph has to pad any size
@@ -6644,13 +6660,27 @@ def settle_statistics(config, dataset):
     """mean and std: the user's, ImageNet's under ImageNet weights on 8-bit RGB, else those of the training images."""
     found = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]         # ImageNet's: torchvision's, times 255
     suits = config['encoder_weights'] and config['in_channels'] == 3 and config['image_dtype'] == 'uint8'
-    if 'auto' in (config['mean'], config['std']) and not suits:
+    typed = [key for key in ('mean', 'std') if config[key] != 'auto']
+    if len(typed) < 2 and not suits:
         found = image_statistics(dataset, config)
     for key, value in zip(('mean', 'std'), found):
         value = value if config[key] == 'auto' else config[key]
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
         config[key] = value
+    if typed:
+        warn(doubts_of_statistics(config, dataset))
+
+
+def doubts_of_statistics(config, dataset):
+    """[a note] if mean and std are of another scale than a few training images, such as 0 to 1 for 0 to 255."""
+    with contextlib.suppress(DataError):                               # told elsewhere
+        found, spread = map(np.array, image_statistics(dataset, config, most=8))
+        mean, std = np.array(config['mean']), np.array(config['std'])
+        if (np.maximum(abs(found - mean), spread) > 10 * std).any() or (std > 50 * spread).any():
+            return [f'mean={config["mean"]}, std={config["std"]}: the images have mean={found.tolist()}, '
+                    f'std={spread.tolist()}; type them in the unit of the images, or leave both out']
+    return []
 
 
 def build_state(model, config, precision, device, sizes=()):
@@ -8625,8 +8655,8 @@ def plain_candidates(config, hardware, device):
     config, states = config | {'encoder_weights': None, 'learning_rate': 1e-6}, {}         # small: must not diverge
     for last in (False, True) if device.type != 'mps' else (False,):   # see laid_out
         seed_everything(config['seed'])
-        states[last] = build_state(build_model(config), config | {'channels_last': last},
-                                   Precision('float32', None, ''), device)
+        layout = config | {'channels_last': last}
+        states[last] = build_state(build_model(layout), layout, Precision('float32', None, ''), device)
     return [Candidate(dtype, tf32, last, dataclasses.replace(
         state, dtype=dtype, scaler=build_scaler(dtype, config, device)))
         for dtype, tf32 in kinds for last, state in states.items()]

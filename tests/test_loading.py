@@ -714,6 +714,17 @@ def test_nothing_is_far_from_what_the_images_hold(tmp_path, level, spread, dtype
     assert any((sample['mask'] == 255).any() for sample in made)
 
 
+@pytest.mark.parametrize('mean, std, is_told', [
+    ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225], True), ([123.7, 116.3, 103.5], [58.4, 57.1, 57.4], False),
+    ([0.5], 'auto', False), ('auto', [0.2], True), ('auto', [60.0], False), ('auto', 'auto', False),
+    ([100.0], [9e4], True)])
+def test_a_mean_in_another_unit_than_the_images_is_told(small_set, caplog, mean, std, is_told):
+    """ImageNet's from 0 to 1, as tutorials print them, made inputs of up to 1,100 out of 8 bits."""
+    read, config = dataset(small_set, mean=mean, std=std)
+    train_unet.settle_statistics(config, read)
+    assert ('type them in the unit of the images' in caplog.text) == is_told
+
+
 @pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])
 def test_masks_that_shrink_stay_where_their_images_are(old, new):
     """The nearest pixel of two is always the second one: masks would lie half a pixel beside their images."""

@@ -857,6 +857,8 @@ def test_names_must_be_as_many_as_the_classes_found(small_set, capsys, names, st
 def test_why_nothing_is_kept_in_memory_is_told(small_set, capsys):
     assert train_unet.main(['check', f'data={small_set}', 'size_policy=crop', *WORDS]) == 0
     assert re.search('cache_images +False +only resized images are kept', capsys.readouterr().out)
+    assert train_unet.main(['check', f'data={small_set}', 'size_policy=crop', 'cache_images=True', *WORDS]) == 0
+    assert 'cache_images=True keeps the validation images alone' in ''.join(capsys.readouterr())
 
 
 def test_check_says_where_each_setting_came_from(small_set, capsys):

@@ -780,6 +780,50 @@ def test_frames_of_one_clip_get_no_masks_of_another(tmp_path, image, mask, told)
     assert pairs and all(re.search('clip.', image)[0] == re.search('clip.', mask)[0] for image, mask in pairs.items())
 
 
+@pytest.mark.parametrize('image, mask', [
+    ('images/vid{c}_{n:03}.jpg', 'masks/vid{c}_{n:03}_mask.png'), ('images/vid{c}_{n}.png', 'masks/vid{c}_{n}.png'),
+    ('images/vid{c}_frame{n:03}.jpg', 'masks/vid{c}_mask{n:03}.png'), ('vid{c}_{n:03}.jpg', 'vid{c}_{n:03}_mask.png'),
+    ('images/{c}_{n}.png', 'masks/{c}_mask_{n}.png'), ('vid{c}/images/{n:03}.png', 'vid{c}/masks/{n:03}.png')])
+def test_one_annotated_frame_of_a_film_lends_its_mask_to_no_other(tmp_path, image, mask):
+    """Frame 6 was offered with the mask of frame 0, before the line that leaves out frames without a mask."""
+    for c, n in itertools.product(range(1, 6), range(10)):
+        save(tmp_path / image.format(c=c, n=n), np.random.default_rng(9 * c + n).integers(0, 256, (9, 9, 3)))
+        if not n:
+            save(tmp_path / mask.format(c=c, n=n), np.eye(9))
+    line, = typed_lines(ask(tmp_path))
+    assert line.endswith('skip_unpaired=True')
+    pairs = partners(inspect(tmp_path, **typed(line))[1], tmp_path)
+    assert pairs == {image.format(c=c, n=0): mask.format(c=c, n=0) for c in range(1, 6)}
+
+
+@pytest.mark.parametrize('image, mask', [
+    ('images/p3/{n}.png', 'masks/p4/{n}.png'), ('images/p3_{n}.png', 'masks/p4_{n}.png')])
+def test_images_of_one_patient_get_no_masks_of_another(tmp_path, image, mask):
+    fill(tmp_path, [image.format(n=n) for n in range(4)], [mask.format(n=n) for n in range(4)])
+    assert '0 pairs found' in ask(tmp_path).problems
+    fill(tmp_path, [f'train/images/p1_{n}.png' for n in range(6)], [f'train/masks/p1_{n}.png' for n in range(6)])
+    fill(tmp_path, ['val/images/scan_17.png'], ['val/masks/scan_19.png'])
+    assert 'image without a mask: ' + str(tmp_path / 'val/images/scan_17.png') in ask(tmp_path).problems
+
+
+@pytest.mark.parametrize('images, masks', [
+    (['images/case{}/0.png'], ['labels/case{}_mask/0.png']), (['images/img{}.png'], ['masks/img{}_mask/a.png']),
+    (['images/img{}.png'], ['masks/img{}_mask/a.png', 'masks/img{}_mask/b.png']),
+    (['images/00{}.png'], ['masks/00{}_mask_1.png', 'masks/00{}_mask_2.png'])])
+def test_a_word_for_masks_is_no_part_of_what_files_and_folders_share(tmp_path, images, masks):
+    for n in range(1, 5):
+        for name in images:
+            save(tmp_path / name.format(n), np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
+        for row, name in enumerate(masks):
+            save(tmp_path / name.format(n), np.eye(9)[row] * np.eye(9)[n][:, None])
+    _, data = inspect(tmp_path)
+    number = lambda path: re.findall(r'[1-4]', os.path.relpath(path, tmp_path))[0]
+    assert [number(os.fsdecode(image)) for image in data.pairs.images] == ['1', '2', '3', '4']
+    assert all(number(os.fsdecode(mask).split(train_unet.UNITED)[0]) == str(n)
+               for n, mask in enumerate(data.pairs.masks, 1))
+    assert data.classes[1][0] == 4 * len(masks)
+
+
 @pytest.mark.parametrize('kinds, told', [(('left', 'right'), 'masks united: one class)'),
                                          (('road', 'sky'), 'masks united: one class, unless you draw them into one')])
 @pytest.mark.parametrize('images, masks', [('images/{}.jpg', 'masks/{}_{}.png'), ('all/{}.jpg', 'all/{}_{}.png')])
@@ -1255,6 +1299,18 @@ def test_list_file(tmp_path, has_split):
         assert len(names_of(data, 'val')) == 1
 
 
+@pytest.mark.parametrize('others, sizes', [(['test', 'val'], [4, 1, 1]), ([], [4, 1, 0])])
+def test_a_list_without_a_split_is_split_by_the_folders_in_it(tmp_path, others, sizes):
+    """Images of test/ were trained on."""
+    rows = [(f'train/images/{n}.png', f'train/masks/{n}.png') for n in range(5 - (len(others) > 0))]
+    rows += [(f'{split}/images/9.png', f'{split}/masks/9.png') for split in others]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, list=rows)
+    _, data = inspect(tmp_path / 'list.csv')
+    assert split_sizes(data) == sizes
+    assert data.pairs.rule == 'the list list.csv' + ', its folders the split' * bool(others)
+
+
 def test_a_list_may_have_paths_from_above_its_folder(tmp_path):
     """As a script wrote them that was started there."""
     folder = tmp_path / 'a' / 'set'
@@ -1720,6 +1776,16 @@ def test_split_is_seeded(small_set, tmp_path):
 def test_val_fraction(small_set, fraction, count):
     _, data = inspect(small_set, val_fraction=fraction)
     assert (len(data.pairs.rows('val')), len(data.pairs.rows('train'))) == (count, 12 - count)
+
+
+@pytest.mark.parametrize('share, is_told', [(0.5, True), (0.0, True), (0.2, False)])
+def test_a_share_for_validation_beside_a_split_by_name_is_told_to_do_nothing(tmp_path, share, is_told):
+    """Who typed 0 to train on all images did not."""
+    names = [f'{split}/{{}}/{n}.png' for split in ('train', 'val') for n in range(3)]
+    fill(tmp_path, *([name.format(kind) for name in names] for kind in ('images', 'masks')))
+    _, data = inspect(tmp_path, val_fraction=share)
+    assert split_sizes(data) == [3, 3, 0]
+    assert (f'val_fraction={share:g}: no effect, the data have a split of their own' in data.notes) == is_told
 
 
 def test_test_images_stay_out_of_training(tmp_path):

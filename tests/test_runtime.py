@@ -174,7 +174,7 @@ def test_the_defaults_warn_of_nothing(machine):
     ('MPS', {'tf32_matmul_precision': 'medium'}, 'Apple GPU has no TF32'),
     ('CPU plain', {'tf32_matmul_precision': 'medium'}, 'has no TF32'),
     ('CPU bf16', {'tf32_matmul_precision': 'high', 'use_amp': False}, 'has no TF32'),
-    ('CPU bf16', {'tf32_matmul_precision': 'medium', 'use_amp': False}, 'not inert on this CPU'),
+    ('CPU bf16', {'tf32_matmul_precision': 'medium', 'use_amp': False}, 'allows float32 matrix products in bf'),
     ('A100', {'init_scale': 1024.0}, 'init_scale: no effect, only float16 is scaled'),
     ('A100', {'growth_factor': 4.0, 'backoff_factor': 0.25, 'growth_interval': 10},
      'growth_factor, backoff_factor, growth_interval: no effect'),
@@ -182,6 +182,8 @@ def test_the_defaults_warn_of_nothing(machine):
     ('V100', {'init_scale': 1024.0}, None),
     ('A100', {'momentum': 0.9}, 'momentum: no effect, only SGD is given it'),
     ('A100', {'momentum': 0.9, 'optimizer': 'sgd'}, None),
+    ('A100', {'weight_decay': 0.1, 'optimizer': 'Rprop'}, 'weight_decay: no effect, Rprop finds the length'),
+    ('A100', {'weight_decay': 0.1}, None),
     ('A100', {'keep_float32': 'segmentation_head', 'use_amp': False}, 'keep_float32: no effect'),
     ('A100', {'keep_float32': 'segmentation_head'}, None),
 ])

@@ -77,6 +77,23 @@ def test_a_run_that_is_not_there_is_told_in_words(run, told, capsys):
     assert told in said and 'Errno' not in said
 
 
+@pytest.mark.parametrize('channels_last', [True, False])
+def test_a_network_works_in_the_layout_that_was_asked_for(small_set, channels_last):
+    """Batches come in channels_last, images that are predicted in either: with False all of it was in channels_last but
+    the weights, and evaluate rounded otherwise than training did."""
+    seen, first = set(), lambda module, inputs: seen.add((
+        inputs[0].is_contiguous(memory_format=torch.channels_last), inputs[0].is_contiguous())) \
+        if isinstance(module, torch.nn.Conv2d) and module.in_channels == 3 else None
+    with torch.nn.modules.module.register_module_forward_pre_hook(first):
+        result = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1, 'channels_last': channels_last})
+        model = tu.load(result.run_dir)
+        for size in ((1, 3, 64, 64), (2, 3, 64, 64)):
+            for layout in (torch.contiguous_format, torch.channels_last):
+                model(torch.zeros(size, dtype=torch.uint8).contiguous(memory_format=layout))
+        tu.evaluate(result.run_dir)
+    assert seen == {(channels_last, not channels_last)}
+
+
 def test_a_loaded_model_predicts_as_the_trained_one_does_in_16_bits(small_set):
     """channels_last, too, is part of how it was trained: 16-bit kernels round otherwise in another layout."""
     result = tu.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16',
