@@ -1516,6 +1516,20 @@ def name_patterns(image, masks):
     return sorted(found, key=lambda patterns: (len(' '.join(patterns).replace('{stem}', '')), patterns))
 
 
+def are_of_others(first, second, images):
+    """Whether the numbers in patterns of images and masks say that they pair the wrong files: those before {stem} differ,
+    as in p3_{stem} and p4_{stem}, or those after it do, as in {stem}_6 and {stem}_0, though there are images _0."""
+    numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
+    if numbers == others or not ({*numbers} - {'{stem}'} and {*others} - {'{stem}'}):
+        return False
+    until = len(numbers) - numbers[::-1].index('{stem}')
+    if len(numbers) != len(others) or numbers[:until] != others[:until] or len(images) < 2:
+        return True
+    theirs = iter(others)
+    own = stem_in(re.sub(r'\d+|{stem}', lambda _: next(theirs), first))
+    return any(own(image.stem.casefold()) is not None for image in images)
+
+
 def stem_rules(images, masks):
     """Ways to turn casefolded stems into equal keys, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
@@ -1525,9 +1539,8 @@ def stem_rules(images, masks):
     some += [stem for image in images if digits in (stem := image.stem.casefold())][:1]
     for patterns in dict.fromkeys(patterns for stem in some for patterns in name_patterns(stem, stems)[:8]):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
-        numbered = [re.findall(r'\d+|{stem}', pattern) for pattern in patterns]
-        if numbered[0] != numbered[1] and all({*found} - {'{stem}'} for found in numbered):
-            continue                                                   # {stem}_6 is not {stem}_0
+        if are_of_others(*patterns, images):
+            continue
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
     numbers = lambda stem: (*map(int, re.findall(r'\d+', stem)),) or (-1,)
     number = lambda stem: numbers(stem)[-1]
