@@ -1517,8 +1517,8 @@ def name_patterns(image, masks):
 
 
 def are_of_others(first, second, images):
-    """Whether the numbers in patterns of images and masks say that they pair the wrong files: those before {stem} differ,
-    as in p3_{stem} and p4_{stem}, or those after it do, as in {stem}_6 and {stem}_0, though there are images _0."""
+    """Whether the numbers in patterns of images and masks say that they pair the wrong files: those before {stem}
+    differ, as in p3_{stem} and p4_{stem}, or those after it do, as in {stem}_6 and {stem}_0, and there are images _0."""
     numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
     if numbers == others or not ({*numbers} - {'{stem}'} and {*others} - {'{stem}'}):
         return False
@@ -1874,8 +1874,8 @@ def doubts_of_unions(pairs, config, root, files):
     return [f'{said} are united: one class, unless you draw them into one mask{line}']
 
 
-AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright\w*|blur\w*|'
-                       r'noisy|shear\w*|jitter\w*)(?![a-z])', re.IGNORECASE)
+AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright[a-z]*|blur[a-z]*|'
+                       r'noisy|shear[a-z]*|jitter\w*)(?![a-z])', re.IGNORECASE)
 
 
 def doubts_of_groups(images):
@@ -1886,9 +1886,10 @@ def doubts_of_groups(images):
         ways = {pattern: groups_in(images, pattern, least=1) for pattern in (first_number, last_number)}
         is_first = ways[first_number] and all(re.search('[0-9]', AUGMENTED.split(stem)[0]) for stem in told)  # 1_aug_0
         pattern = first_number if is_first else max(ways, key=lambda pattern: len(ways[pattern]))      # not rot90_1
-        if ways[pattern]:
-            return [f'the names tell of augmented images: so that those of one, such as {ways[pattern][0]}, stay on '
-                    f'one side of the split type {as_typed("group_pattern", pattern)}']
+        pattern = without_words({image.stem for image in images}, told) or ways[pattern] and pattern
+        line = f' type {as_typed("group_pattern", pattern)}' if pattern else ' a group_pattern is needed'
+        return [f'the names tell of augmented images: so that those of one, such as {told[0]}, stay on one side of the '
+                f'split{line}']
     folders, splits = Counter(image.rest for image in images if image.rest), {image.split for image in images}
     of_one = 'if each is of one patient, film or scan type'
     if len(splits) < len(folders) <= len(images) / 3 and folders.total() == len(images):   # more folders than splits
@@ -1899,6 +1900,21 @@ def doubts_of_groups(images):
             return [f'the names of the images begin in groups, such as {groups[0]}: {of_one} '
                     f'{as_typed("group_pattern", pattern)}']
     return []
+
+
+def without_words(stems, told):
+    """The group_pattern that takes words such as rotated_90_ from the front of stems, where many of those `told` to be
+    augmented then are one with another; else ''."""
+    seen = {re.escape(match[0]) for stem in told for match in AUGMENTED.finditer(stem)}
+    words = '|'.join(sorted(seen, key=lambda word: (-len(word), word)))
+    ways = f'^(?:(?:{words})[-_ ])*(.*)', f'^(?:(?:{words})(?:[-_ ]?[0-9]{{1,3}})?[-_ ])*(.*)'
+    found = {}
+    for way in ways if words else ():
+        bases = {stem: re.search(way, stem)[1] for stem in stems}
+        times = Counter(bases.values())
+        found[way] = sum(bases[stem] != stem and times[bases[stem]] > 1 for stem in told)
+    best = max(found, key=found.get, default='')
+    return best if best and 10 * found[best] > len(told) else ''
 
 
 def groups_in(images, pattern, least):

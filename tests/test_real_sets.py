@@ -1046,6 +1046,8 @@ def test_views_of_a_few_things_are_asked_about(tmp_path, names):
 @pytest.mark.parametrize('name, changes', [
     ('crack_{:03}{}', ('', '_flip', '_rot90', '_bright')), ('aug_data/{:05}{}', ('', '_0', '_1', '_2')),
     ('{1}{0:03}', ('', 'flip_', 'rot90_', 'bright_')), ('{1}{0}_x', ('', 'flip_', 'rot90_', 'bright_')),
+    ('{1}{0}-149{0}-001', ('', 'flipped_', 'rotated_90_', 'mirrored_')), ('{1}{0}_3', ('', 'flip_', 'rot90_', 'blur_')),
+    ('{1}{0}_3', ('rot90_', 'flip_')), ('a{0}b3{1}', ('', '_hflip', '_rot_90')),
     ('{1}/{0:03}', ('orig', 'hflip', 'rot90', 'bright')), ('{1}_{0:03}', ('rot0', 'rot90', 'rot180', 'rot270'))])
 def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name, changes):
     """Each of ten images four times."""
@@ -1059,6 +1061,14 @@ def test_images_that_somebody_augmented_are_kept_together_as_told(tmp_path, name
     numbers = {os.path.basename(stem): number for stem, number in numbers.items()}
     train, val = ({numbers[stem] for stem in names_of(data, split)} for split in ('train', 'val'))
     assert val and train.isdisjoint(val)
+
+
+def test_augmented_images_whose_names_tell_no_more_are_told_too(tmp_path):
+    for n in range(10):
+        save(tmp_path / f'images/{"augmented " * (n % 2)}{"abcdefghij"[n]}.png', scene(n))
+        save(tmp_path / f'masks/{"augmented " * (n % 2)}{"abcdefghij"[n]}.png', np.eye(24))
+    note, = [note for note in inspect(tmp_path)[1].notes if 'augmented' in note]
+    assert note.endswith('such as augmented b, stay on one side of the split a group_pattern is needed')
 
 
 def test_the_number_before_the_word_for_augmentation_names_the_image(tmp_path):
