@@ -1180,8 +1180,9 @@ MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls ann
 DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization blend preview compare comparison fov roi '
                     'panoptic inst instance instances instanceids color colors colour colours colormap edge edges gray '
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
-                    'visualisation visualisations visualizations binarisation binarization distance distances dist '
-                    'distancemap distancemaps heatmap heatmaps weightmap weightmaps'.split())
+                    'visualisation visualisations visualizations merged superimposed blended binarisation '
+                    'binarization distance distances dist distancemap distancemaps heatmap heatmaps weightmap '
+                    'weightmaps'.split())
 SOUND_WORDS = {'good', 'ok', 'normal', 'healthy', 'negative', 'clean'}         # of images without what is looked for
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
@@ -1517,8 +1518,8 @@ def name_patterns(image, masks):
 
 
 def are_of_others(first, second, images):
-    """Whether the numbers in patterns of images and masks say that they pair the wrong files: those before {stem}
-    differ, as in p3_{stem} and p4_{stem}, or those after it do, as in {stem}_6 and {stem}_0, and there are images _0."""
+    """Whether numbers in patterns of images and masks tell of wrong pairs: those before {stem} differ (p3_{stem} and
+    p4_{stem}), or those after it do ({stem}_6 and {stem}_0) and there are images _0."""
     numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
     if numbers == others or not ({*numbers} - {'{stem}'} and {*others} - {'{stem}'}):
         return False
@@ -1874,8 +1875,8 @@ def doubts_of_unions(pairs, config, root, files):
     return [f'{said} are united: one class, unless you draw them into one mask{line}']
 
 
-AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright[a-z]*|blur[a-z]*|'
-                       r'noisy|shear[a-z]*|jitter\w*)(?![a-z])', re.IGNORECASE)
+AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright[a-z]*|'
+                       r'blur[a-z]*|noisy|shear[a-z]*|jitter[a-z]*)(?![a-z])', re.IGNORECASE)
 
 
 def doubts_of_groups(images):
@@ -1905,16 +1906,15 @@ def doubts_of_groups(images):
 def without_words(stems, told):
     """The group_pattern that takes words such as rotated_90_ from the front of stems, where many of those `told` to be
     augmented then are one with another; else ''."""
-    seen = {re.escape(match[0]) for stem in told for match in AUGMENTED.finditer(stem)}
-    words = '|'.join(sorted(seen, key=lambda word: (-len(word), word)))
-    ways = f'^(?:(?:{words})[-_ ])*(.*)', f'^(?:(?:{words})(?:[-_ ]?[0-9]{{1,3}})?[-_ ])*(.*)'
-    found = {}
-    for way in ways if words else ():
-        bases = {stem: re.search(way, stem)[1] for stem in stems}
-        times = Counter(bases.values())
-        found[way] = sum(bases[stem] != stem and times[bases[stem]] > 1 for stem in told)
-    best = max(found, key=found.get, default='')
-    return best if best and 10 * found[best] > len(told) else ''
+    begin = re.compile(rf'({AUGMENTED.pattern})[-_ ]?[0-9]*(?=[-_ ])', re.IGNORECASE)
+    begins = list(filter(None, map(begin.match, told)))
+    times = Counter(match[0] for match in begins)
+    seen = {match[1] for match in begins} | {word for word in times if times[word] > max(2, len(told) / 20)}
+    words = '|'.join(sorted(map(re.escape, seen), key=lambda word: (-len(word), word)))
+    pattern = f'^(?:(?:{words})[-_ ])*(.*)'
+    bases = {stem: re.search(pattern, stem)[1] for stem in stems}
+    times = Counter(bases.values())
+    return pattern if 10 * sum(times[bases[stem]] > 1 for stem in told if bases[stem] != stem) > len(told) else ''
 
 
 def groups_in(images, pattern, least):
@@ -2281,6 +2281,7 @@ def likelihood(image, mask, of_images, of_masks):
     fits += bool(of_image & {'original', 'originals'}) / 2             # no word for images: TIF/ and PNG/ may hold both
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
+    fits -= 4 * bool(of_image & DERIVED_WORDS and image.startswith(os.path.dirname(mask) + '_'))   # masks_merged/
     (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
     fits -= 2 * (len(others) > 1 and not {told_role(top), told_role(other_top)} & {'image', 'mask'})     # two data sets
     splits, others = ({SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in (of_image, of_mask))

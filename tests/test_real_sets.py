@@ -343,6 +343,14 @@ def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path):
     assert 'images="data_left"' in text and 'images="walk' not in text and 'polygons' not in text
 
 
+def test_masks_laid_over_their_images_are_no_images_for_these_masks(tmp_path):
+    """A program's output, test_output/ and test_output_merged/, without the images."""
+    for n in range(9):
+        save(tmp_path / f'p/out/{n}.png', corner(n, 3))
+        save(tmp_path / f'p/out_merged/{n}.png', np.where(corner(n, 3)[..., None] > 0, 255, scene(n)))
+    assert typed_lines(ask(tmp_path)) == []
+
+
 def test_what_an_annotator_drew_is_offered_after_what_was_made_of_it(tmp_path):
     """CholecSeg8k: x_mask.png are strokes, x_watershed_mask.png the labels."""
     for n in range(12):
