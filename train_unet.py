@@ -3524,7 +3524,7 @@ def inspect_data(config, decode=False):
     """Find, look at and understand a data set -> Data. Raises DataError."""
     pairs, records = scan(find_pairs(config), config, decode)
     records = in_grey(records, config)
-    firsts = turned_copies(pairs, records, copies_of(pairs, records), config)
+    firsts = turned_copies(pairs, records, copies_of(pairs, records, config), config)
     pairs = with_copies_together(pairs, firsts, config)
     if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
         config = {**config, 'ignore_index': None}                      # 255 is white there
@@ -3634,15 +3634,17 @@ def palettes_of(records):
     return seen
 
 
-def copies_of(pairs, records):
-    """For each row the first row whose image has the same bytes, which is itself if there is none before. Images whose
-    mask holds one value only, such as the black slices of a scan, count as no copies."""
+def copies_of(pairs, records, config):
+    """For each row the first row whose image has the same bytes, which is itself if there is none before. Where a mask
+    holds one value only, images of other names, or of one colour, are no copies: a scan has many black slices."""
     firsts, unlike = [*range(len(records))], defaultdict(list)         # unlike: {mark: rows of files that differ}
     for row, record in enumerate(records):
-        if len(record['codes']) > 1:
-            others = unlike[tuple(record['mark'])]                     # black rims may give equal marks
-            firsts[row] = next((other for other in others[:8] if same_file(*pairs.images[[other, row]])), row)
-            others += [row] * (firsts[row] == row)
+        is_empty = len(record['codes']) < 2
+        others = unlike[(*record['mark'], os.path.basename(pairs.images[row]) * is_empty)]     # black rims: equal marks
+        first = next((other for other in others[:8] if same_file(*pairs.images[[other, row]])), row)
+        is_copy = first != row and not (is_empty and flatness(os.fsdecode(pairs.images[row]), config) == 1)
+        firsts[row] = first if is_copy else row
+        others += [row] * (first == row)
     return firsts
 
 
