@@ -1826,7 +1826,21 @@ def find_pairs(config):
         raise DataError([*error.problems, *problems_of_files(pairs[:8], config)], error.title) from None
     named = [os.path.join(root, *place) for place in files if CLASS_LIST.fullmatch(place[1])]
     lists = tuple(path for path in named if os.path.isfile(path))      # a pipe would be waited for
-    return Pairs(*paths_of(pairs), splits, drawn, rule, notes + doubts(pairs, splits, config), lists)
+    notes += doubts(pairs, splits, config) + doubts_of_lists(pairs, root, files)
+    return Pairs(*paths_of(pairs), splits, drawn, rule, notes, lists)
+
+
+def doubts_of_lists(pairs, root, files):
+    """[a note] where folders whose images are taken together have class lists of their own, which differ."""
+    lists = [place for place in files if CLASS_LIST.fullmatch(re.sub('[.]json$', '.txt', place[1]))]
+    for name, folders in grouped(lists, lambda place: place[1].lower()).items():
+        held = {folder: os.path.join(root, folder, '') for folder, _ in folders}
+        held = [os.path.join(root, *place) for place in folders
+                if any(image.path.startswith(held[place[0]]) for image, _ in pairs)]
+        if other := next((path for path in held[1:] if lines_of(path) != lines_of(held[0])), None):
+            return [f'{held[0]} and {other} differ: if a number is one class here and another there name one of these '
+                    f'folders, as in {as_typed("data", os.path.dirname(held[0]), True)}']
+    return []
 
 
 def doubts(pairs, splits, config):
@@ -3719,9 +3733,11 @@ def find_leaks(pairs, records, firsts, config):
     masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
     folders = lambda *rows: {os.path.dirname(name(pairs.masks, row)) for row in rows}
+    differ.sort(key=lambda two: len(folders(*two)), reverse=True)
+    times = f' ({len(differ)} times)' if differ[1:] else ''
     advice = ': if folders hold several tasks name those of one with images= and masks='
     return notes + [f'one and the same image has mask files that differ, {name(pairs.masks, first)} and '
-                    f'{name(pairs.masks, row)}{advice * (len(folders(first, row)) > 1)}'
+                    f'{name(pairs.masks, row)}{times}{advice * (len(folders(first, row)) > 1)}'
                     for first, row in differ[:1]]
 
 

@@ -343,6 +343,23 @@ def test_what_has_the_size_of_the_masks_is_offered_alone(tmp_path):
     assert 'images="data_left"' in text and 'images="walk' not in text and 'polygons' not in text
 
 
+@pytest.mark.parametrize('name', ['classes.json', 'class_names.txt'])
+def test_folders_that_are_taken_together_and_number_their_classes_otherwise_are_told(tmp_path, name):
+    """Trains from the front and from the side: 3 is the nose here and the bogie there."""
+    for at, view in enumerate(('front', 'side')):
+        for n in range(6):
+            save(tmp_path / f'{view}/images/{view}{n}.png', scene(6 * at + n))
+            save(tmp_path / f'{view}/masks/{view}{n}.png', corner(n, 3, 1) + corner(12, 12, 2))
+        (tmp_path / view / name).write_text('train\nnose\nwindow')
+    told = lambda: [note for note in inspect(tmp_path)[1].notes if 'number is one class here' in note]
+    assert told() == []
+    (tmp_path / 'side' / name).write_text('train\nwindow\nbogie')
+    note, = told()
+    assert note.startswith(f'{tmp_path}/front/{name} and {tmp_path}/side/{name} differ: ')
+    _, data = inspect(typed(offered(note, 'data='))['data'])
+    assert len(data.pairs.images) == 6 and not [note for note in data.notes if 'number is' in note]
+
+
 def test_masks_laid_over_their_images_are_no_images_for_these_masks(tmp_path):
     """A program's output, test_output/ and test_output_merged/, without the images."""
     for n in range(9):
