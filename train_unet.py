@@ -3012,9 +3012,10 @@ def say_ignored(ignored):
     return f'; {", ".join(map(name_code, sorted(ignored)[:12]))} is ignored' if ignored else ''
 
 
-def find_coding(values, palette, config, counts_up, lossy):
+def find_coding(values, areas, palette, config, counts_up, lossy):
     """{code: (pixels, images)} of all masks -> Coding. DataError, with lines to type, where the meaning is unclear.
-    `palette`: some have one; `counts_up`: they look like ids of objects (see count_up); `lossy`: all are JPEG."""
+    areas: {code: pixels in_areas}; `palette`: some have one; `counts_up`: they look like ids of objects (see count_up);
+    `lossy`: all are JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):                       # 255 is white, or to nonzero, beside ids up to 253, void
         is_white = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
@@ -3025,12 +3026,12 @@ def find_coding(values, palette, config, counts_up, lossy):
     counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
     grey_only, special = max(values) < COLOUR, {code for code in values if code == ignore or code < 0}
     if wish is None:
-        coding = guess_coding(counts, images, special, palette, config['num_classes'], counts_up, lossy)
+        coding = guess_coding(counts, images, areas, special, palette, config['num_classes'], counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
         if ignore != 255 and wish.get(ignore, IGNORE) != IGNORE:       # 255 is ignored unasked
             raise ConfigError(f'ignore_index={ignore}: mask_values makes {ignore} class {wish[ignore]}; leave one out')
-        coding = coding_from_table(wish, counts, special, lossy)
+        coding = coding_from_table(wish, counts, areas, special, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
     wanted = config['num_classes']
@@ -3042,17 +3043,18 @@ def find_coding(values, palette, config, counts_up, lossy):
     return coding
 
 
-def coding_from_table(wish, values, special, lossy):
+def coding_from_table(wish, values, areas, special, lossy):
     """The user's mask_values -> Coding. Other values are noise around these, else background; errors if 0 is named."""
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
-    if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values):
+    if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values, areas):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
     named, all_named = dict.fromkeys(special, IGNORE) | wish, 0 in wish.values()
     colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
     near = {}
     if len(colours) > MOST_CLASSES:                                    # if class 0 is named, all else is noise
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
-    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16)}):
+    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16),
+                                                                               *peaks(areas, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
@@ -3104,17 +3106,23 @@ def suggest(table):
     return '"{' + ', '.join(f'{name_code(k)}: {v}' for k, v in table.items()) + '}"'
 
 
-def is_noisy(values, lossy=False):
+def has_grey_class(areas):
+    """Whether a grey between dark and bright fills areas, as a class does, but no soft edge and hardly any noise."""
+    return any(33 <= code < 223 for code in peaks(areas, [code for code in areas if 0 <= code < 256], 16))
+
+
+def is_noisy(values, areas, lossy=False):
     """Whether {grey: pixels} look like 0 and 255 with JPEG noise or soft edges in between."""
     if 0 not in values or max(values) != 255 or len(values) <= (2 if lossy else 16):
         return False
     dark, between, bright = (share_of(range(*ends), values) for ends in ((0, 33), (33, 223), (223, 256)))
     peak = max(share_of(range(low, low + 16), values) for low in range(64, 176, 16))       # high: a class
     has_noise = any(code in values for code in range(223, 255))
-    return dark + bright > 0.9 and has_noise and between / 2 < bright and peak < max(between / 2, 1e-4)
+    return dark + bright > 0.9 and has_noise and between / 2 < bright and peak < max(between / 2, 1e-4) \
+        and not has_grey_class(areas)
 
 
-def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
+def guess_coding(values, images, areas, special, palette, wanted, counts_up, lossy):
     """The Coding, if it is beyond doubt: 0/1, 0/255, class indices, noisy 0/255; else a DataError that explains the
     values. special: those of them that are ignored; wanted: num_classes, perhaps 'auto'."""
     plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
@@ -3136,11 +3144,11 @@ def guess_coding(values, images, special, palette, wanted, counts_up, lossy):
     if fits:
         table = {code: code for code in range(highest + 1 if wanted == 'auto' else wanted)} | ignored
         return Coding(table, None, highest + 1, f'class indices 0 to {highest}{say_ignored(special)}')
-    if plain[:1] == [0] and is_noisy(values, lossy):
+    if plain[:1] == [0] and is_noisy(values, areas, lossy):
         return Coding(None, 127, 2, f'0 and 255 with {between:.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, images, plain, special, counts_up, lossy),
+    raise DataError(noise + explain_values(values, images, areas, plain, special, counts_up, lossy),
                     'the mask values are not clear')
 
 
@@ -3150,7 +3158,7 @@ def numbered(codes):
     return {code: number for number, code in enumerate(sorted(codes, key=lambda code: (code != white, code)))}
 
 
-def explain_values(values, images, plain, special, counts_up, lossy):
+def explain_values(values, images, areas, plain, special, counts_up, lossy):
     """Lines for the user: what was found, then what to type for each possible meaning, the likeliest first. values,
     images: {code: how many pixels, images}; plain, special: the codes that are not ignored, and those that are."""
     if not plain:
@@ -3166,7 +3174,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
         reach = 48 if colours else 16
-        main = peaks(values, codes, reach)
+        main = peaks(values if colours else areas, codes, reach)
         around = share_of(nearest(codes, main, reach), values)
         if 1 < len(main) <= MOST_CLASSES and around > 2 / 3:           # else these are photographs
             lines.append(f'if these {what} are the classes and others are noise around them '
@@ -3183,6 +3191,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K: 0..150
+        are_classes &= np.median([areas[code] for code in plain]) > 0  # else most are of soft edges
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
@@ -3191,7 +3200,7 @@ def explain_values(values, images, plain, special, counts_up, lossy):
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')
     is_clear = noisy or share_of(range(112, 144), values) < 0.05       # else >127 may split a class of 127 and 128
     if colours and (many or lossy) or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
-        lines.insert(1 if leans_on_white(values, images, plain) else len(lines),
+        lines.insert(1 if leans_on_white(values, images, areas, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
         rarest = min({*plain} - {COLOUR}, key=values.get) if colours else plain[-1]    # red on a white page is meant
@@ -3210,7 +3219,7 @@ def emptiest_level(values):
     return level if pixels[level + 1:128].sum() > pixels[level + 1:].sum() / 20 else 0
 
 
-def leans_on_white(values, images, plain):
+def leans_on_white(values, images, areas, plain):
     """Whether "bright is foreground" should come first; arguments as in explain_values. 255 that marks what lies around
     objects is in no mask without another value."""
     white, others = share_of([255], values), [code for code in plain if 0 < code < 255]
@@ -3220,7 +3229,7 @@ def leans_on_white(values, images, plain):
     is_alone = share_of(others, values) < white < 1 / 10 and sum(map(images.get, others)) < images[255]    # cracks
     are_votes = len(values) > 4 and is_scale(values) and share_of(others, values) < min(white, 1 / 10)     # CUB-200
     has_specks = share_of([0, 255], values) > 0.999 and plain[1:2] > [15] or plain[0] == 0 and plain[1:2] > [247]
-    return has_noise or is_map or is_alone or are_votes or has_specks
+    return (has_noise or is_map or is_alone or are_votes or has_specks) and not has_grey_class(areas)
 
 
 def list_values(values, images, plain, special):
@@ -3377,8 +3386,9 @@ class OtherSize(str):
 
 def scan_pair(image, mask, config):
     """Read the header of an image and all of its mask -> a record for JSON: 'size' (H, W); 'mode', and that of the
-    mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge';
-    'palette', colours of the codes that are indices (None: of one that is not). DataError if a file is unusable."""
+    mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge' and in
+    'areas' (in_areas); 'palette', colours of the codes that are indices (None: of one that is not). DataError if a file
+    is unusable."""
     try:
         height, width, mode = read_header(image, config)
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
@@ -3393,6 +3403,11 @@ def scan_pair(image, mask, config):
         found, counts = np.unique(codes, return_counts=True)
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     at_edge = np.bincount(np.searchsorted(found, edge), minlength=len(found))
+    areas = counts
+    if len(found) > 2 and found[-2] > 32 and not 255 < found[-1] < COLOUR:     # edges may be soft
+        within, pixels = np.unique(codes[in_areas(codes)], return_counts=True)
+        areas = np.zeros_like(counts)
+        areas[np.searchsorted(found, within)] = pixels
     if len(found) > 2 and same_file(image, mask):                      # an image and its mask may both be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
     headers = [mask_header(part) for part in mask.split(UNITED)]
@@ -3416,7 +3431,14 @@ def scan_pair(image, mask, config):
         raise DataError(problem)
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
             'palette': [colours.get(code) for code in found.tolist()] if colours else [], 'mark': mark_of(image),
-            'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist()}
+            'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist(), 'areas': areas.tolist()}
+
+
+def in_areas(codes):
+    """Greys or colours (H, W) -> (H, W) whether the pixels around each are like it: not at an edge, hard or soft."""
+    channels = np.ascontiguousarray(codes).view(np.uint8).reshape(*codes.shape, 4)     # a .mat goes by columns
+    steps = cv2.morphologyEx(channels, cv2.MORPH_GRADIENT, np.ones((3, 3)))
+    return cv2.inRange(steps, (0,) * 4, (6,) * 4) > 0                  # up to 6 is noise of JPEG within an area
 
 
 def mark_of(path):
@@ -3464,7 +3486,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 22                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 23                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -3555,7 +3577,8 @@ def inspect_data(config, decode=False):
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)          # I: 16 bits
     has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
     try:
-        coding = find_coding(values, has_palette, config, counts_up, all('JPEG' in kind for kind in kinds))
+        coding = find_coding(values, pixels_of(records, 'areas'), has_palette, config, counts_up,
+                             all('JPEG' in kind for kind in kinds))
     except DataError as error:
         error.problems[1:1] = offer_names(pairs.class_lists, values)
         raise
@@ -3609,7 +3632,7 @@ def in_grey(records, config):
         greys = {code: as_grey(code, most) for code in codes}
         if max(greys.values()) < COLOUR:
             told = [record | {'codes': [*map(greys.get, record['codes'])]} for record in records]
-            if not most or is_noisy(pixels_of(told)):
+            if not most or is_noisy(pixels_of(told), pixels_of(told, 'areas')):
                 return told
     return records
 
@@ -3630,7 +3653,7 @@ def doubts_of_sides(pairs, records, coding, meaning):
 
 
 def pixels_of(records, where='pixels'):
-    """{code: its pixels in these masks}; where='edge': in their first and last rows and columns"""
+    """{code: its pixels in these masks}; where='edge': in their first and last rows and columns; 'areas': in_areas"""
     counts = Counter()
     for record in records:
         for code, pixels in zip(record['codes'], record[where]):       # after in_grey a code may occur twice
@@ -3894,11 +3917,12 @@ def refuse_mixtures(records):
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and {top}', *lines],
                         'the mask values are not clear')
     kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
-    counts = pixels_of(record for record in records if not is_plain(record))
+    rest = [record for record in records if not is_plain(record)]
+    counts = pixels_of(rest)
     others = {*map(as_grey, counts)}
     plain = sorted(others - {255, 65535})
     has_numbers = plain and (plain[-1] > 1 if 255 not in others else plain[-1] > 0 and '1' in kinds)
-    if kinds and has_numbers and not is_noisy(counts):
+    if kinds and has_numbers and not is_noisy(counts, pixels_of(rest, 'areas')):
         lines = ['some masks are of black and white alone, others hold numbers: save all of them alike']
         shown, white = {colour for record in records for colour in record['palette']} - {None}, COLOUR + 0xffffff
         if white in shown and all(as_grey(colour) < COLOUR for colour in shown):

@@ -686,6 +686,55 @@ def test_noise_around_greys_goes_to_the_nearest(tmp_path, meant, quality):
     assert all((mask_of(data, config, stem) == mask).mean() > 0.95 for stem, mask in exact.items())
 
 
+def soft_levels(levels, suffix):
+    """Masks of these greys: a large block of the last, a small one of each other but the first, and soft edges, but
+    not in what shall be JPEG."""
+    masks = np.full((4, 128, 128), levels[0], np.uint8)
+    for n in range(4):
+        for number, level in enumerate(levels[1:]):
+            side = 40 if level == levels[-1] else 18
+            masks[n, 2 + 20 * number:2 + 20 * number + side, 10 + 15 * n:10 + 15 * n + side] = level
+    return masks if suffix == '.jpg' else [cv2.resize(cv2.resize(mask, (100, 100)), (128, 128)) for mask in masks]
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+@pytest.mark.parametrize('levels', [(0, 50, 255), (0, 128, 255), (0, 200, 255), (0, 85, 170, 255)])
+def test_greys_that_fill_areas_are_classes_not_noise_between_black_and_white(tmp_path, levels, suffix):
+    folder = with_masks(tmp_path, soft_levels(levels, suffix), suffix)
+    line = offered(ask(folder), 'mask_values=')
+    config, data = inspect(folder, **typed(line))
+    exact = np.searchsorted(levels, soft_levels(levels, '.jpg'))
+    assert all((mask_of(data, config, str(n)) == exact[n]).mean() > 0.97 for n in range(4))
+    for wish in ({255: 1}, {0: 0, 255: 1}):
+        assert 'noise between' not in str(inspect(folder, mask_values=wish)[1].coding.words)
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+def test_classes_in_grey_stored_as_colours_get_the_same_line(tmp_path, suffix):
+    masks = [np.dstack([mask] * 3) for mask in soft_levels((0, 128, 255), suffix)]
+    assert typed(offered(ask(with_masks(tmp_path, masks, suffix)), 'mask_values='))['mask_values'] == {
+        0: 0, 128: 1, 255: 2}
+
+
+def test_areas_are_what_all_neighbours_are_like():
+    codes = np.zeros((5, 7), np.int32)
+    codes[:, 3:] = 6                                                   # as noise may differ
+    codes[:, 6] = 13
+    for stored in (codes, train_unet.COLOUR + (codes << 16), np.asfortranarray(codes)):
+        assert (train_unet.in_areas(stored) == (np.arange(7) < 5)).all()
+
+
+@pytest.mark.parametrize('suffix', ['.png', '.jpg'])
+@pytest.mark.parametrize('width', [6, 40])
+@pytest.mark.parametrize('soften', [lambda mask: cv2.GaussianBlur(mask, (0, 0), 1.2),
+                                    lambda mask: cv2.resize(cv2.resize(mask, (100, 100)), (128, 128))])
+def test_no_soft_edge_is_a_class(tmp_path, soften, width, suffix):
+    masks = np.zeros((4, 128, 128), np.uint8)
+    for n in range(4):
+        cv2.line(masks[n], (20, 20 + 5 * n), (100, 90), 255, width)
+    assert inspect(with_masks(tmp_path, map(soften, masks), suffix))[1].coding.threshold == 127
+
+
 def test_noise_around_colours_goes_to_the_nearest(tmp_path):
     """Three classes in colour, saved as JPEG: thousands of colours, of which three are meant."""
     meant, exact = np.array([[0, 0, 0], [220, 40, 40], [40, 200, 60]], np.uint8), {}
