@@ -3051,10 +3051,10 @@ def coding_from_table(wish, values, areas, special, lossy):
     named, all_named = dict.fromkeys(special, IGNORE) | wish, 0 in wish.values()
     colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
     near = {}
-    if len(colours) > MOST_CLASSES:                                    # if class 0 is named, all else is noise
+    if has_soft_edges(colours, areas):                                 # if class 0 is named, all else is noise
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
-    elif all_named and (lossy or len(greys) > MOST_CLASSES and wish.keys() <= {*peaks(values, greys, 16),
-                                                                               *peaks(areas, greys, 16)}):
+    elif all_named and (lossy or has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
+                                                                                   *peaks(areas, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
@@ -3088,17 +3088,24 @@ def nearest(codes, named, most):
 
 def peaks(values, codes, reach):
     """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: more
-    than a thousandth of the pixels, the most frequent within `reach` in each channel, and five times as frequent as the
-    mean code there. Half the reach will do for a hundredth of the pixels. values: {code: pixels}."""
+    than 1 in 10000 pixels, the most frequent within `reach` in each channel, and five times as frequent as the mean
+    code there. Half the reach will do for a hundredth of the pixels. values: {code: pixels}."""
     whole = sum(values[code] for code in codes)
+    least = whole / (10000 if len(codes) < 2**14 else 1000)            # to look at each of many takes long
 
     def stands_out(code, reach):
         around = [values[other] for other in nearest(codes, [code], reach)]
         noise = (sum(around) - values[code]) / max(1, len(around) - 1)
         return values[code] == max(around) and values[code] >= 5 * noise
 
-    return [code for code in codes if values[code] > whole / 1000 and
+    return [code for code in codes if values[code] > least and
             (stands_out(code, reach) or values[code] > whole / 100 and stands_out(code, reach // 2))]
+
+
+def has_soft_edges(codes, areas):
+    """Whether there is noise around the classes: more codes than those have, or most fill no area. areas: {code: pixels
+    in_areas}."""
+    return len(codes) > MOST_CLASSES or len(codes) > 16 and not np.median([areas[code] for code in codes])
 
 
 def suggest(table):
@@ -3170,11 +3177,12 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if many:
         lines.append('so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like '
                      'photographs')
-    noisy = many or lossy and not colours
+    noisy = has_soft_edges(plain, areas) or lossy and not colours
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
         reach = 48 if colours else 16
-        main = peaks(values if colours else areas, codes, reach)
+        seen = values if colours and lossy else areas                  # in areas of colours, too, JPEG makes noise
+        main = [code for code in peaks(seen, codes, reach) if any(map(areas.get, nearest(codes, [code], reach // 4)))]
         around = share_of(nearest(codes, main, reach), values)
         if 1 < len(main) <= MOST_CLASSES and around > 2 / 3:           # else these are photographs
             lines.append(f'if these {what} are the classes and others are noise around them '

@@ -754,6 +754,24 @@ def test_noise_around_colours_goes_to_the_nearest(tmp_path):
         assert (found[stem] == np.array(order)[mask]).mean() > 0.97
 
 
+@pytest.mark.parametrize('names, soften', [
+    (['#0000ff', '#00ff00', '#ff0000'], lambda mask: cv2.GaussianBlur(mask, (0, 0), 0.7)),       # few colours
+    (['#0000ff', '#00ff00', '#ff0000', '#ffff00'], lambda mask: cv2.GaussianBlur(mask, (0, 0), 1.2)),
+    (['#0000ff', '#00ff00', '#ff0000', '#ffff00'], None)])
+def test_a_rare_colour_is_a_class_if_it_fills_areas_no_edge_is_one(tmp_path, names, soften):
+    """Of 1 in 250 pixels, of 1 in 110; None: as JPEG."""
+    colours = np.array([[0, 0, 0], *([int(name[at:at + 2], 16) for at in (1, 3, 5)] for name in names)], np.uint8)
+    exact = np.zeros((4, 256, 256), int)
+    for n in range(4):
+        for number, (top, height, width) in enumerate([(180, 14, 18), (90, 60, 120), (0, 80, 256), (212, 24, 24)], 1):
+            exact[n, top:top + height, 8 * n:8 * n + width] = number if number <= len(names) else 0
+    masks = [colours[mask] if soften is None else soften(colours[mask]) for mask in exact]
+    with_masks(tmp_path, masks, '.jpg' if soften is None else '.png')
+    config, data = inspect(tmp_path, **typed(offered(ask(tmp_path), 'mask_values=')))
+    assert data.coding.num_classes == len(colours)
+    assert all((mask_of(data, config, str(n)) == exact[n]).mean() > 0.97 for n in range(4))
+
+
 def test_colours_with_noise_are_offered_a_threshold(tmp_path):
     """Red on black, saved as RGB JPEG: hundreds of colours, of which the bright ones are meant."""
     folder, exact = draw_set(tmp_path / 'set', count=4), {}
