@@ -3034,6 +3034,8 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
         coding = coding_from_table(wish, counts, areas, special, lossy)
     if coding.table is not None and grey_only:                         # grey stored as RGB means the same
         coding.table |= {COLOUR + code * 0x010101: c for code, c in coding.table.items() if 0 <= code < 256}
+    elif coding.table is not None:                                     # and grey beside colours, see in_grey
+        coding.table = {as_grey(code): c for code, c in coding.table.items()} | coding.table
     wanted = config['num_classes']
     if wanted != 'auto':
         if coding.num_classes > wanted:
@@ -3634,7 +3636,8 @@ def by_class(counts, meaning):
 
 def in_grey(records, config):
     """The records with grey values in place of colours, if all colours are grey, or nearly grey and look like noisy
-    black and white; else the records as they are."""
+    black and white; else with colours in place of greys: an editor saves what is all black in grey. Indices of palettes
+    and what is ignored stay."""
     codes = {*itertools.chain.from_iterable(record['codes'] for record in records)}
     for most in (0, 32) if config['mask_values'] is None else (0,):
         greys = {code: as_grey(code, most) for code in codes}
@@ -3642,7 +3645,10 @@ def in_grey(records, config):
             told = [record | {'codes': [*map(greys.get, record['codes'])]} for record in records]
             if not most or is_noisy(pixels_of(told), pixels_of(told, 'areas')):
                 return told
-    return records
+    as_colour = lambda code, of_palette: COLOUR + code * 0x010101 if (
+        0 <= code < 256 and of_palette is None and code != config['ignore_index']) else code
+    return [record | {'codes': [as_colour(*both) for both in itertools.zip_longest(record['codes'], record['palette'])]}
+            for record in records]
 
 
 def doubts_of_sides(pairs, records, coding, meaning):
@@ -3924,7 +3930,8 @@ def refuse_mixtures(records):
             lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and {top}', *lines],
                         'the mask values are not clear')
-    kinds = {record['mask'] for record in records if is_plain(record) and any(record['codes'])}    # that show white
+    kinds = {record['mask'] for record in records                      # that show white
+             if is_plain(record) and any(map(as_grey, record['codes']))}
     rest = [record for record in records if not is_plain(record)]
     counts = pixels_of(rest)
     others = {*map(as_grey, counts)}

@@ -18,7 +18,7 @@ import tifffile
 import train_unet
 from conftest import TINY, draw_set
 from helpers import DISC, WORDS, ask, block, coded_set, dataset, disc_set, fill, inspect, mask_of, names_of, noisy_jpeg
-from helpers import noisy_reds, offered, palette_mask, save, typed, typed_lines
+from helpers import noisy_reds, offered, palette_mask, save, typed, typed_lines, with_masks
 from train_unet import DataError
 
 
@@ -604,6 +604,27 @@ def test_palettes_whose_black_is_not_number_0_are_asked_about_by_colour(tmp_path
     config, data = inspect(tmp_path, mask_values={'#ff0000': 1})
     for n in range(6):
         assert (mask_of(data, config, str(n)) == (n < 4) * np.eye(8)).all()
+
+
+@pytest.mark.parametrize('kind', ['L', '1', 'RGB'])
+def test_black_that_was_saved_in_grey_is_the_black_of_colours(tmp_path, kind):
+    """An editor that saves what is all black in grey, or with one bit, and the rest in colour."""
+    colours = np.array([[0, 0, 0], [255, 0, 0]], np.uint8)[block(1).astype(int)]
+    masks = [PIL.Image.fromarray(colours * (n % 2)) for n in range(4)]
+    folder = with_masks(tmp_path, [mask.convert('RGB' if n % 2 else kind) for n, mask in enumerate(masks)])
+    settings = typed(offered(ask(folder), 'mask_values='))
+    assert settings == {'mask_values': {'#000000': 0, '#ff0000': 1}}
+    config, data = inspect(folder, **settings)
+    assert data.coding.num_classes == 2 and [mask_of(data, config, str(n)).sum() for n in range(4)] == [0, 256, 0, 256]
+
+
+def test_numbers_of_palettes_beside_colours_stay_numbers(tmp_path):
+    """Classes 0 to 2 of a palette are no colours #000000 to #020202."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((32, 48, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', np.dstack([block(255 - n)] * 2 + [block(0)]))
+    palette_mask(tmp_path / 'masks/3.png', block(2), [(0, 0, 0), (9, 99, 9), (99, 9, 9)])
+    assert "0 (" in str(ask(tmp_path)) and '#020202' not in str(ask(tmp_path))
 
 
 def test_a_palette_cut_to_black_and_white_beside_numbers_is_asked_about(tmp_path):
