@@ -1876,16 +1876,18 @@ def doubts_of_unions(pairs, config, root, files):
     """[a note] where folders of united masks hold a few names again and again, as those of classes do, not objects."""
     if config['mask_pattern'] or not os.path.isdir(pairs[0][1].path):
         return []
-    names = Counter(name for _, mask in pairs for name in os.listdir(mask.path) if may_be_read(name))
+    kind_of = lambda image, name: name.replace(image.stem, '{stem}', 1)        # 1_car.png of the image 1
+    names = Counter(kind_of(image, name)
+                    for image, mask in pairs for name in os.listdir(mask.path) if may_be_read(name))
     kinds = [name for name, count in names.most_common() if count > max(1, len(pairs) / 10) and re.match(r'\D*$', name)]
     if len(kinds) < 2 or sum(map(names.get, kinds)) < names.total() / 2:
         return []
-    pattern, line = '{stem}' + kinds[0], ''
+    pattern, line = kinds[0] if '{stem}' in kinds[0] else '{stem}' + kinds[0], ''
     with contextlib.suppress(DataError):
         found, _, _ = pair_files(config | {'mask_pattern': pattern}, root, files)
-        if {os.path.basename(mask.path) for _, mask in found} == {kinds[0]}:
+        if {kind_of(image, os.path.basename(mask.path)) for image, mask in found} == {kinds[0]}:
             line = f'; for one of them type {as_typed("mask_pattern", pattern)}'
-    said = ' and '.join(shorten((os.path.splitext(kind)[0] for kind in kinds), 4))
+    said = ' and '.join(shorten((os.path.splitext(kind)[0].removeprefix('{stem}').strip('-_ ') for kind in kinds), 4))
     return [f'{said} are united: one class, unless you draw them into one mask{line}']
 
 

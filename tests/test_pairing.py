@@ -347,6 +347,18 @@ def test_classes_that_are_united_are_doubted_with_a_line_for_one_of_them(tmp_pat
         assert not [note for note in data.notes if 'united' in note]
 
 
+def test_classes_whose_names_begin_with_that_of_the_image_are_doubted_too(tmp_path):
+    for n in range(12):
+        fill(tmp_path / 'a', [f'images/{n}.png'], [])
+        objects(tmp_path / f'a/masks/{n}', [f'{n}_car.png', f'{n}_road.png'])
+        fill(tmp_path / 'b', [f'images/{n}.png'], [])
+        objects(tmp_path / f'b/masks/{n}', [f'{n}_cell_{k}.png' for k in range(3)])
+    a, b = ([note for note in inspect(tmp_path / name)[1].notes if 'united' in note] for name in 'ab')
+    assert a[0].startswith(('car and road are united: one class', 'road and car are united: one class')) and not b
+    _, data = inspect(tmp_path / 'a', **typed(offered(a[0], 'mask_pattern')))
+    assert len(data.pairs.masks) == 12 and len({path.rpartition(b'_')[2] for path in data.pairs.masks}) == 1
+
+
 @pytest.mark.parametrize('extra', ['mask_color', 'overlay', 'viz'])
 def test_pictures_made_of_masks_are_not_united_with_them(tmp_path, extra):
     for n in range(6):
