@@ -3968,7 +3968,7 @@ def refuse_palettes(records, lists):
     moved = {colour for colour, count in numbers.items() if count > 1 and colour != COLOUR}
     drawn = Counter({code: pixels for code, pixels in pixels_of(records).items() if code >= COLOUR})
     beside = 10 * sum(drawn[colour] for colour in numbers) > 9 * drawn.total() > 0
-    if beside or any(len(moved & colours.keys()) > 1 for colours in seen.values()):
+    if beside or any(moved & colours.keys() and len(colours) > 1 for colours in seen.values()):
         lines = ['palette masks number their colours anew in each file' if moved else
                  'some masks number their colours in a palette, others hold colours']
         shown = numbers.keys() | {colour for colour, pixels in drawn.items() if 1000 * pixels > drawn.total()}

@@ -589,6 +589,18 @@ def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
     assert inspect(tmp_path, mask_values={0: 0, 1: 1, 2: 2})[1].coding.num_classes == 3
 
 
+def test_one_colour_under_two_numbers_is_enough_if_one_of_them_means_another_too(tmp_path):
+    """As pngquant leaves masks of one class each: number 1 is that class, 2 the second of the few that hold both."""
+    red, green, black = (200, 0, 0), (0, 200, 0), (0, 0, 0)
+    masks = [(block(1), [black, red]), (block(1), [black, green]), (block(1) + block(1, 8), [black, red, green])]
+    for n, (numbers, colours) in enumerate(masks):
+        save(tmp_path / f'images/{n}.png', np.zeros((32, 48, 3)) + n)
+        palette_mask(tmp_path / f'masks/{n}.png', numbers, colours)
+    error = ask(tmp_path)
+    assert 'number their colours anew' in str(error)
+    assert {'#00c800', '#c80000'} < typed(offered(error, 'mask_values='))['mask_values'].keys()
+
+
 @pytest.mark.parametrize('suffix', ['.png', '.gif'])
 def test_palettes_whose_black_is_not_number_0_are_asked_about_by_colour(tmp_path, suffix):
     """What quantizes colours numbers them as they come: red is number 0 here, black number 1."""
