@@ -2923,8 +2923,12 @@ def read_mask(path, config):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
         names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
         levels = [127 if name.lower().endswith(JPEG_SUFFIXES) else 0 for name in names]        # its black is noisy
-        parts = [Coding(None, level).encode(read_mask(os.path.join(path, name), config)) == 1
-                 for name, level in zip(names, levels)]
+        stored = [read_mask(os.path.join(path, name), config) for name in names]
+        for name, part, level in zip(names, stored, levels):
+            if not level and 1 < part.max() < 33 and len(np.unique(part)) > 2:         # soft edges end in white
+                raise DataError(f'{path}: {name} holds several numbers, as of classes, so it is not united; '
+                                'name the masks of one kind by mask_pattern')
+        parts = [Coding(None, level).encode(part) == 1 for part, level in zip(stored, levels)]
         if len({part.shape for part in parts}) != 1:
             raise DataError(f'{path}: ' + ('its masks have different sizes' if parts else 'holds no mask'))
         return np.any(parts, axis=0).astype(np.int32)

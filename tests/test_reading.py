@@ -504,6 +504,21 @@ def test_noise_of_jpeg_is_no_object_where_masks_are_united(tmp_path):
     assert inspect(tmp_path / 'set')[1].shares[1] == pytest.approx(disc.mean(), rel=0.1)
 
 
+def test_a_mask_of_class_numbers_is_not_united_with_others_of_its_image(tmp_path):
+    """p1_classes.png of 0, 1 and 2 beside p1_tissue.png of black and white."""
+    numbers = np.arange(16).reshape(4, 4) // 4 % 3
+    for n in range(3):
+        save(tmp_path / f'p{n}/images/p{n}.png', np.zeros((4, 4, 3)) + n)
+        save(tmp_path / f'p{n}/masks/p{n}_classes.png', numbers)
+        save(tmp_path / f'p{n}/masks/p{n}_tissue.png', 255 * (numbers > 0))
+    assert 'p0_classes.png holds several numbers, as of classes' in str(ask(tmp_path))
+    for pattern, found in (('{stem}_tissue.png', 2), ('{stem}_classes.png', 3)):
+        assert inspect(tmp_path, mask_pattern=pattern)[1].coding.num_classes == found
+    for n in range(3):
+        save(tmp_path / f'p{n}/masks/p{n}_classes.png', np.arange(16).reshape(4, 4) * 17)      # soft edges are fine
+    assert inspect(tmp_path)[1].coding.num_classes == 2
+
+
 def test_colours_of_16_bits_that_stand_for_8_are_read_as_these(tmp_path):
     colours = np.array([[[255, 255, 255], [255, 0, 255], [0, 1, 0]]], np.uint16) * 257
     tifffile.imwrite(tmp_path / 'x.tif', colours, photometric='rgb')
