@@ -3027,6 +3027,9 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
         is_white = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         left_out = [ignore] if ignore in values and not is_white else []
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
+        soft = {code for code in values if 0 < code < 255} - {*left_out}
+        between = share_of(soft, {code: pixels for code, (pixels, _) in values.items()})
+        words += f'; {between:.2%} of the pixels lie between 0 and 255' * (wish > 0 and len(soft) > 2)
         threshold = -wish - 1 if wish < 0 else wish
         return Coding(None, threshold, 2, words, below=wish < 0, ignored=max(left_out, default=-1))
     counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
@@ -3061,6 +3064,8 @@ def coding_from_table(wish, values, areas, special, lossy):
     near = {}
     if has_soft_edges(colours, areas):                                 # if class 0 is named, all else is noise
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
+        forgotten = {*peaks(areas, colours, 48)} - wish.keys() if len(colours) <= MOST_CLASSES else ()
+        near = {code: name for code, name in near.items() if code not in forgotten}
     elif all_named and (lossy or has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
                                                                                    *peaks(areas, greys, 16)}):
         near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
@@ -3085,12 +3090,16 @@ def coding_from_table(wish, values, areas, special, lossy):
     return Coding(table, None, max(2, highest + 1), words + say_ignored(special - wish.keys() - near.keys()))
 
 
+def channels(codes):
+    """Codes (N,) -> (N, 3) red, green and blue; 0, 0 and the value of greys."""
+    return (np.array(codes, np.int32)[:, None] >> np.array([16, 8, 0]) & 255).astype(np.int16)
+
+
 def nearest(codes, named, most):
     """{code: the nearest of the named ones}, for colours or greys with no channel further away than `most`."""
     if not named or not codes:
         return {}
-    channels = lambda codes: np.array(codes)[:, None] >> np.array([16, 8, 0]) & 255
-    steps = np.abs(channels(codes)[:, None] - channels(named)).max(2)          # (codes, named)
+    steps = np.abs(channels(codes)[:, None] - channels(named)).max(2)  # (codes, named)
     return {codes[row]: named[steps[row].argmin()] for row in np.flatnonzero(steps.min(1) <= most).tolist()}
 
 
@@ -3098,16 +3107,17 @@ def peaks(values, codes, reach):
     """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: more
     than 1 in 10000 pixels, the most frequent within `reach` in each channel, and five times as frequent as the mean
     code there. Half the reach will do for a hundredth of the pixels. values: {code: pixels}."""
-    whole = sum(values[code] for code in codes)
+    pixels, places = np.array([values[code] for code in codes], np.int64), channels(codes)
+    whole = pixels.sum()
     least = whole / (10000 if len(codes) < 2**14 else 1000)            # to look at each of many takes long
 
-    def stands_out(code, reach):
-        around = [values[other] for other in nearest(codes, [code], reach)]
-        noise = (sum(around) - values[code]) / max(1, len(around) - 1)
-        return values[code] == max(around) and values[code] >= 5 * noise
+    def stands_out(row, reach):
+        around = pixels[(np.abs(places - places[row]) <= reach).all(1)]
+        noise = (around.sum() - pixels[row]) / max(1, len(around) - 1)
+        return pixels[row] == around.max() and pixels[row] >= 5 * noise
 
-    return [code for code in codes if values[code] > least and
-            (stands_out(code, reach) or values[code] > whole / 100 and stands_out(code, reach // 2))]
+    return [codes[row] for row in np.flatnonzero(pixels > least)
+            if stands_out(row, reach) or pixels[row] > whole / 100 and stands_out(row, reach // 2)]
 
 
 def has_soft_edges(codes, areas):
@@ -3228,7 +3238,7 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
 def emptiest_level(values):
     """The level of brightness around which the fewest pixels lie, between black with its noise of JPEG and where most
     light is, up to 127. 0 if >127 says nearly the same, as of black and white. values: {code: pixels}."""
-    brightest = (np.array([*values])[:, None] >> np.array([16, 8, 0]) & 255).max(1)    # of red, green and blue
+    brightest = channels([*values]).max(1)                             # of red, green and blue
     pixels, levels = np.bincount(brightest, [*values.values()], 256), np.arange(256)
     most = min(127, int(levels ** 2 @ pixels / max(1, levels @ pixels)))
     level = int(np.convolve(pixels, np.ones(9), 'same')[:most + 1].argmin())

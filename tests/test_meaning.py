@@ -772,6 +772,24 @@ def test_a_rare_colour_is_a_class_if_it_fills_areas_no_edge_is_one(tmp_path, nam
     assert all((mask_of(data, config, str(n)) == exact[n]).mean() > 0.97 for n in range(4))
 
 
+def test_a_class_that_was_forgotten_beside_soft_edges_is_asked_for(tmp_path):
+    colours = np.array([[0, 0, 0], [255, 0, 0], [0, 0, 255]], np.uint8)
+    exact = np.zeros((3, 64, 64), int)
+    exact[:, 8:30, 8:30], exact[:, 36:60, 20:40] = 1, 2
+    with_masks(tmp_path, [cv2.GaussianBlur(colours[mask], (0, 0), 0.7) for mask in exact])
+    wish = {'#000000': 0, '#ff0000': 1, '#0000ff': 2}
+    assert inspect(tmp_path, mask_values=wish)[1].coding.num_classes == 3
+    wish.pop('#0000ff')
+    assert "mask_values does not name '#0000ff'" in str(ask(tmp_path, mask_values=wish))
+
+
+@pytest.mark.parametrize('wish, is_told', [('>127', True), ('<128', False), ('nonzero', False)])
+def test_how_much_lies_between_is_told_of_a_threshold_that_was_typed(tmp_path, wish, is_told):
+    with_masks(tmp_path, [np.arange(16, dtype=np.uint8).reshape(4, 4) * 17] * 3)
+    words = inspect(tmp_path, mask_values=wish)[1].coding.words
+    assert ('; 87.50% of the pixels lie between 0 and 255' in words) == is_told
+
+
 def test_colours_with_noise_are_offered_a_threshold(tmp_path):
     """Red on black, saved as RGB JPEG: hundreds of colours, of which the bright ones are meant."""
     folder, exact = draw_set(tmp_path / 'set', count=4), {}

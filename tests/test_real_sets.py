@@ -1629,8 +1629,8 @@ def test_white_under_several_numbers_can_be_named(tmp_path):
 
 @pytest.mark.parametrize('size, is_told', [(96, True), (4, False)])
 def test_images_without_an_object_that_are_trained_on_too_count_where_they_have_one_name(tmp_path, size, is_told):
-    """Concrete of which most tiles show no crack: all 18 for the test were trained on, 7 were told. Black slices of scans
-    have names that come again too."""
+    """Concrete of which most tiles show no crack: all 18 for the test were trained on, 7 were told. Black slices of
+    scans have names that come again too."""
     for n in range(12):
         for split in ('train', 'test')[:1 + n // 6]:
             photo = np.random.default_rng(n).integers(0, 256, (size, size, 3)) if size > 4 else np.zeros((4, 4, 3))
