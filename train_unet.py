@@ -3989,7 +3989,12 @@ def refuse_palettes(records, lists):
         if len(shown) <= MOST_CLASSES:
             lines += offer_names(lists, {colour: (1, 1) for colour in shown})
             lines.append(f'if the colours are the classes type mask_values={suggest(numbered(shown))}')
-        raise DataError([*lines, 'if it is the numbers that count type them in mask_values'],
+        if len(seen.get(0, ())) == 1 < len(seen) <= MOST_CLASSES:
+            are_ids = falls([seen[index].total() for index in sorted(seen) if index])
+            lines.insert(1 if are_ids else len(lines), 'if each number is an object, so that all but 0 is foreground, '
+                                                       'type mask_values=nonzero')
+        table = suggest({index: index for index in sorted(seen)[:MOST_CLASSES]})
+        raise DataError([*lines, f'if it is the numbers that count type mask_values={table}'],
                         'the mask values are not clear')
 
 

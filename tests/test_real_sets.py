@@ -360,6 +360,27 @@ def test_folders_that_are_taken_together_and_number_their_classes_otherwise_are_
     assert len(data.pairs.images) == 6 and not [note for note in data.notes if 'number is' in note]
 
 
+@pytest.mark.parametrize('count', [5, 3])
+def test_leaves_that_are_numbered_in_a_palette_of_each_image_are_offered_as_objects(tmp_path, count):
+    """CVPPP: each leaf has a number, and each image colours of its own for them."""
+    for n in range(10):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        mask = np.zeros((24, 24), np.uint8)
+        for leaf in range(1, 1 + max(1, count - n // 2)):
+            mask[4 * leaf - 3:4 * leaf, n:n + 6] = leaf
+        picture = PIL.Image.fromarray(mask).convert('P')
+        shuffled = np.random.default_rng(n).permutation(60)[:count]
+        picture.putpalette([0, 0, 0, *(int(4 * value) for value in shuffled for _ in range(3))])
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        picture.save(tmp_path / f'masks/{n}.png')
+    error = ask(tmp_path)
+    lines = [line for line in error.problems if 'mask_values=' in line]
+    assert ('nonzero' in lines[0]) == (count == 5) and 'nonzero' in str(error)
+    assert inspect(tmp_path, mask_values='nonzero')[1].coding.num_classes == 2
+    table = typed(offered(lines[-1], 'mask_values='))
+    assert inspect(tmp_path, **table)[1].coding.num_classes == count + 1
+
+
 def test_masks_laid_over_their_images_are_no_images_for_these_masks(tmp_path):
     """A program's output, test_output/ and test_output_merged/, without the images."""
     for n in range(9):
