@@ -7731,7 +7731,9 @@ def load(path, device='auto', model=None):
         device = choose_device(str(device))                            # a torch.device too, as train() takes it
         set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
-            config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}         # this machine lacks what trained it
+            log.info('%s was trained in %s, for which this machine has no units: scores may differ a little', path,
+                     config['amp_dtype'])
+            config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:

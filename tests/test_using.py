@@ -115,15 +115,17 @@ def test_a_result_predicts_in_the_precision_that_healing_arrived_at(two, tmp_pat
 
 
 @pytest.mark.parametrize('units, dtype', [(set(), 'float32'), ({'bfloat16'}, 'bfloat16')])
-def test_what_a_gpu_decided_is_not_obeyed_without_its_units(two, tmp_path, monkeypatch, units, dtype):
-    """A run in 16 bits predicts in float32 on a laptop that would need ten times the time."""
+def test_what_a_gpu_decided_is_not_obeyed_without_its_units(two, tmp_path, monkeypatch, caplog, units, dtype):
+    """A run in 16 bits predicts in float32 on a laptop that would need ten times the time, and says so."""
     path = tmp_path / 'best.pt'
     saved = tu.load_checkpoint(two[0] / 'best.pt')
     saved['config'] |= {'use_amp': True, 'amp_dtype': 'bfloat16'}
     tu.save_checkpoint(path, saved)
     monkeypatch.setattr(tu, 'cpu_units', lambda: frozenset(units))
+    caplog.set_level('INFO')
     model = tu.load(path, 'cpu')
     assert tu.resolve_precision(model.config, tu.detect_hardware(torch.device('cpu'))).dtype == dtype
+    assert ('was trained in bfloat16, for which this machine has no units' in caplog.text) == (dtype == 'float32')
 
 
 def test_predicting_with_a_model_in_train_mode_changes_nothing(two):
