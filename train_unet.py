@@ -1833,10 +1833,10 @@ def find_pairs(config):
 def doubts_of_lists(pairs, root, files):
     """[a note] where folders whose images are taken together have class lists of their own, which differ."""
     lists = [place for place in files if CLASS_LIST.fullmatch(re.sub('[.]json$', '.txt', place[1]))]
-    for name, folders in grouped(lists, lambda place: place[1].lower()).items():
-        held = {folder: os.path.join(root, folder, '') for folder, _ in folders}
-        held = [os.path.join(root, *place) for place in folders
-                if any(image.path.startswith(held[place[0]]) for image, _ in pairs)]
+    within = {above for place in {os.path.dirname(os.path.relpath(image.path, root)) for image, _ in pairs}
+              for above in itertools.accumulate(Path(place).parts, posixpath.join)}
+    for places in grouped(lists, lambda place: place[1].lower()).values():
+        held = [os.path.join(root, folder, name) for folder, name in places if folder in within]
         if other := next((path for path in held[1:] if lines_of(path) != lines_of(held[0])), None):
             return [f'{held[0]} and {other} differ: if a number is one class here and another there name one of these '
                     f'folders, as in {as_typed("data", os.path.dirname(held[0]), True)}']
