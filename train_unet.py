@@ -2099,7 +2099,9 @@ def pair_roles(config, root, files, which=-1):
 
 def lines_that_pair(config, root, files):
     """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
-    works = settings_that_pair(config, root, [file for file in files if may_be_read(file[1])])
+    readable = [file for file in files if may_be_read(file[1])]
+    works = settings_that_pair(config, root, readable)
+    works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
     most = max((len(answer.pairs) for answer in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
@@ -2118,6 +2120,9 @@ def lines_that_pair(config, root, files):
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
+    holds = lambda line: [other for other in lines if works[other].pairs < works[line].pairs]
+    for line in [line for line in enough if len(holds(line)) > 1][:1]:             # train/, val/ and predictions/
+        lines = [line, *(other for other in lines if other not in holds(line))]
     masks_of = lambda line: frozenset(mask for _, mask in works[line].pairs)
     is_sound = lambda line: not SOUND_WORDS.isdisjoint(folder_words(line.partition(' masks=')[0]))
     lines = [line for line in lines if not is_sound(line)              # good/000 has no mask of the defects of bad/000
@@ -3422,18 +3427,17 @@ def scan_pair(image, mask, config):
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
     if codes.min() >= 0 and codes.max() < 2**20:                       # np.unique sorts, which takes longer
-        counts = np.bincount(codes.ravel())
-        found = np.flatnonzero(counts)
-        counts = counts[found]
+        found = np.flatnonzero(np.bincount(codes.ravel()))
+        tally = lambda some: np.bincount(some, minlength=found[-1] + 1)[found]
     else:
-        found, counts = np.unique(codes, return_counts=True)
+        found = np.unique(codes)
+        tally = lambda some: np.bincount(np.searchsorted(found, some), minlength=len(found))
+    counts = tally(codes.ravel())
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
-    at_edge = np.bincount(np.searchsorted(found, edge), minlength=len(found))
+    are_numbers = len(found) > 3 and 0 <= found[0] and found[-2] <= 32
     areas = counts
     if len(found) > 2 and found[-2] > 32 and not 255 < found[-1] < COLOUR:     # edges may be soft
-        within, pixels = np.unique(codes[in_areas(codes)], return_counts=True)
-        areas = np.zeros_like(counts)
-        areas[np.searchsorted(found, within)] = pixels
+        areas = tally(codes[in_areas(codes)])
     if len(found) > 2 and same_file(image, mask):                      # an image and its mask may both be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
     headers = [mask_header(part) for part in mask.split(UNITED)]
@@ -3457,14 +3461,15 @@ def scan_pair(image, mask, config):
         raise DataError(problem)
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
             'palette': [colours.get(code) for code in found.tolist()] if colours else [], 'mark': mark_of(image),
-            'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': at_edge.tolist(), 'areas': areas.tolist()}
+            'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': tally(edge).tolist(), 'areas': areas.tolist(),
+            'inside': (tally(codes[in_areas(codes, 0)]) if are_numbers else counts).tolist()}
 
 
-def in_areas(codes):
+def in_areas(codes, noise=6):
     """Greys or colours (H, W) -> (H, W) whether the pixels around each are like it: not at an edge, hard or soft."""
     channels = np.ascontiguousarray(codes).view(np.uint8).reshape(*codes.shape, 4)     # a .mat goes by columns
     steps = cv2.morphologyEx(channels, cv2.MORPH_GRADIENT, np.ones((3, 3)))
-    return cv2.inRange(steps, (0,) * 4, (6,) * 4) > 0                  # up to 6 is noise of JPEG within an area
+    return cv2.inRange(steps, (0,) * 4, (noise,) * 4) > 0              # up to 6 is noise of JPEG within an area
 
 
 def mark_of(path):
@@ -3512,7 +3517,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 23                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 24                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -3623,6 +3628,7 @@ def inspect_data(config, decode=False):
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += find_leaks(pairs, records, firsts, config) + doubts_of_sides(pairs, records, coding, meaning)
     data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
+    data.notes += doubts_of_edges(data, records, config)
     if config['class_names'] is None and config['mask_values'] is None:
         data.notes += offer_names(pairs.class_lists, values, coding)
     edges = by_class(pixels_of(records, 'edge'), meaning)              # there background usually prevails
@@ -3781,6 +3787,10 @@ def find_leaks(pairs, records, firsts, config):
              f'{name(pairs.images, row)} as {name(pairs.images, copied[firsts[row]])}: the scores flatter'
              f'{folder_without(pairs, trained) or folders_of_splits(pairs, trained, config)}' for row in copies[:1]]
     same = [] if notes else [rows for rows in grouped(range(len(firsts)), firsts.__getitem__).values() if rows[1:]]
+    apart = [rows for rows in same if len({*pairs.splits[rows].tolist()}) > 1]
+    notes += [f'{counted(len(apart), "image")} of the test split validate too, such as {name(pairs.images, first)} as '
+              f'{name(pairs.images, second)}: the scores of the test flatter' for first, second, *_ in apart[:1]]
+    same = [] if apart else same
     notes += [f'{counted(len(same), "image")} with copies, such as {name(pairs.images, first)} and '
               f'{name(pairs.images, second)}: all copies are on one side' for first, second, *_ in same[:1]]
     masks = [(record['codes'], record['pixels']) for record in records]
@@ -3871,6 +3881,23 @@ def seed_for_all(rows, are_lacking, config, most=200):
         if not are_lacking(held) and not are_lacking(np.setdiff1d(rows, held)):
             return seed
     return None
+
+
+def doubts_of_edges(data, records, config):
+    """[a note] if several numbers taken for classes have a pixel of another kind beside nearly each of their own, and
+    lie between two others: where masks are resized with interpolation, edges have such numbers."""
+    if config['mask_values'] is not None or data.coding.table is None:
+        return []
+    pixels, inside = pixels_of(records), pixels_of(records, 'inside')
+    classes = sorted(code for code in pixels if 0 <= code < 255 and data.meaning[code] != IGNORE)
+    solid = [code for code in classes if 20 * inside[code] > pixels[code]]
+    edges = [code for code in classes if code not in solid and solid and solid[0] < code < solid[-1]]
+    if len(edges) < 2 or share_of(edges, pixels) > 0.05:
+        return []
+    table = {code: number for number, code in enumerate(solid)} | dict.fromkeys(edges, IGNORE)
+    return [f'{", ".join(map(name_code, edges))}: in lines of one or two pixels alone, and between other numbers, as '
+            'edges are where masks were resized with interpolation; if so type '
+            f'mask_values={suggest(table)}, which ignores them']
 
 
 def doubts_of_values(data, masks, config):

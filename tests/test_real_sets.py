@@ -9,6 +9,7 @@ import re
 import shutil
 import tracemalloc
 
+import cv2
 import numpy as np
 import PIL.Image
 import pytest
@@ -379,6 +380,56 @@ def test_leaves_that_are_numbered_in_a_palette_of_each_image_are_offered_as_obje
     assert inspect(tmp_path, mask_values='nonzero')[1].coding.num_classes == 2
     table = typed(offered(lines[-1], 'mask_values='))
     assert inspect(tmp_path, **table)[1].coding.num_classes == count + 1
+
+
+def test_test_images_that_validate_too_are_told(tmp_path):
+    """Who has no test set copies val/: "all copies are on one side" was said of them."""
+    for split, numbers in (('train', range(6)), ('val', range(10, 14)), ('test', range(10, 14))):
+        for n in numbers:
+            save(tmp_path / f'{split}/images/{n}.png', scene(n))
+            save(tmp_path / f'{split}/masks/{n}.png', corner(n, 3))
+    notes = [note for note in inspect(tmp_path)[1].notes if 'such as' in note]
+    assert len(notes) == 1 and notes[0].startswith('4 images of the test split validate too, such as ')
+
+
+def test_a_folder_of_results_beside_the_splits_does_not_take_them_apart(tmp_path):
+    """A line for train/ alone came first, and none for all of them."""
+    for n, split in enumerate(6 * ['train'] + 2 * ['val'] + 2 * ['test']):
+        save(tmp_path / f'{split}/{split}{n}_img.png', scene(n))
+        save(tmp_path / f'{split}_labels/{split}{n}_img.png', corner(n, 3))
+        save(tmp_path / f'Predictions/{split}{n}_img.png.png', corner(n, 4))
+    assert typed_lines(ask(tmp_path)) == ['skip_unpaired=True']
+    assert split_sizes(inspect(tmp_path, skip_unpaired=True)[1]) == [6, 2, 2]
+
+
+def test_masks_of_another_shape_and_too_few_of_them_get_a_line_for_each(tmp_path):
+    for n in range(8):
+        save(tmp_path / f'imgs/{n}.png', np.random.default_rng(n).integers(0, 256, (60, 96, 3)))
+    for n in range(3):
+        save(tmp_path / f'masks/{n}.png', np.pad(corner(n, 3), ((0, 33), (0, 72))))
+    line, = typed_lines(ask(tmp_path))
+    assert line == 'images="imgs" masks="masks" skip_unpaired=True'
+    further = offered(ask(tmp_path, **typed(line)), 'rescale_masks=')
+    assert len(inspect(tmp_path, **typed(line), **typed(further))[1].pairs.images) == 3
+
+
+@pytest.mark.parametrize('classes, thin', [((0, 2, 8), False), ((0, 1, 4), False), ((0, 1, 2, 3), False),
+                                           ((0, 3), True)])
+def test_numbers_between_classes_that_come_of_resizing_are_told(tmp_path, classes, thin):
+    """The default of most libraries interpolates. Drawn lines, of one class alone, are none."""
+    for n in range(6):
+        mask = np.zeros((120, 120), np.uint8)
+        for k, value in enumerate(classes[1:]):
+            mask[8 + 4 * n + 28 * k:30 + 4 * n + 28 * k, 20:90] = value
+        if thin:
+            mask[100, 10:90], mask[4:110, 100] = 1, (2, 1)[n % 2]
+        save(tmp_path / f'images/{n}.png', scene(n, 120))
+        save(tmp_path / f'masks/{n}.png', mask if thin else cv2.resize(cv2.resize(mask, (97, 97)), (120, 120)))
+    found = [note for note in inspect(tmp_path)[1].notes if 'interpolation' in note]
+    assert bool(found) == (len(classes) == 3)
+    if found:
+        _, data = inspect(tmp_path, **typed(offered(found[0], 'mask_values=')))
+        assert data.coding.num_classes == 3 and 0 < data.classes[255][0] < 0.05 * 6 * 120**2
 
 
 def test_masks_laid_over_their_images_are_no_images_for_these_masks(tmp_path):
