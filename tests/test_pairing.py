@@ -836,6 +836,24 @@ def test_a_word_for_masks_is_no_part_of_what_files_and_folders_share(tmp_path, i
     assert data.classes[1][0] == 4 * len(masks)
 
 
+def test_several_images_of_a_case_pair_with_those_of_its_folder_of_masks(tmp_path):
+    pairs = {f'images/case{c}/{n}.png': f'labels/case{c}_mask/{n}.png' for c in range(1, 3) for n in range(3)}
+    fill(tmp_path, pairs, pairs.values())
+    assert partners(inspect(tmp_path)[1], tmp_path) == pairs
+
+
+def test_numbered_folders_of_images_go_with_masks_in_one_folder(tmp_path):
+    pairs = {f'images/part{n // 5}/{n}.png': f'masks/{n}.png' for n in range(9)}
+    fill(tmp_path, pairs, pairs.values())
+    assert partners(inspect(tmp_path)[1], tmp_path) == pairs
+
+
+def test_names_with_more_numbers_than_those_of_the_masks_are_asked_about(tmp_path):
+    """Not one of these is known to be of the other, and that is told in words."""
+    fill(tmp_path, [f'images/{n}_20_40.png' for n in range(3, 7)], [f'masks/{n}_5.png' for n in range(3, 7)])
+    assert '0 pairs found' in ask(tmp_path).problems
+
+
 @pytest.mark.parametrize('kinds, told', [(('left', 'right'), 'masks united: one class)'),
                                          (('road', 'sky'), 'masks united: one class, unless you draw them into one')])
 @pytest.mark.parametrize('images, masks', [('images/{}.jpg', 'masks/{}_{}.png'), ('all/{}.jpg', 'all/{}_{}.png')])
@@ -1321,6 +1339,14 @@ def test_a_list_without_a_split_is_split_by_the_folders_in_it(tmp_path, others, 
     _, data = inspect(tmp_path / 'list.csv')
     assert split_sizes(data) == sizes
     assert data.pairs.rule == 'the list list.csv' + ', its folders the split' * bool(others)
+
+
+def test_a_split_in_a_list_counts_not_the_folders_in_it(tmp_path):
+    rows = [(f'{folder}/images/{n}.png', f'{folder}/masks/{n}.png', split)
+            for n, (folder, split) in enumerate([('train', 'val'), ('test', 'train'), ('train', 'train')])]
+    fill(tmp_path, *[*zip(*rows)][:2])
+    (tmp_path / 'list.csv').write_text('\n'.join(['image,mask,split', *map(','.join, rows)]))
+    assert split_sizes(inspect(tmp_path / 'list.csv')[1]) == [2, 1, 0]
 
 
 def test_a_list_may_have_paths_from_above_its_folder(tmp_path):

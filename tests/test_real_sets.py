@@ -1714,6 +1714,16 @@ def test_images_without_an_object_that_are_trained_on_too_count_where_they_have_
     assert [note.split(' of ')[0] for note in notes] == ['trained on too: 6 images'] * is_told
 
 
+def test_frames_without_an_object_that_have_other_names_are_no_copies(tmp_path):
+    """Of a camera at rest."""
+    for n, split in enumerate(['train', 'train', 'test', 'test']):
+        save(tmp_path / f'{split}/images/{n}.png', scene(9))
+        save(tmp_path / f'{split}/masks/{n}.png', np.zeros_like(corner(3, 3)))
+    save(tmp_path / 'train/images/x.png', scene(8))
+    save(tmp_path / 'train/masks/x.png', corner(3, 3))
+    assert not leaks(inspect(tmp_path, val_fraction=0)[1])
+
+
 def test_photographs_that_are_named_after_masks_are_not_taken_for_them(tmp_path):
     """Lucchi++: Train_In/mask0000.png is a photograph, Train_Out/0.png its mask."""
     draw = np.random.default_rng(0)
