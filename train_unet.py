@@ -1519,7 +1519,7 @@ def name_patterns(image, masks):
 
 def are_of_others(first, second, images):
     """Whether numbers in patterns of images and masks tell of wrong pairs: those before {stem} differ (p3_{stem} and
-    p4_{stem}), or those after it do ({stem}_6 and {stem}_0) and there are images _0."""
+    p4_{stem}), or those after it do ({stem}_6 and {stem}_0) and there are images _0, or there is but one image."""
     numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
     if numbers == others or not ({*numbers} - {'{stem}'} and {*others} - {'{stem}'}):
         return False
@@ -1550,8 +1550,9 @@ def stem_rules(images, masks):
     if [word for word in mine if word in other] != [word for word in other if word in mine]:
         return                                                         # x0_y1 is not y0_x1
     if len({*map(len, of_images + of_masks)}) == 1 < len(of_images[0]):
-        yield 'the numbers in the stem', numbers, numbers              # 3_1 is not 4_1
-        return
+        yield 'the numbers in the stem', numbers, numbers              # p3_1 is not p4_1
+        if {*mine} & {*other}:                                         # but rgb8_1 is mask1_1
+            return
     first, last = zip(*((found[0], found[-1]) for found in of_images))
     if first != last and sorted(first) == sorted(found[-1] for found in of_masks):
         return                                                         # frame_0_t3: is its mask 0 or 3?
@@ -1577,9 +1578,10 @@ def match_pairs(images, masks):
 
 
 def are_strangers(image, mask):
-    """Whether two files have but a number in common, and those of their folders differ: p3/0.jpg and p4/0.png."""
-    numbers = lambda file: re.findall(r'\d+', file.rest)
-    return image.stem.isdigit() and bool(image.rest and mask.rest) and numbers(image) != numbers(mask)
+    """Whether two files have but a number in common, and their folders differ in numbers alone: p3/0.jpg, p4/0.png."""
+    folder, other = bare(image.rest), bare(mask.rest)
+    is_alike = re.sub(r'\d+', '0', folder) == re.sub(r'\d+', '0', other)
+    return image.stem.isdigit() and folder != other and is_alike and bool(re.search(r'[^\W\d_]', folder))
 
 
 def match_split(images, masks):
@@ -1631,7 +1633,7 @@ def unite_folders(images, masks):
     is_one_each &= len({os.path.dirname(mask.path) for mask in masks}) == len(groups)      # no mask-0/ beside mask-1/
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
-    mixed = {(mask.split, bare(mask.rest), bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
+    mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
     if len(mixed) > 1.5 * len(groups):                                 # most hold a mask.png and its mask_color.png
         return None
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
@@ -1681,12 +1683,18 @@ def unite_numbered(pairs, images, masks, config, notes):
         is_part = key in further and (is_first or word.casefold() in MASK_WORDS)       # else 7_1 is no part of 7
         is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
         united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
+    several = [(image, mask.path.split(UNITED)) for (image, mask), (_, one) in zip(united, pairs) if mask != one]
     try:
-        for path in [mask.path for _, mask in united if UNITED in mask.path][:3]:
-            read_mask(path, config)
+        for _, parts in several[:3]:
+            read_mask(UNITED.join(parts), config)
     except DataError as error:
         notes += error.problems
         return pairs, masks
+    kinds = {(*(re.findall(r'\d*$', os.path.splitext(part)[0])[0] for part in parts),) for _, parts in several}
+    if len(kinds) == 1 < len(several) == len(united):                  # objects are more here, fewer there
+        first = os.path.basename(several[0][1][0]).replace(several[0][0].stem, '{stem}', 1)
+        notes.append(f'each image has {len(several[0][1])} masks, which are united: one class; if they are of classes '
+                     f'or by several people, take one kind: {as_typed("mask_pattern", first)}')
     return united, [mask for mask in masks if place(mask) in further]
 
 
@@ -1835,11 +1843,12 @@ def doubts_of_lists(pairs, root, files):
     lists = [place for place in files if CLASS_LIST.fullmatch(re.sub('[.]json$', '.txt', place[1]))]
     within = {above for place in {os.path.dirname(os.path.relpath(image.path, root)) for image, _ in pairs}
               for above in itertools.accumulate(Path(place).parts, posixpath.join)}
+    times = Counter(folder for folder, _ in lists)                     # many: x_label.json is of x.png
     for places in grouped(lists, lambda place: place[1].lower()).values():
-        held = [os.path.join(root, folder, name) for folder, name in places if folder in within]
+        held = [os.path.join(root, folder, name) for folder, name in places if folder in within and times[folder] < 4]
         if other := next((path for path in held[1:] if lines_of(path) != lines_of(held[0])), None):
-            return [f'{held[0]} and {other} differ: if a number is one class here and another there name one of these '
-                    f'folders, as in {as_typed("data", os.path.dirname(held[0]), True)}']
+            return [f'{held[0]} and {other} differ: if a number is one class here and another there, name one of '
+                    f'these folders, as in {as_typed("data", os.path.dirname(held[0]), True)}']
     return []
 
 
@@ -2208,7 +2217,7 @@ def size_in_header(path, config):
             return read_header(path, config)[:2]
 
 
-# how likely; whether no file is left over; {(image, mask)}; whether each of its masks found an image
+# how likely; whether no file is left over; {(image, mask)}; whether each mask found an image; whether images are left
 Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks leaves_images')
 
 
@@ -2266,12 +2275,12 @@ def is_of_another(image, mask, root, there):
     (folder, image), (of_masks, mask) = (posixpath.split(os.path.relpath(path, root).replace(os.sep, '/').lower())
                                          for path in (image, mask))
     (stem, suffix), (of_mask, _) = map(os.path.splitext, (image, mask))
-    words, (above, last) = {*re.split('[-_ .]', of_mask)}, posixpath.split(folder)
-    own, itself = posixpath.join(folder, bare(of_mask) + suffix), posixpath.join(of_masks, bare(mask))
-    if bare(of_mask) != bare(stem) and there[own] > (own == itself):
+    namesake, itself = posixpath.join(folder, bare(of_mask) + suffix), posixpath.join(of_masks, bare(mask))
+    if bare(of_mask) != bare(stem) and there[namesake] > (namesake == itself):
         return True
-    return last not in words and any(there[posixpath.join(above, word)] for word in words
-                                     if not word.isdigit() and not told_role(word))
+    words, (above, last_folder) = {*re.split('[-_ .]', of_mask)}, posixpath.split(folder)
+    return last_folder not in words and any(there[posixpath.join(above, word)] for word in words
+                                            if not word.isdigit() and not told_role(word))
 
 
 def are_numbered(pairs, images, masks):
@@ -2420,6 +2429,7 @@ def pattern_answers(files):
     for first, kinds in grouped(usual, lambda pair: pair[0]).items():
         start = os.path.commonprefix(seconds := [second for _, second in kinds])
         end = os.path.commonprefix([second[len(start):][::-1] for second in seconds])[::-1]
+        start, end = re.sub(r'[^\W\d_]+$', '', start), re.sub(r'^[^\W\d_]+', '', end)       # left and right: no *t
         if len(kinds) > 1 and start != '{stem}':                       # x_left.png and x_right.png
             yield {'mask_pattern': f'{start}*{end}'}
             yield {'image_pattern': first, 'mask_pattern': f'{start}*{end}'}
@@ -3467,8 +3477,8 @@ def scan_pair(image, mask, config):
 
 def in_areas(codes, noise=6):
     """Greys or colours (H, W) -> (H, W) whether the pixels around each are like it: not at an edge, hard or soft."""
-    channels = np.ascontiguousarray(codes).view(np.uint8).reshape(*codes.shape, 4)     # a .mat goes by columns
-    steps = cv2.morphologyEx(channels, cv2.MORPH_GRADIENT, np.ones((3, 3)))
+    pixels = np.ascontiguousarray(codes).view(np.uint8).reshape(*codes.shape, 4)       # a .mat goes by columns
+    steps = cv2.morphologyEx(pixels, cv2.MORPH_GRADIENT, np.ones((3, 3)))
     return cv2.inRange(steps, (0,) * 4, (noise,) * 4) > 0              # up to 6 is noise of JPEG within an area
 
 
@@ -6812,9 +6822,9 @@ def doubts_of_statistics(config, dataset):
     with contextlib.suppress(DataError):                               # told elsewhere
         found, spread = map(np.array, image_statistics(dataset, config, most=8))
         mean, std = np.array(config['mean']), np.array(config['std'])
-        if (np.maximum(abs(found - mean), spread) > 10 * std).any() or (std > 50 * spread).any():
+        if (np.maximum(abs(found - mean), spread) > 10 * std).any() or (std > 200 * spread).all():
             return [f'mean={config["mean"]}, std={config["std"]}: the images have mean={found.tolist()}, '
-                    f'std={spread.tolist()}; type them in the unit of the images, or leave both out']
+                    f'std={spread.tolist()}; leave both out, or type them in the unit of the images']
     return []
 
 

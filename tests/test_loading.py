@@ -722,7 +722,16 @@ def test_a_mean_in_another_unit_than_the_images_is_told(small_set, caplog, mean,
     """ImageNet's from 0 to 1, as tutorials print them, made inputs of up to 1,100 out of 8 bits."""
     read, config = dataset(small_set, mean=mean, std=std)
     train_unet.settle_statistics(config, read)
-    assert ('type them in the unit of the images' in caplog.text) == is_told
+    assert ('or type them in the unit of the images' in caplog.text) == is_told
+
+
+def test_a_channel_that_is_the_same_everywhere_is_in_no_other_unit(small_set, caplog):
+    """Red and green of a microscope as RGB, with ImageNet's mean."""
+    for path in (small_set / 'images').iterdir():
+        save(path, np.random.default_rng(1).integers(0, 256, (40, 40, 3)) * np.array([1, 1, 0]))
+    read, config = dataset(small_set, mean=[123.7, 116.3, 103.5], std=[58.4, 57.1, 57.4])
+    train_unet.settle_statistics(config, read)
+    assert 'or type them in the unit of the images' not in caplog.text
 
 
 @pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])

@@ -848,10 +848,39 @@ def test_numbered_folders_of_images_go_with_masks_in_one_folder(tmp_path):
     assert partners(inspect(tmp_path)[1], tmp_path) == pairs
 
 
+@pytest.mark.parametrize('image, mask', [
+    ('images/512/{n}.png', 'masks/256/{n}.png'), ('images/20x/{n}.png', 'masks/v2/{n}.png'),
+    ('images/part1/{n}.png', 'masks/all/{n}.png'), ('train/images/512/{n}.png', 'train/masks/256/{n}.png'),
+    ('images/rgb8_{n}.png', 'masks/mask1_{n}.png'), ('images/week1_{n}.png', 'masks/annotator2_{n}.png')])
+def test_numbers_that_name_no_patient_do_not_part_masks_from_their_images(tmp_path, image, mask):
+    """Sizes, bits, versions and people who draw."""
+    pairs = {image.format(n=n): mask.format(n=n) for n in range(9)}
+    fill(tmp_path, pairs, pairs.values())
+    assert partners(inspect(tmp_path)[1], tmp_path) == pairs
+
+
+def test_a_share_for_validation_that_is_used_is_not_told_to_do_nothing(small_set):
+    assert not [note for note in inspect(small_set, val_fraction=0.4)[1].notes if 'no effect' in note]
+
+
 def test_names_with_more_numbers_than_those_of_the_masks_are_asked_about(tmp_path):
     """Not one of these is known to be of the other, and that is told in words."""
     fill(tmp_path, [f'images/{n}_20_40.png' for n in range(3, 7)], [f'masks/{n}_5.png' for n in range(3, 7)])
     assert '0 pairs found' in ask(tmp_path).problems
+
+
+@pytest.mark.parametrize('counts, is_told', [((2, 2, 2, 2), True), ((2, 1, 3, 2), False)])
+def test_masks_of_the_same_numbers_for_each_image_are_united_with_a_word(tmp_path, counts, is_told):
+    """Objects are more here and fewer there; classes and people are as many everywhere."""
+    for n, count in enumerate(counts):
+        save(tmp_path / f'images/img{n}.png', np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
+        for k in range(count):
+            save(tmp_path / f'masks/img{n}_label_{k}.png', np.eye(9)[k] * np.eye(9)[n][:, None])
+    notes = [note for note in inspect(tmp_path)[1].notes if 'take one kind' in note]
+    assert bool(notes) == is_told
+    if is_told:
+        _, data = inspect(tmp_path, **typed(offered(notes[0], 'mask_pattern=')))
+        assert data.classes[1][0] == 4 and not [note for note in data.notes if 'take one kind' in note]
 
 
 @pytest.mark.parametrize('kinds, told', [(('left', 'right'), 'masks united: one class)'),
@@ -862,7 +891,7 @@ def test_masks_of_several_kinds_may_be_united_by_a_star(tmp_path, images, masks,
         save(tmp_path / images.format(f'p{n}'), np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
         for row, kind in enumerate(kinds):
             save(tmp_path / masks.format(f'p{n}', kind), np.eye(9)[:, [n]] * np.eye(9)[row] * 255)
-    line, = [line for line in ask(tmp_path).problems if '{stem}_*' in line]
+    line, = [line for line in ask(tmp_path).problems if '{stem}_*.png' in line]
     assert told in line
     _, data = inspect(tmp_path, **typed(line.strip().split('   (')[0]))
     assert len(data.pairs.images) == 9 and data.classes[1] == (18, 9)

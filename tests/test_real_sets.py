@@ -361,6 +361,16 @@ def test_folders_that_are_taken_together_and_number_their_classes_otherwise_are_
     assert len(data.pairs.images) == 6 and not [note for note in data.notes if 'number is' in note]
 
 
+def test_files_of_polygons_are_no_class_lists(tmp_path):
+    """One for each image, here with a word of class lists in its name, and the same names in both folders."""
+    for at, split in enumerate(('train', 'val')):
+        for n in range(6):
+            save(tmp_path / f'{split}/color_{n}.png', scene(6 * at + n))
+            save(tmp_path / f'{split}/color_{n}_mask.png', corner(n, 3, 1))
+            (tmp_path / split / f'color_{n}.json').write_text(f'{{"shapes": [{at}]}}')
+    assert not [note for note in inspect(tmp_path)[1].notes if 'number is' in note]
+
+
 @pytest.mark.parametrize('count', [5, 3])
 def test_leaves_that_are_numbered_in_a_palette_of_each_image_are_offered_as_objects(tmp_path, count):
     """CVPPP: each leaf has a number, and each image colours of its own for them."""
