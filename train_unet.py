@@ -3475,11 +3475,16 @@ def scan_pair(image, mask, config):
             'inside': (tally(codes[in_areas(codes, 0)]) if are_numbers else counts).tolist()}
 
 
-def in_areas(codes, noise=6):
-    """Greys or colours (H, W) -> (H, W) whether the pixels around each are like it: not at an edge, hard or soft."""
-    pixels = np.ascontiguousarray(codes).view(np.uint8).reshape(*codes.shape, 4)       # a .mat goes by columns
-    steps = cv2.morphologyEx(pixels, cv2.MORPH_GRADIENT, np.ones((3, 3)))
-    return cv2.inRange(steps, (0,) * 4, (noise,) * 4) > 0              # up to 6 is noise of JPEG within an area
+def in_areas(codes, noise=6, most=2**22):
+    """Greys or colours (H, W) -> (H, W) whether the pixels around each are like it: not at an edge, hard or soft. Up to
+    6 is noise of JPEG within an area. About `most` pixels are looked at at once, since this takes 12 bytes for each."""
+    found, step = np.empty(codes.shape, bool), max(1, most // codes.shape[1])
+    for top in range(0, len(codes), step):
+        first = max(0, top - 1)                                        # rows above and below belong to the surroundings
+        part = np.ascontiguousarray(codes[first:top + step + 1])       # a .mat goes by columns
+        steps = cv2.morphologyEx(part.view(np.uint8).reshape(*part.shape, 4), cv2.MORPH_GRADIENT, np.ones((3, 3)))
+        found[top:top + step] = cv2.inRange(steps, (0,) * 4, (noise,) * 4)[top - first:][:step] > 0
+    return found
 
 
 def mark_of(path):

@@ -722,6 +722,9 @@ def test_areas_are_what_all_neighbours_are_like():
     codes[:, 6] = 13
     for stored in (codes, train_unet.COLOUR + (codes << 16), np.asfortranarray(codes)):
         assert (train_unet.in_areas(stored) == (np.arange(7) < 5)).all()
+    codes = np.random.default_rng(0).integers(0, 2, (40, 30), np.int32).repeat(3, 0).repeat(3, 1)
+    for most in (1, 90, 91, 1000):                                     # in bands of 1, 1, 1 and 11 rows
+        assert np.array_equal(train_unet.in_areas(codes, 0, most), train_unet.in_areas(codes, 0))
 
 
 @pytest.mark.parametrize('suffix', ['.png', '.jpg'])
