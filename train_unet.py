@@ -1596,8 +1596,9 @@ def match_split(images, masks):
 
     places = (lambda file: (file.rest, file.stem),
               lambda file: (re.sub(r'\D', '', file.kind) + '/' + bare(file.rest), file.stem),   # images_1/ and masks_1/
-              lambda file: ('', file.stem),
-              lambda file: ('', re.sub('[-_ ./]+', '_', f'{file.rest}/{file.stem}').strip('_')))        # a/1, a_1
+              lambda file: ('', file.stem))
+    if any(file.rest for file in [*images, *masks]):
+        places += (lambda file: ('', re.sub('[-_ ./]+', '_', f'{file.rest}/{file.stem}').strip('_')),)      # a/1, a_1
     best, most = None, -math.inf
     rules = ((*rule, place_of) for rule in stem_rules(images, masks) for place_of in places)
     for rule, image_key, mask_key, place_of in rules:                  # lazily: later ones are costly to make
@@ -1654,7 +1655,7 @@ def unite_kinds(masks, config):
     if '*' not in (config['mask_pattern'] or ''):
         return masks
     groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(mask.path), mask.stem)).values()
-    return [unite(group) if len(group) > 1 else group[0] for group in groups]
+    return [*map(unite, groups)]
 
 
 def unite_siblings(images, masks, config):
@@ -2140,8 +2141,8 @@ def lines_that_pair(config, root, files):
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
     are_left = any('skip_' in line and works[line].leaves_images for line in lines) or any(
         map(SOUND_WORDS.intersection, map(folder_words, {folder for folder, _ in files})))
-    empty = ['images without a mask are left out; of those that show nothing to find is learnt once each has a mask of '
-             'zeros'] * are_left
+    empty = ['images without a mask are left out; those that show nothing to find can be learnt from, once each has a '
+             'mask of zeros'] * are_left
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
     lines = [f'    {line}   ({counted(len(works[line].pairs), "pair")}{note(line)})' for line in lines]
@@ -2425,7 +2426,8 @@ def pattern_answers(files):
             yield {'mask_pattern': second}
             yield {'image_pattern': first, 'mask_pattern': second}
             yield {'image_pattern': second, 'mask_pattern': first}     # if the example was a mask
-    usual = [pair for pair, count in seen.items() if 2 * count > max(seen.values()) and pair[1].startswith('{stem}')]
+    most = max(seen.values(), default=0)
+    usual = [pair for pair, count in seen.items() if 2 * count > most and pair[1].startswith('{stem}')]
     for first, kinds in grouped(usual, lambda pair: pair[0]).items():
         start = os.path.commonprefix(seconds := [second for _, second in kinds])
         end = os.path.commonprefix([second[len(start):][::-1] for second in seconds])[::-1]

@@ -869,7 +869,22 @@ def test_names_with_more_numbers_than_those_of_the_masks_are_asked_about(tmp_pat
     assert '0 pairs found' in ask(tmp_path).problems
 
 
-@pytest.mark.parametrize('counts, is_told', [((2, 2, 2, 2), True), ((2, 1, 3, 2), False)])
+@pytest.mark.parametrize('image, mask, sound, is_told', [
+    ('images/{n}.png', 'masks/{n}.png', 'images/ok{n}.png', True), ('NG/b{n}.png', 'GT/b{n}.png', 'OK/a{n}.png', True),
+    ('rgb/{n}.png', 'drawn/{n}.png', None, False)])
+def test_what_images_without_an_object_need_is_told_where_they_are_left_out(tmp_path, image, mask, sound, is_told):
+    for n in range(6):
+        save(tmp_path / image.format(n=n), np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
+        save(tmp_path / mask.format(n=n), np.eye(9))
+        if sound:
+            save(tmp_path / sound.format(n=n), np.random.default_rng(99 + n).integers(0, 256, (9, 9, 3)))
+    error = ask(tmp_path)
+    assert typed_lines(error)
+    assert ('those that show nothing to find can be learnt from' in str(error)) == is_told
+
+
+@pytest.mark.parametrize('counts, is_told', [((2, 2, 2, 2), True), ((2, 1, 3, 2), False),
+                                               ((2, 1, 2, 2), False)])
 def test_masks_of_the_same_numbers_for_each_image_are_united_with_a_word(tmp_path, counts, is_told):
     """Objects are more here and fewer there; classes and people are as many everywhere."""
     for n, count in enumerate(counts):

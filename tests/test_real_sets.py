@@ -354,6 +354,9 @@ def test_folders_that_are_taken_together_and_number_their_classes_otherwise_are_
         (tmp_path / view / name).write_text('train\nnose\nwindow')
     told = lambda: [note for note in inspect(tmp_path)[1].notes if 'number is one class here' in note]
     assert told() == []
+    (tmp_path / 'docs').mkdir()
+    (tmp_path / 'docs' / name).write_text('of another set')
+    assert told() == []
     (tmp_path / 'side' / name).write_text('train\nwindow\nbogie')
     note, = told()
     assert note.startswith(f'{tmp_path}/front/{name} and {tmp_path}/side/{name} differ: ')
@@ -440,6 +443,16 @@ def test_numbers_between_classes_that_come_of_resizing_are_told(tmp_path, classe
     if found:
         _, data = inspect(tmp_path, **typed(offered(found[0], 'mask_values=')))
         assert data.coding.num_classes == 3 and 0 < data.classes[255][0] < 0.05 * 6 * 120**2
+
+
+def test_classes_that_are_all_lines_are_no_edges(tmp_path):
+    """Of resizing there is a thin rim, not a tenth of all pixels."""
+    for n in range(6):
+        mask = np.zeros((60, 60), np.uint8)
+        mask[::10], mask[5::10], mask[20:30, 20:30] = 1, 2, 3
+        save(tmp_path / f'images/{n}.png', scene(n, 60))
+        save(tmp_path / f'masks/{n}.png', mask)
+    assert 'interpolation' not in str(inspect(tmp_path)[1].notes)
 
 
 def test_masks_laid_over_their_images_are_no_images_for_these_masks(tmp_path):
