@@ -589,17 +589,6 @@ def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
     assert inspect(tmp_path, mask_values={0: 0, 1: 1, 2: 2})[1].coding.num_classes == 3
 
 
-@pytest.mark.parametrize('is_anew', [True, False])
-def test_objects_are_offered_only_where_the_background_has_one_number(tmp_path, is_anew):
-    for n in range(4):
-        colours = [(0, 0, 0), (250, 0, 0), (0, 250, 0)]
-        save(tmp_path / f'images/{n}.png', np.zeros((32, 48, 3)) + n)
-        order = [(0, 1, 2), (2, 0, 1)] if is_anew else [(0, 1, 2), (0, 2, 1)]
-        palette_mask(tmp_path / f'masks/{n}.png', block(1) + block(1, 8), [colours[at] for at in order[n % 2]])
-    error = str(ask(tmp_path))
-    assert 'number their colours anew' in error and ('nonzero' in error) != is_anew
-
-
 def test_one_colour_under_two_numbers_is_enough_if_one_of_them_means_another_too(tmp_path):
     """As pngquant leaves masks of one class each: number 1 is that class, 2 the second of the few that hold both."""
     red, green, black = (200, 0, 0), (0, 200, 0), (0, 0, 0)
