@@ -3977,8 +3977,8 @@ def is_plain(record):
 
 
 def refuse_mixtures(records):
-    """DataError for masks of 0 and 1, or of classes, beside others of 0 and 255, and for masks of numbers beside black
-    and white ones (is_plain): only the user knows what 255 or white means there."""
+    """DataError for masks of 0 and 1, or of classes, beside others of 0 and 255, for masks of numbers beside black and
+    white ones (is_plain), as only the user knows what 255 or white means there, and for numbers beside colours."""
     levels = [found for record in records if (found := set(record['codes']) - {0})]
     ones, tops = levels.count({1}), levels.count({255}) + levels.count({65535})
     noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # black and white as JPEG
@@ -4016,6 +4016,14 @@ def refuse_mixtures(records):
         raise DataError([f'{levels.count({255})} masks hold 0 and 255, others classes up to {max(numbers)}, none both',
                          f'if 255 is class 1 there type mask_values={tables[0]}',
                          f'if 255 means ignored type mask_values={tables[1]}'], 'the mask values are not clear')
+    of_grey, of_colour = ({*pixels_of([record for record in records if record['mask'].startswith('RGB') == is_colour
+                                       and not record['palette'] and 'JPEG' not in record['mask']])}
+                          for is_colour in (False, True))
+    numbers = sorted(code for code in map(as_grey, of_grey - of_colour) if 0 < code < 255)
+    if numbers and max(of_colour - of_grey, default=0) >= COLOUR and numbers[-1] <= len(numbers) + 2:
+        raise DataError([f'some masks hold numbers ({", ".join(map(str, numbers[:12]))}), others colours: if both mean '
+                         'the same classes save all of them alike, or name one kind (masks=..., or a list)'],
+                        'the mask values are not clear')
 
 
 def refuse_palettes(records, lists):

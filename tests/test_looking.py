@@ -435,6 +435,24 @@ def test_masks_of_classes_beside_others_of_black_and_white_are_asked_for(tmp_pat
     assert inspect(tmp_path)[1].coding.num_classes == 3
 
 
+@pytest.mark.parametrize('classes', [2, 4])
+def test_numbers_in_some_masks_and_colours_in_others_are_no_table_of_both(tmp_path, classes):
+    colours = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
+    mask = np.repeat(np.arange(16) % classes, 16).reshape(16, 16)
+    for n in range(8):
+        save(tmp_path / f'images/{n}.png', np.full((16, 16, 3), n))
+        save(tmp_path / f'masks/{n}.png', colours[mask] if n % 2 else mask)
+    assert 'others colours: if both mean the same classes save all of them alike' in str(ask(tmp_path))
+    for n in range(1, 8, 2):                                           # numbers all the same, in three channels
+        save(tmp_path / f'masks/{n}.png', np.repeat((mask + mask // 3)[..., None], 3, 2))
+    assert inspect(tmp_path)[1].coding.num_classes == {2: 2, 4: 5}[classes]
+    for n in range(1, 8, 2):
+        save(tmp_path / f'masks/{n}.png', colours[mask])
+    for n in range(0, 8, 2):                                           # black alone, which an editor saves in grey
+        save(tmp_path / f'masks/{n}.png', 0 * mask)
+    assert 'others colours' not in str(ask(tmp_path))
+
+
 @pytest.mark.parametrize('swapped', [range(1), range(6), range(0)])
 def test_masks_drawn_the_other_way_round_are_told(tmp_path, swapped):
     for n in range(12):
