@@ -2145,9 +2145,11 @@ def lines_that_pair(config, root, files):
              'mask of zeros'] * are_left
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
-    lines = [f'    {line}   ({counted(len(works[line].pairs), "pair")}{note(line)})' for line in lines]
-    lines = [f'    {line}   ({counted(len(pairs), "pair")}, by {rule})'
-             for line, (pairs, rule) in lists_there(root, files).items()] + lines
+    told = lambda line, pairs, note: f'    {line}   ({counted(len(pairs), "pair")}{note})'
+    together = lines_of_kinds({line: works[line] for line in lines}, config, root, readable)
+    lines = [told(line, works[line].pairs, note(line)) for line in lines]
+    lines[5:5] = [told(line, *answer) for line, answer in together.items()]            # six are shown
+    lines = [told(line, pairs, f', by {rule}') for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
                  *empty, *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
@@ -2156,6 +2158,24 @@ def lines_that_pair(config, root, files):
                  'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
+
+
+def lines_of_kinds(works, config, root, files):
+    """{line: (pairs, note)} that takes lines of `works` together: of Rust/ with Rust_mask/ and Blight/ with Blight_mask/.
+    """
+    sides = {line: match.groups() for line in works if (match := re.fullmatch('images="(.*?)" masks="(.*?)"', line))}
+
+    def starred(line):
+        """* and *_mask of Rust and Rust_mask: * for what the mask's name holds besides words for masks."""
+        word = re.escape(bare(posixpath.basename(sides[line][1])))
+        return *(re.sub(f'(?i){word}(?=[^/]*$)', '*', side, count=1) for side in sides[line]),
+
+    for (images, masks), lines in grouped(sides, starred).items():
+        with contextlib.suppress(DataError):
+            pairs = pair_roles(config | {'images': images, 'masks': masks}, root, files)[0]
+            if len(pairs) == sum(len(works[line].pairs) for line in lines) > len(works[lines[0]].pairs):
+                return {f'images="{images}" masks="{masks}"': (pairs, ', if these kinds mean the same')}
+    return {}
 
 
 def lists_there(root, files):
@@ -2409,6 +2429,7 @@ def pattern_answers(files):
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [file[::-1] for file in files if read_place(file[0])[1] != 'mask'] or [file[::-1] for file in files]
+    of_masks = {os.path.splitext(name)[0] for folder, name in files if read_place(folder)[1] == 'mask'}
     places = [(len(images) * at // 9 + at) % len(images) for at in range(9 if images else 0)]
     examples = dict(images[at] for at in places)                       # some have no mask; + at: not all x_depth.png
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
@@ -2418,7 +2439,8 @@ def pattern_answers(files):
             others = [os.path.splitext(name)[0] for name in others if name != image]
             of_clips = not stem.startswith(clip) and any(other.startswith(clip) for other in others)
             for first, second in name_patterns(clip * of_clips + stem, others):    # clipA/1.jpg and clipA_1_mask.png
-                if first.count('{stem}') == second.count('{stem}') == 1:
+                is_crossed = stem in of_masks and '{stem}' not in (first, second)      # a_1, b_1 beside a_1, b_1
+                if first.count('{stem}') == second.count('{stem}') == 1 and not is_crossed:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:

@@ -687,6 +687,22 @@ def test_a_letter_inside_a_word_is_not_the_name_of_the_folder_above(tmp_path):
     assert typed_lines(ask(tmp_path / 'set')) == ['images="a*/data*" masks="a*/gt_x*"']
 
 
+@pytest.mark.parametrize('image, mask', [('{0}', '{0}_mask'), ('{0} images', '{0} masks'), ('images {0}', 'GT_{0}')])
+@pytest.mark.parametrize('name', ['{1}', '{0}_{1}'])
+def test_kinds_in_folders_of_their_own_get_a_line_that_takes_them_together(tmp_path, image, mask, name):
+    kinds = ('Rust', 'Blight', 'Leaf spot')
+    paths = [[f'{side.format(kind)}/{name.format(kind, n)}.png' for kind in kinds for n in range(4)]
+             for side in (image, mask)]
+    fill(tmp_path / 'set', *paths)
+    lines = typed_lines(ask(tmp_path / 'set'))
+    together = f'images="{image.format("*")}" masks="{mask.format("*")}"'
+    assert lines[:3] == [f'images="{image.format(kind)}" masks="{mask.format(kind)}"' for kind in ('Rust', 'Blight',
+                                                                                                   'Leaf spot')]
+    assert lines[3:] == [together]
+    _, data = inspect(tmp_path / 'set', **typed(together))
+    assert partners(data, tmp_path / 'set') == dict(zip(*paths))
+
+
 def test_one_line_stands_for_the_same_folders_in_two(tmp_path):
     """Two sites, each with two kinds (FALLMUD); the folder of masks has another name in one of two splits (DDR)."""
     fill(tmp_path / 'FALLMUD', *([f'{site}/{kind}_{role}/{n}.png' for site in ('Cronin', 'Miller') for n in range(4)

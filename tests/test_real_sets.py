@@ -320,7 +320,7 @@ def test_one_line_stands_for_trainset_and_testset(tmp_path):
                 save(tmp_path / f'sets/Data/{folder}/{kind}_mask/{n}.png', np.eye(24))
     lines = [line.split('   ')[1] for line in ask(tmp_path / 'sets').problems if line.startswith('    ')]
     assert {line.strip() for line in lines} == {f'images="Data/*/{kind}" masks="Data/*/{kind}_mask"'
-                                                for kind in ('normal', 'abnormal')}
+                                                for kind in ('normal', 'abnormal', '*')}
 
 
 def test_the_line_for_training_comes_before_those_of_larger_tests(tmp_path):
