@@ -2161,8 +2161,7 @@ def lines_that_pair(config, root, files):
 
 
 def lines_of_kinds(works, config, root, files):
-    """{line: (pairs, note)} that takes lines of `works` together: of Rust/ with Rust_mask/ and Blight/ with Blight_mask/.
-    """
+    """{line: (pairs, note)} that takes lines of `works` together: of Rust/, Rust_mask/ and of Blight/, Blight_mask/."""
     sides = {line: match.groups() for line in works if (match := re.fullmatch('images="(.*?)" masks="(.*?)"', line))}
 
     def starred(line):
