@@ -1883,13 +1883,17 @@ def doubts(pairs, splits, config):
 
 
 def doubts_of_unions(pairs, config, root, files):
-    """[a note] where folders of united masks hold a few names again and again, as those of classes do, not objects."""
+    """[a note] where folders of united masks hold a few names again and again, as those of classes do, not objects, or
+    masks that show the same places, as those of several people do."""
     if config['mask_pattern'] or not os.path.isdir(pairs[0][1].path):
         return []
-    kind_of = lambda image, name: name.replace(image.stem, '{stem}', 1)        # 1_car.png of the image 1
-    names = Counter(kind_of(image, name)
-                    for image, mask in pairs for name in os.listdir(mask.path) if may_be_read(name))
-    kinds = [name for name, count in names.most_common() if count > max(1, len(pairs) / 10) and re.match(r'\D*$', name)]
+    held = [(image, name) for image, mask in pairs for name in os.listdir(mask.path) if may_be_read(name)]
+    usual = {name for name, count in Counter(name for _, name in held).items() if count > len(pairs) / 2}
+    kind_of = lambda image, name: name if name in usual else name.replace(image.stem, '{stem}', 1)     # 1_car.png of 1
+    names = Counter(itertools.starmap(kind_of, held))
+    are_twice = all(share_drawn_twice(mask.path, config) > 1 / 2 for _, mask in pairs[::len(pairs) // 3 + 1])
+    kinds = [name for name, count in names.most_common()
+             if count > max(1, len(pairs) / 10) and (are_twice or re.match(r'\D*$', name))]
     if len(kinds) < 2 or sum(map(names.get, kinds)) < names.total() / 2:
         return []
     pattern, line = kinds[0] if '{stem}' in kinds[0] else '{stem}' + kinds[0], ''
@@ -1898,7 +1902,19 @@ def doubts_of_unions(pairs, config, root, files):
         if {kind_of(image, os.path.basename(mask.path)) for image, mask in found} == {kinds[0]}:
             line = f'; for one of them type {as_typed("mask_pattern", pattern)}'
     said = ' and '.join(shorten((os.path.splitext(kind)[0].removeprefix('{stem}').strip('-_ ') for kind in kinds), 4))
-    return [f'{said} are united: one class, unless you draw them into one mask{line}']
+    why = 'although they show the same places, as masks by several people do' if are_twice else \
+        'one class, unless you draw them into one mask'
+    return [f'{said} are united: {why}{line}']
+
+
+def share_drawn_twice(folder, config):
+    """The share of the foreground of the masks in a folder that more than one of them shows."""
+    with contextlib.suppress(DataError, ValueError):                   # reported when all of them are read
+        parts = [Coding(None, 0).encode(read_mask(os.path.join(folder, name), config)) == 1
+                 for name in os.listdir(folder) if may_be_read(name)]
+        shown = np.sum(parts, axis=0)
+        return (shown > 1).sum() / max(1, (shown > 0).sum())
+    return 0
 
 
 AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright[a-z]*|'

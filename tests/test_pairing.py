@@ -347,6 +347,24 @@ def test_classes_that_are_united_are_doubted_with_a_line_for_one_of_them(tmp_pat
         assert not [note for note in data.notes if 'united' in note]
 
 
+@pytest.mark.parametrize('name', ['rater{k}.png', '{n}_rater{k}.png', '{k}.png'])
+def test_masks_by_several_people_in_one_folder_are_doubted(tmp_path, name):
+    """Objects may have the same names, and touch; drawings of one thing have most of their pixels in common."""
+    for n in range(6):
+        fill(tmp_path / 'set', [f'images/{n}.png'], [])
+        for k in (1, 2):
+            save(tmp_path / 'set/masks' / str(n) / name.format(n=n, k=k), np.pad(np.full((6, 6), 255), (k - 1, 3 - k)))
+    note, = (note for note in inspect(tmp_path / 'set')[1].notes if 'united' in note)
+    assert 'show the same places, as masks by several people do; for one of them type mask_pattern=' in note
+    _, data = inspect(tmp_path / 'set', **typed(offered(note, 'mask_pattern')))
+    masks = [*map(os.fsdecode, data.pairs.masks)]
+    assert masks == [str(tmp_path / 'set/masks' / str(n) / name.format(n=n, k=masks[0][-5])) for n in range(6)]
+    for n in range(6):
+        for k in (1, 2):
+            save(tmp_path / 'set/masks' / str(n) / name.format(n=n, k=k), np.eye(8)[::3 - 2 * k] * 255)
+    assert not [note for note in inspect(tmp_path / 'set')[1].notes if 'united' in note]
+
+
 def test_classes_whose_names_begin_with_that_of_the_image_are_doubted_too(tmp_path):
     for n in range(12):
         fill(tmp_path / 'a', [f'images/{n}.png'], [])
