@@ -2322,15 +2322,14 @@ def is_of_another(image, mask, root, there):
 def are_numbered(pairs, images, masks):
     """Whether the images and masks left over suggest that numbers paired the wrong files, as when images count from 1
     and masks from 0. That is: one mask is left over, numbered just before the first image; or as many images as masks
-    are, and either names differ in mere numbers, or the two left over have the numbers just before and after all."""
+    are, and with one added to all numbers of images, or taken away, no fewer would pair."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
-    numbers, others = numbers_in(image for image, _ in pairs), numbers_in(images + masks)
+    numbers = numbers_in(image for image, _ in pairs)
     if numbers and numbers_in(masks) == [numbers[0] - 1]:
         return True
-    is_shifted = numbers and others == [numbers[0] - 1, numbers[-1] + 1]
-    (first, second), words = pairs[0], {re.sub(r'\d+$', '', image.stem) for image in [*next(zip(*pairs)), *images]}
-    are_numbers = first.stem.isdigit() or len(words) == 1 and first.stem != second.stem            # frame_1 and mask_1
-    return len(images) == len(masks) and (is_shifted or are_numbers and len(others) == len(images + masks))
+    of_images, of_masks = (numbers_in([*side, *left]) for side, left in zip(zip(*pairs), (images, masks)))
+    shifted = [Counter(number + step for number in of_images) & Counter(of_masks) for step in (-1, 1)]
+    return len(images) == len(masks) and max(pairing.total() for pairing in shifted) >= len(pairs)
 
 
 def likelihood(image, mask, of_images, of_masks):
