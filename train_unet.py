@@ -1938,6 +1938,7 @@ def doubts_of_groups(images):
     if len(splits) < len(folders) <= len(images) / 3 and folders.total() == len(images):   # more folders than splits
         return [f'the images lie in {len(folders)} folders, such as {os.path.dirname(images[0].path)}: {of_one} '
                 f'{as_typed("group_pattern", "(.*)/")}']
+    images = [*{image.stem: image for image in images}.values()]       # one name in several folders is no group
     for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
         if groups := groups_in(images, pattern, least=2 * (pattern == first_number)):
             return [f'the names of the images begin in groups, such as {groups[0]}: {of_one} '
@@ -2091,6 +2092,7 @@ def pair_roles(config, root, files, which=-1):
     above = {file.rest for file in images}                             # photos/images/ and manual/images/: which?
     if {'image', 'mask'} <= {told_role(part) for rest in above for part in rest.split('/')}:
         raise DataError(f'several folders could hold the images: {", ".join(sorted(above)[:12])}')
+    images = with_namesakes(images, masks, notes)
     for role, found in (('images', images), ('masks', masks)):         # of several tasks only the user knows which
         kinds = sorted({(file.split, file.kind) for file in found})    # by split: each may name its folders otherwise
         for several in grouped(kinds, lambda key: key[0]).values():
@@ -2123,6 +2125,17 @@ def pair_roles(config, root, files, which=-1):
     return pairs, rule, notes, images, masks
 
 
+def with_namesakes(images, masks, notes):
+    """The images without those of folders in which none is named as a mask is, where others of the same split are."""
+    stems, place = {bare(mask.stem) for mask in masks}, lambda image: (image.split, image.kind)
+    named = {place(image) for image in images if bare(image.stem) in stems}
+    is_left_out = lambda image: place(image) not in named and image.split in {split for split, _ in named}
+    for kind, files in grouped(filter(is_left_out, images), lambda image: image.kind).items():
+        notes += tell_ignored({f'in {kind or "the folder itself"}, where no name is that of a mask':
+                               [os.path.basename(file.path) for file in files]})
+    return [*itertools.filterfalse(is_left_out, images)]
+
+
 def lines_that_pair(config, root, files):
     """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
     readable = [file for file in files if may_be_read(file[1])]
@@ -2146,6 +2159,8 @@ def lines_that_pair(config, root, files):
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
+    said = lambda line: 'masks=' not in line or 'mask' in map(told_role, re.split('[/"]', line.partition('masks=')[2]))
+    lines.sort(key=said, reverse=True)                                 # mask/ before Otsu/, which may hold more
     holds = lambda line: [other for other in lines if works[other].pairs < works[line].pairs]
     for line in [line for line in enough if len(holds(line)) > 1][:1]:             # train/, val/ and predictions/
         lines = [line, *(other for other in lines if other not in holds(line))]
@@ -2264,6 +2279,10 @@ def settings_that_pair(config, root, files):
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
     there = Counter(path.lower() for folder, name in files for path in (folder, posixpath.join(folder, bare(name))))
+    name_of = lambda file: os.path.splitext(os.path.basename(file.path))[0]
+    of_images = {os.path.join(root, *file): os.path.splitext(file[1])[0] for file in files
+                 if {*map(told_role, Path(file[0]).parts)} == {'image'}}
+    names = {*of_images.values()}
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
@@ -2281,21 +2300,22 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        if any(is_of_another(*two, root, there) for two in some):
+        if any(is_of_another(*two, root, there) for two in some) \
+                or any(name_of(image) != name_of(mask) in names and mask.path not in of_images for image, mask in pairs):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
         if skip and are_numbered(pairs, images, masks):                # 1 to 10 beside 0 to 9: each pair would be wrong
             continue
-        of_images, of_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
+        flat_images, flat_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         differ = any(None not in two and len({*two}) > 1 for two in sizes)
-        score = likelihood(image, mask, of_images, of_masks) - differ / 2
+        score = likelihood(image, mask, flat_images, flat_masks) - differ / 2
         score -= skip and rule.startswith('the last number')           # 003 of the good ones, and of the broken ones
         if any(UNITED in path and not flat(path) for _, path in some):
             continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
         is_chance = settings and 20 * len(pairs) < sum(held[place] for place in where)     # a pattern that fits a few
-        are_masks = has_photos and of_images == 1
+        are_masks = has_photos and flat_images == 1
         if score > (0 if skip else -4) and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
@@ -3254,8 +3274,10 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         reach = 48 if colours else 16
         seen = values if colours and lossy else areas                  # in areas of colours, too, JPEG makes noise
         main = [code for code in peaks(seen, codes, reach) if any(map(areas.get, nearest(codes, [code], reach // 4)))]
-        around = share_of(nearest(codes, main, reach), values)
-        if 1 < len(main) <= MOST_CLASSES and around > 2 / 3:           # else these are photographs
+        near, usual = nearest(codes, main, reach), max(plain, key=values.get)
+        shown = [code for code in codes if near.get(code) != usual]    # all but the background
+        is_near = min(share_of(near, values), share_of(near.keys() & shown, values) / (share_of(shown, values) or 1))
+        if 1 < len(main) <= MOST_CLASSES and is_near > 1 / 2:          # else these are photographs
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
@@ -3629,7 +3651,7 @@ def scan(pairs, config, decode=False):
         squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
         if squeezed and scaled < len(sizes):
             (kind, (height, width)), *_ = squeezed
-            advice.insert(0, f'if all {kind} were squeezed to {width} x {height} pixels type rescale_masks=stretch')
+            advice.insert(0, f'if these {kind} were squeezed to {width} x {height} pixels type rescale_masks=stretch')
         elif scaled:
             advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
         raise DataError([*shorten(problems), *advice],

@@ -99,7 +99,7 @@ def test_images_that_were_squeezed_into_one_size(tmp_path):
         save(tmp_path / f'set/images/{n}.png', np.zeros((20, 20, 3)))
         save(tmp_path / f'set/masks/{n}.png', 255 * (np.arange(40 + 10 * n) % 10 > 4) * np.ones((30, 1)))
     assert offered(ask(tmp_path / 'set'), 'rescale') == 'rescale_masks=stretch'
-    assert 'if all images were squeezed to 20 x 20' in str(ask(tmp_path / 'set'))
+    assert 'if these images were squeezed to 20 x 20' in str(ask(tmp_path / 'set'))
     for n in range(4, 9):                                              # most masks fit: the others are wrong
         save(tmp_path / f'set/images/{n}.png', np.zeros((20, 20, 3)))
         save(tmp_path / f'set/masks/{n}.png', np.eye(20))

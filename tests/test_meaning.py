@@ -956,3 +956,16 @@ def test_numbers_beside_colours_of_the_same_classes_are_offered_as_those(tmp_pat
     assert inspect(tmp_path, mask_values=colours | {1: 1, 2: 2})[1].coding.num_classes == 3
     with pytest.raises(DataError, match='for instance as ignored: mask_values='):
         inspect(tmp_path, mask_values={0: 0, 1: 1})
+
+
+def test_cut_outs_on_black_are_offered_no_table_of_a_few_of_their_colours(tmp_path):
+    """One colour in a photograph, of 0.4 % of all pixels, is no class."""
+    draw = np.random.default_rng(0)
+    for n in range(6):
+        picture = np.zeros((64, 64), int)
+        picture[10:40, 10:40] = draw.integers(0, 2**24, (30, 30))
+        picture[10:14, 10:14] = 0xe3e2e0
+        save(tmp_path / f'images/{n}.png', np.full((64, 64, 3), n))
+        save(tmp_path / f'masks/{n}.png', picture, 'RGB')
+    error = str(ask(tmp_path))
+    assert '#e3e2e0' in error and 'are the classes' not in error and 'mask_values=nonzero' in error

@@ -2020,3 +2020,44 @@ def test_a_seed_that_draws_the_lacking_class_is_named(tmp_path):
     assert lacking and len(lacking) < 12
     better = int(re.search(r'; try seed=(\d+)$', lacking[0])[1])
     assert not [note for note in inspect(tmp_path, seed=better)[1].notes if 'mask has class' in note]
+
+
+@pytest.mark.parametrize('images, masks, line', [
+    ('{split}/images/{n:03}.png', '{split}/masks/{n:03}.png', 'images="*/images" masks="*/masks" skip_unpaired=True'),
+    ('images/{split}/{n:03}.png', 'masks/{split}/{n:03}.png', 'images="images" masks="masks" skip_unpaired=True')])
+def test_a_gap_on_either_side_is_no_shift_of_all_numbers(tmp_path, images, masks, line):
+    """No mask of 5 and no image of 103: a line for train/ alone was offered."""
+    files = [(split, n) for split, start in (('train', 0), ('val', 100)) for n in range(start, start + 8)]
+    fill(tmp_path, [images.format(split=split, n=n) for split, n in files if n != 103],
+         [masks.format(split=split, n=n) for split, n in files if n != 5])
+    assert typed_lines(ask(tmp_path)) == [line]
+
+
+def test_masks_named_as_other_images_are_offered_for_those_alone(tmp_path):
+    """brain_images/3.png with brain_masks/3.png, images/image_3.png with masks/image_3.png."""
+    fill(tmp_path, [f'brain_images/{n}.png' for n in range(10)] + [f'images/image_{n}.png' for n in range(10)],
+         [f'brain_masks/{n}.png' for n in range(10)] + [f'masks/image_{n}.png' for n in range(10)])
+    lines = typed_lines(ask(tmp_path))
+    assert {'images="brain_images" masks="brain_masks"', 'images="images" masks="masks"'} <= {*lines}
+    for line in lines:
+        pairs = partners(inspect(tmp_path, **typed(line))[1], tmp_path)
+        assert all(os.path.basename(image) == os.path.basename(mask) for image, mask in pairs.items())
+
+
+def test_a_folder_of_images_none_of_which_is_named_as_a_mask_is_left_out(tmp_path):
+    """Pictures of the training beside the data."""
+    images = [f'{split}images/{n}.png' for split in ('', 'val_') for n in range(6 if split else 10)]
+    masks = [path.replace('images', 'annotation') for path in images]
+    fill(tmp_path, images + [f'cropped_images/Epoch{n}.png' for n in range(5)], masks)
+    _, data = inspect(tmp_path)
+    assert partners(data, tmp_path) == dict(zip(images, masks)) and len(data.pairs.rows('val')) == 6
+    assert 'ignored 5 files, in cropped_images, where no name is that of a mask: Epoch0.png, ...' in data.notes
+    fill(tmp_path, [], [f'annotation/Epoch{n}.png' for n in range(4, 5)])      # which images are meant?
+    assert 'several folders could hold the images: cropped_images, images' in str(ask(tmp_path))
+
+
+def test_one_name_in_several_folders_tells_of_no_group(tmp_path):
+    for folder in ('images', 'back/images', 'data/new/images'):
+        fill(tmp_path, [f'{folder}/image_{n}.png' for n in range(8)],
+             [f'{folder.replace("images", "masks")}/image_{n}.png' for n in range(8)])
+    assert not [note for note in inspect(tmp_path)[1].notes if 'begin in groups' in note]

@@ -1951,3 +1951,13 @@ def test_lists_of_classes_that_end_in_other_ways_are_the_same(tmp_path):
         lines = ['Pixel Value, Class', '0, background', '1, cat', '2, dog'][:4 - (split == 'test')]        # seen there
         (tmp_path / split / '_classes.csv').write_bytes(ending.join(lines).encode())
     assert line_of_list(inspect(tmp_path)[1].notes) == [{'class_names': ['background', 'cat', 'dog']}]
+
+
+def test_a_folder_named_after_masks_comes_before_a_larger_one_that_is_not(tmp_path):
+    """Results of a threshold, Otsu/, for all images; drawn masks for some."""
+    for n in range(12):
+        save(tmp_path / f'root/{n}.png', scene(n))
+        save(tmp_path / f'Otsu/{n}.png', corner(n, 3))
+    for n in range(0, 12, 3):
+        save(tmp_path / f'mask/{n}.png', corner(n, 4))
+    assert typed_lines(ask(tmp_path)) == ['images="root" masks="mask" skip_unpaired=True', 'images="root" masks="Otsu"']
