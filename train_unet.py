@@ -55,6 +55,7 @@ import ctypes
 import dataclasses
 import datetime
 import difflib
+import errno
 import filecmp
 import functools
 import gc
@@ -154,8 +155,8 @@ CONFIG = {
     'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any of torch.optim except LBFGS, SparseAdam and Muon; SGD gets momentum
-    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam and RMSprop, at most 0.01;
-                                  # for SGD 0.02 x (effective batch / 8), at most 0.1; for others torch's own default
+    'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam... and RMSprop, at most
+                                  # 0.01; for SGD 0.02 x (effective batch / 8), at most 0.1; others: torch's own default
     'weight_decay': 0.01,         # on weights of two or more dimensions, except those of norms and embeddings
     'momentum': 0.9,              # of SGD
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of it
@@ -471,6 +472,9 @@ def parse_overrides(words):
 PRESETS = {path.stem: path for path in sorted((Path(__file__).resolve().parent / 'configs').glob('*.py'))}
 
 
+PRESETS_THERE = ', '.join(PRESETS) or 'none, as configs/ is not beside the script'
+
+
 def load_preset(name):
     """The literal dict of a preset: a name in configs/, a file or a run. Read, never executed. Raises ConfigError if
     there is no such file or it holds anything but `config = {literals}`."""
@@ -484,7 +488,7 @@ def load_preset(name):
         hint = '; settings are given as train(**settings);' if isinstance(name, dict) else did_you_mean(name, PRESETS)
         hint = f'; if it holds the data it is {as_typed("data", name)};' if os.path.isdir(path) else hint
         raise ConfigError(f'preset={shown(name)}: {path} cannot be read: {getattr(error, "strerror", None) or error}'
-                          f'{hint or ";"} there are {", ".join(PRESETS)}, or the path of a .py file') from None
+                          f'{hint or ";"} there are {PRESETS_THERE}, or the path of a .py file') from None
     try:
         module = ast.parse(text)
         [assignment] = module.body[ast.get_docstring(module) is not None:]
@@ -694,7 +698,7 @@ def parse_command(argv):
         settings = source[source.index("'data':", source.index('CONFIG = {')) - 4:].partition('\n}\n')[0]
         print('\nSettings, with their defaults:\n')
         print(re.sub(r"(?m)^    '(\w+)': (.*?),(?=  |$)", r'    \1=\2    ', settings))
-        print(f'\nPresets (--preset NAME): {", ".join(PRESETS)}', flush=True)
+        print(f'\nPresets (--preset NAME): {PRESETS_THERE}', flush=True)
         sys.exit(0)
     words, problems = list(argv), []
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
@@ -2300,8 +2304,8 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        if any(is_of_another(*two, root, there) for two in some) \
-                or any(name_of(image) != name_of(mask) in names and mask.path not in of_images for image, mask in pairs):
+        is_named_otherwise = lambda image, mask: name_of(image) != name_of(mask) in names and mask.path not in of_images
+        if any(is_of_another(*two, root, there) for two in some) or any(itertools.starmap(is_named_otherwise, pairs)):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
@@ -5170,7 +5174,7 @@ class SegmentationLoss:
 
 
 def build_class_weights(config, shares):
-    """The config's factors as a (K,) tensor; 'auto': 1 / sqrt(share), at most 20, scaled to 1 for the mean pixel."""
+    """The config's factors as a (K,) tensor; 'auto': 1 / sqrt(share), its mean over pixels made 1, at most 20."""
     wish = config['class_weights']
     if wish is None:
         return None
@@ -6722,7 +6726,8 @@ def find_resume(config):
         return run_dir if is_begun(run_dir) else None
     if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
-    for folder in sorted(filter(is_begun, Path('runs').glob('*-*')), key=os.path.getmtime, reverse=True):
+    saved_at = lambda folder: max(os.path.getmtime(folder / name) for name in CHECKPOINTS if (folder / name).exists())
+    for folder in sorted(filter(is_begun, Path('runs').glob('*')), key=saved_at, reverse=True):
         try:
             data = load_preset(folder / 'config.py').get('data')       # faster than a checkpoint of gigabytes
         except ConfigError:
@@ -6747,9 +6752,10 @@ def absolute(data):
     return os.path.abspath(os.path.expanduser(data)) if isinstance(data, str) and data != 'demo' else data
 
 
-# Settings that may change on resume without changing the result; of the others, some cannot change at all.
-FREE_ON_RESUME = set('num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing class_names '
-                     'tensorboard encoder_weights max_image_pixels device'.split())
+# Settings that may change on resume without changing the result (what is in the data is compared by itself); of the
+# others, some cannot change at all.
+FREE_ON_RESUME = set('data num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing '
+                     'class_names tensorboard encoder_weights max_image_pixels device'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
                       'seed val_fraction fold group_pattern ema_decay mean std initial_weights'.split())
 
@@ -7124,7 +7130,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
                             'machines share', 'cannot resume')
         config['resume'] = str(folder) if folder else None
-        name = 'run' if train_data is not None else Path(os.path.expanduser(config['data'])).resolve().stem
+        data = Path(os.path.expanduser(config['data'])).resolve()      # a folder's name has no suffix: survey 2024.06
+        name = 'run' if train_data is not None else data.name if data.is_dir() else data.stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run, usual_settings(device):
@@ -7440,7 +7447,9 @@ def resume_state(state, run, config, precision, hardware, changed):
         state.scaler = build_scaler(dtype, config, state.device)
         if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
             if saved['threads'] <= (os.cpu_count() or 1):
-                torch.set_num_threads(saved['threads'])                # results stay equal to the bit
+                log.info('The run goes on with its %s, for the same results', counted(saved['threads'], 'thread'))
+                run.after.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(saved['threads'])                # equal to the bit
             else:
                 log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
                             saved['threads'], torch.get_num_threads())
@@ -8427,6 +8436,8 @@ def export(run, format='onnx', output=None, half=False):
                 again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
                 break
+            except OSError as error:                                   # not the name of what is thrown away
+                raise OSError(error.errno, error.strerror, str(path)) from None
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 sizes = 'all sizes' if is_free else 'one size'
                 faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')
@@ -8594,7 +8605,12 @@ def export_smp(model, path, half, is_free):
     """smp's own form -> the model with the network that smp.from_pretrained loads."""
     for weight in model.network.parameters() if half else ():
         weight.data = weight.data.half() if weight.ndim > 1 else weight.data   # those of norms weigh little, and decide
-    model.network.save_pretrained(path)
+    import safetensors                                                 # smp needs it
+
+    try:
+        model.network.save_pretrained(path)
+    except safetensors.SafetensorError as error:                       # such as a full disk
+        raise OSError(errno.EIO, str(error)) from None
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]

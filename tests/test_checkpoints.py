@@ -21,6 +21,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -479,11 +480,14 @@ def test_early_stopping_counts_on_over_a_resume():
     assert [row['epoch'] for row in final('undisturbed')['history']] == [1, 2, 3, 4]
 
 
-def test_a_resumed_run_uses_the_threads_it_was_begun_with():
+def test_a_resumed_run_uses_the_threads_it_was_begun_with_says_so_and_gives_them_back(caplog):
     train_own()
     torch.set_num_threads(2)
-    train_own(resume='run', run_dir='auto', num_epochs=4)
-    assert torch.get_num_threads() == 1
+    seen = set()
+    train_own(resume='run', run_dir='auto', num_epochs=4,
+              loss_fn=lambda model, batch: seen.add(torch.get_num_threads()) or squares(model, batch))
+    assert seen == {1} and torch.get_num_threads() == 2
+    assert 'The run goes on with its 1 thread, for the same results' in caplog.text
 
 
 def test_a_machine_with_fewer_threads_is_warned_about():
@@ -737,6 +741,18 @@ def test_another_network_of_ones_own_is_refused_with_what_to_give():
         train_own(model=torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1)), resume='run', num_epochs=9)
 
 
+def test_a_run_whose_data_moved_is_not_told_that_its_result_changes(run_of_one, caplog):
+    """What the images hold is compared; their path changes nothing."""
+    data = tu.load_preset('run/config.py')['data']
+    shutil.copytree(data, 'moved')
+    tu.train(resume='run', data='moved', num_epochs=2)
+    assert 'changes the result' not in caplog.text.replace('num_epochs: 1 -> 2 changes the result', '')
+    for path in tu.Path('moved').glob('images/*'):
+        PIL.Image.fromarray(255 - np.asarray(PIL.Image.open(path))).save(path)
+    tu.train(resume='run', num_epochs=3)
+    assert 'images' in caplog.text and 'not those' in caplog.text, caplog.text
+
+
 # --- which run is resumed -------------------------------------------------------------
 
 
@@ -763,6 +779,24 @@ def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):
     path = tu.Path('run/config.py')                                    # as if it had not been done
     path.write_text(path.read_text().replace("'num_epochs': 2", "'num_epochs': 4"))
     assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}) == tu.Path('run')
+
+
+def test_auto_goes_on_with_the_run_that_trained_last_whatever_its_name(run_of_one):
+    """evaluate and predict write into the folder of an older run."""
+    words = {**tu.CONFIG, 'data': tu.load_preset('run/config.py')['data'], 'num_epochs': 9, 'resume': 'auto'}
+    for number, name in enumerate(('runs/set-1', 'runs/seed2')):       # README types run_dir=runs/seed2
+        shutil.copytree('run', name)
+        for path in tu.Path(name).glob('*.pt'):
+            os.utime(path, (1e9 + number, 1e9 + number))
+    tu.Path('runs/set-1/metrics.json').write_text('{}')                # so this folder changed last
+    os.utime('runs/set-1')
+    assert tu.find_resume(words) == tu.Path('runs/seed2')
+
+
+@pytest.mark.parametrize('data, run', [('set.v2', 'set_v2-1'), ('survey 2024.06', 'survey_2024_06-1')])
+def test_a_run_has_the_whole_name_of_its_folder_of_data(data, run):
+    draw_set(tu.Path(data))
+    assert tu.train(**SMALL | {'data': data, 'run_dir': 'auto', 'num_epochs': 1}).run_dir == tu.Path('runs', run)
 
 
 def test_auto_reads_no_checkpoint_of_other_data(run_of_one, monkeypatch):

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,15 @@ def test_help_names_every_key_command_and_preset_without_torch(command_line):
     assert told == tu.CONFIG
     assert 'images in one forward pass on one device' in done.stdout           # with its comments
     assert [word for word in (*tu.COMMANDS, *(path.stem for path in PRESETS)) if word not in done.stdout] == []
+
+
+def test_a_script_without_its_presets_says_so(command_line, tmp_path):
+    script = shutil.copy(ROOT / 'train_unet.py', tmp_path / 'my_trainer.py')
+    told = [subprocess.run([sys.executable, script, *words], env={**os.environ, 'PYTHONPATH': str(tmp_path / 'stub')},
+                           capture_output=True, text=True, timeout=60) for words in (['--help'], ['--preset', 'fast'])]
+    assert [done.returncode for done in told] == [0, 2]
+    for text in (told[0].stdout, told[1].stderr):
+        assert 'none, as configs/ is not beside the script' in text
 
 
 @pytest.mark.parametrize('words, told', [

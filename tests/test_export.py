@@ -282,14 +282,17 @@ def test_an_export_that_fails_before_it_writes_removes_nothing(own, tmp_path, mo
 
 
 @pytest.mark.usefixtures('forks')
-def test_a_disk_that_is_full_ends_an_export_in_words(two, tmp_path):
+@pytest.mark.parametrize('form', ['pt2', 'smp'])
+def test_a_disk_that_is_full_ends_an_export_in_words(two, tmp_path, form):
     small = 'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))'
-    words = ['export', str(two[0]), 'format=pt2', '-o', str(tmp_path / 'new' / 'm.pt2')]
+    path = tmp_path / 'new' / 'm.pt2'
+    words = ['export', str(two[0]), f'format={form}', '-o', str(path)]
     process = FORKS.Process(target=run_script, args=(words, tmp_path / 'said', {}, small))
     process.start()
     process.join()
-    assert process.exitcode == 2 and 'File too large' in (tmp_path / 'said').read_text()
-    assert not list((tmp_path / 'new').iterdir())
+    said = (tmp_path / 'said').read_text()
+    assert process.exitcode == 2 and 'File too large' in said and 'Traceback' not in said and str(path) in said, said
+    assert not [*(tmp_path / 'new').rglob('*.*t*')]
 
 
 @pytest.mark.parametrize('name, half, told', [('m.onnx', False, 'ends in .pt2'), ('m.pt2', True, 'half=True')])
