@@ -440,7 +440,8 @@ def parse_value(text, kinds=()):
         return read_literal(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         is_list = kinds[:1] == ['list'] and re.search(r'[\[,]', text)   # class_names=[background,nucleus]
-        return [word.strip(' \'"') for word in text.strip('[]() ').split(',')] if is_list else text
+        inside = re.sub(r'^\s*[\[(](.*)[\])]\s*$', r'\1', text)        # [road,path (gravel)]
+        return [word.strip(' \'"') for word in inside.split(',')] if is_list else text
 
 
 def parse_overrides(words):
@@ -1261,7 +1262,7 @@ def read_place(folder, role='', which=-1):
         is_alone = at == chosen or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ names two
-        split = split or found
+        split = found if found and split in ('', 'train') else split   # train_data/val validates
         if at == chosen and said in (role, 'image'):                   # image: masks/1/images, where masks= was typed
             kind = part if said == role else ''
         elif not found or re.search(r'\d', part):                      # train_001/ names the split and one image
@@ -1521,30 +1522,31 @@ def name_patterns(image, masks):
     return sorted(found, key=lambda patterns: (len(' '.join(patterns).replace('{stem}', '')), patterns))
 
 
-def are_of_others(first, second, images):
+def are_of_others(first, second, stems):
     """Whether numbers in patterns of images and masks tell of wrong pairs: those before {stem} differ (p3_{stem} and
     p4_{stem}), or those after it do ({stem}_6 and {stem}_0) and there are images _0, or there is but one image."""
     numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
     if numbers == others or not ({*numbers} - {'{stem}'} and {*others} - {'{stem}'}):
         return False
     until = len(numbers) - numbers[::-1].index('{stem}')
-    if len(numbers) != len(others) or numbers[:until] != others[:until] or len(images) < 2:
+    if len(numbers) != len(others) or numbers[:until] != others[:until] or len(stems) < 2:
         return True
     theirs = iter(others)
     own = stem_in(re.sub(r'\d+|{stem}', lambda _: next(theirs), first))
-    return any(own(image.stem.casefold()) is not None for image in images)
+    return any(own(stem.casefold()) is not None for stem in stems)
 
 
 def stem_rules(images, masks):
     """Ways to turn casefolded stems into equal keys, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
     usual, stems = images[len(images) // 2].stem.casefold(), [mask.stem.casefold() for mask in masks]
+    known = [image.stem for image in images]
     some = [usual, *(images[len(images) * at // 7].stem.casefold() for at in (2, 5))]          # one may have no mask
     digits = max(re.findall(r'\d+', stems[len(stems) // 2]), key=len, default='')      # few images may have a mask
     some += [stem for image in images if digits in (stem := image.stem.casefold())][:1]
     for patterns in dict.fromkeys(patterns for stem in some for patterns in name_patterns(stem, stems)[:8]):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
-        if are_of_others(*patterns, images):
+        if are_of_others(*patterns, known):
             continue
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
     numbers = lambda stem: (*map(int, re.findall(r'\d+', stem)),) or (-1,)
@@ -1709,7 +1711,7 @@ def read_table(path):
         with open(path, newline='', encoding='utf-8-sig') as file:
             head = file.readline()
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=';' if head.count(';') > head.count(',') else ',')     # Excel: ;
+            reader = csv.DictReader(file, delimiter=max(',;\t', key=head.count))      # Excel: ;
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             roles = [name if may_be_read(name) else told_role(name) for name in reader.fieldnames]
             if roles.count('mask') == 1 and len(roles) == 2:           # a header such as xrays,masks
@@ -1986,7 +1988,7 @@ def split_listed(name):
 
 def tail_of(path, parts):
     """The last `parts` parts of a path, without the suffix of an image or mask (.v2 in scan.v2 is no such suffix)."""
-    path = path.replace(os.sep, '/')
+    path = path.replace('\\', '/')                                     # of a list made on Windows
     path = os.path.splitext(path)[0] if may_be_read(posixpath.basename(path)) else path
     return '/'.join(path.split('/')[-parts:])
 
@@ -1999,17 +2001,19 @@ def split_by_names(pairs, root, files, notes):
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
     if not all(image.split for image, _ in pairs):
-        paths = [image.path for image, _ in pairs]
-        parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
-        stems = [tail_of(path, parts) for path in paths]               # with folders, A/0, where B/0 exists too
         plain = [place for place in lists if folder_words(place[1])[0] in SPLIT_WORDS]     # not fold1_train.txt
-        ways = [way for some in (plain, lists) for way in ways_to_split(stems, some, root, parts)]
-        for how, listed in ways:
-            splits = splits_told(stems, [image.rest for image, _ in pairs], listed)
-            if all(splits) and {'train'} < set(splits):
-                notes.append(f'the images are split by {how}')
-                return [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, splits)]
-        why = f'{kinds}, which do not list every image once'
+        for side in (0, 1) if lists else (0,):                         # lists may name the masks
+            paths = [pair[side].path for pair in pairs]
+            parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
+            stems = [tail_of(path, parts) for path in paths]           # with folders, A/0, where B/0 exists too
+            ways = [way for some in (plain, lists) for way in ways_to_split(stems, some, root, parts)]
+            for how, listed in ways:
+                splits = splits_told(stems, [pair[side].rest for pair in pairs], listed)
+                if all(splits) and {'train'} < set(splits):
+                    notes.append(f'the images are split by {how}')
+                    return [(dataclasses.replace(image, split=split), mask)
+                            for (image, mask), split in zip(pairs, splits)]
+        why = f'{kinds}, which do not list every image once and so tell no split'
         wanted = {posixpath.basename(name) for how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
         meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in wanted
@@ -2036,7 +2040,8 @@ def ways_to_split(stems, lists, root, parts):
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         with contextlib.suppress(OSError):
             for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
-                words = re.split('[,;]', line)[:1] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
+                first = re.split('[,;\t]', line)[0]
+                words = [first] if name.endswith('.csv') else (line.strip(), *line.split()[:1], first)
                 for stem in {tail_of(word.strip(' "'), parts) for word in words}:
                     listed[stem] = split if listed.get(stem, split) == split else None
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
@@ -2145,6 +2150,8 @@ def lines_that_pair(config, root, files):
     readable = [file for file in files if may_be_read(file[1])]
     works = settings_that_pair(config, root, readable)
     works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
+    in_all = lambda line: re.sub(rf'/({"|".join(SPLIT_WORDS)})(?=[/"])', '', line)         # mask/ for mask/train/
+    works = {line: answer for line, answer in works.items() if not answer.pairs < works.get(in_all(line), answer).pairs}
     most = max((len(answer.pairs) for answer in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
@@ -2320,7 +2327,9 @@ def settings_that_pair(config, root, files):
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
         is_chance = settings and 20 * len(pairs) < sum(held[place] for place in where)     # a pattern that fits a few
         are_masks = has_photos and flat_images == 1
-        if score > (0 if skip else -4) and not is_chance and not are_masks:
+        is_nearly_whole = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
+        least = 0 if skip and not is_nearly_whole else -4
+        if score > least and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
             paired = {(image.path, mask.path) for image, mask in pairs}
@@ -2470,6 +2479,7 @@ def pattern_answers(files):
     of_masks = {os.path.splitext(name)[0] for folder, name in files if read_place(folder)[1] == 'mask'}
     places = [(len(images) * at // 9 + at) % len(images) for at in range(9 if images else 0)]
     examples = dict(images[at] for at in places)                       # some have no mask; + at: not all x_depth.png
+    stems = [os.path.splitext(name)[0] for name, _ in images]
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
     for image, folder in examples.items():
         (stem, suffix), clip = os.path.splitext(image), posixpath.basename(folder) + '_'
@@ -2478,6 +2488,7 @@ def pattern_answers(files):
             of_clips = not stem.startswith(clip) and any(other.startswith(clip) for other in others)
             for first, second in name_patterns(clip * of_clips + stem, others):    # clipA/1.jpg and clipA_1_mask.png
                 is_crossed = stem in of_masks and '{stem}' not in (first, second)      # a_1, b_1 beside a_1, b_1
+                is_crossed |= are_of_others(first, second, stems)
                 if first.count('{stem}') == second.count('{stem}') == 1 and not is_crossed:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
@@ -2631,11 +2642,13 @@ def mask_pixels(picture, config):
         if not picture.has_transparency_data:
             raise ValueError('has no alpha channel, which mask_values=alpha takes')
         return np.array(picture.convert('RGBA').getchannel('A'))
-    if picture.mode.endswith('A') and picture.getchannel('A').getextrema()[0] < 128:       # not just a soft rim
-        if len(picture.convert('RGB').getcolors(256) or ()) < 2:       # one colour, or (None) a photograph's many
+    low, high = picture.getchannel('A').getextrema() if picture.mode.endswith('A') else (255, 255)
+    if low < 128:                                                      # not just a soft rim
+        is_plain = len(picture.convert('RGB').getcolors(256) or ()) < 2        # None: the many of a photograph
+        if is_plain and low < high:                                    # else it is empty
             raise ValueError('its shape is in the alpha channel; type mask_values=alpha')
         shown = picture.getchannel('A').point(lambda alpha: 255 * (alpha > 0))
-        if shown.getbbox():                                            # invisible pixels may be white: make them black
+        if shown.getbbox() or is_plain:                                # invisible pixels may be white: make them black
             picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), shown)
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # ignore_index keeps its number
@@ -3097,11 +3110,13 @@ def say_ignored(ignored):
 
 def find_coding(values, areas, palette, config, counts_up, lossy):
     """{code: (pixels, images)} of all masks -> Coding. DataError, with lines to type, where the meaning is unclear.
-    areas: {code: pixels in_areas}; `palette`: some have one; `counts_up`: they look like ids of objects (see count_up);
-    `lossy`: all are JPEG."""
+    areas: {code: pixels in_areas}; `palette`: palettes hold them all; `counts_up`: they look like ids of objects (see
+    count_up); `lossy`: all are JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):                       # 255 is white, or to nonzero, beside ids up to 253, void
-        is_white = ignore == 255 and (wish or max(values) > 255 or 254 in values or len(values) < 3)
+        others = max((code for code in values if code != ignore), default=0)
+        is_parted = 0 < abs(wish) <= others < 33                       # numbers, beside which 255 is void
+        is_white = ignore == 255 and not is_parted and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         left_out = [ignore] if ignore in values and not is_white else []
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
         soft = {code for code in values if 0 < code < 255} - {*left_out}
@@ -3193,8 +3208,12 @@ def peaks(values, codes, reach):
         noise = (around.sum() - pixels[row]) / max(1, len(around) - 1)
         return pixels[row] == around.max() and pixels[row] >= 5 * noise
 
-    return [codes[row] for row in np.flatnonzero(pixels > least)
-            if stands_out(row, reach) or pixels[row] > whole / 100 and stands_out(row, reach // 2)]
+    found = []
+    for row in np.flatnonzero(pixels > least):
+        is_tie = any((np.abs(places[row] - places[other]) <= reach // 2).all() for other in found)
+        if not is_tie and (stands_out(row, reach) or pixels[row] > whole / 100 and stands_out(row, reach // 2)):
+            found.append(row)
+    return [codes[row] for row in found]
 
 
 def has_soft_edges(codes, areas):
@@ -3286,7 +3305,9 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
                          f'type mask_values={suggest(numbered(main))}')
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, images, plain, special, what)
-    are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)])
+    filled = [] if lossy else [code for code in plain if areas[code] and code not in (0, COLOUR)]
+    are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)]) \
+        or len(filled) > MOST_CLASSES and 2 * sum(images[code] == 1 for code in filled) > len(filled)
     if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
     elif (not lossy or max(values) <= 127) and (plain[:1] in ([0], [COLOUR]) or many):
@@ -3685,9 +3706,9 @@ def inspect_data(config, decode=False):
     place = {code: n for n, code in enumerate(sorted(values.keys() - {config['ignore_index']}))}
     counts_up = count_up([[place[code] for code in codes] for codes in numbers])        # colours too
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)          # I: 16 bits
-    has_palette = any(record['mask'] == 'P' and record['palette'] for record in records)
+    in_palettes = {*palettes_of([record for record in records if record['mask'] == 'P'])} | {config['ignore_index']}
     try:
-        coding = find_coding(values, pixels_of(records, 'areas'), has_palette, config, counts_up,
+        coding = find_coding(values, pixels_of(records, 'areas'), values.keys() <= in_palettes, config, counts_up,
                              all('JPEG' in kind for kind in kinds))
     except DataError as error:
         error.problems[1:1] = offer_names(pairs.class_lists, values)
@@ -4012,7 +4033,8 @@ def doubts_of_values(data, masks, config):
 
 def count_up(masks):
     """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: the codes of each."""
-    highest = [codes[-1] for codes in masks if codes and codes == [*range(len(codes))]]
+    masks = [codes for codes in masks if codes not in ([], [0])]       # empty ones tell nothing
+    highest = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
     return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 
@@ -4041,9 +4063,13 @@ def is_plain(record):
 def refuse_mixtures(records):
     """DataError for masks of 0 and 1, or of classes, beside others of 0 and 255, for masks of numbers beside black and
     white ones (is_plain), as only the user knows what 255 or white means there, and for numbers beside colours."""
-    levels = [found for record in records if (found := set(record['codes']) - {0})]
-    ones, tops = levels.count({1}), levels.count({255}) + levels.count({65535})
-    noisy = sum(len(found) > 16 and 223 <= max(found) < COLOUR for found in levels)      # black and white as JPEG
+    found = [(set(record['codes']) - {0}, 'JPEG' in record['mask']) for record in records]
+    levels = [codes for codes, _ in found if codes]
+    has_bright_jpeg = any(is_lossy and 223 <= max(codes, default=0) < COLOUR for codes, is_lossy in found)
+    are_noisy = [bool(codes) and (is_lossy and has_bright_jpeg or len(codes) > 16 and 223 <= max(codes) < COLOUR)
+                 for codes, is_lossy in found]                         # black and white as JPEG
+    sharp, noisy = [codes for (codes, _), is_noisy in zip(found, are_noisy) if codes and not is_noisy], sum(are_noisy)
+    ones, tops = sharp.count({1}), sharp.count({255}) + sharp.count({65535})
     if ones and tops + noisy and ones + tops + noisy == len(levels):
         top = 65535 if {65535} in levels else 255
         lines = [f'if {top} is foreground too type mask_values={suggest({1: 1, 255: 1, top: 1})}',

@@ -893,3 +893,9 @@ def test_what_torch_calls_a_device_or_dtype_is_understood():
     import torch
     config, *_ = train_unet.resolve_config(None, {'device': torch.device('cpu'), 'amp_dtype': torch.bfloat16})
     assert (config['device'], config['amp_dtype']) == ('cpu', 'bfloat16')
+
+
+def test_a_name_in_a_list_may_end_in_a_bracket():
+    words = ['class_names=[background,low vegetation (grass)]', 'image_size=64x96']
+    assert train_unet.parse_overrides(words)[0] == {'class_names': ['background', 'low vegetation (grass)'],
+                                            'image_size': [64, 96]}

@@ -435,6 +435,19 @@ def test_masks_of_classes_beside_others_of_black_and_white_are_asked_for(tmp_pat
     assert inspect(tmp_path)[1].coding.num_classes == 3
 
 
+@pytest.mark.parametrize('quality', [60, 90, 100])
+def test_black_and_white_as_jpeg_beside_masks_of_0_and_1_is_refused_however_little_its_noise(tmp_path, quality):
+    """Few masks with few values of noise made background of all that is 1."""
+    for n in range(12):
+        mask = np.hypot(*np.mgrid[-24:24, -24:24]) < 3 + 2 * (n % 5)
+        save(tmp_path / f'images/{n}.png', np.full((48, 48, 3), n))
+        if n % 3:
+            PIL.Image.fromarray(np.uint8(255 * mask)).save(tmp_path / f'masks/{n}.jpg', quality=quality)
+        else:
+            save(tmp_path / f'masks/{n}.png', mask)
+    assert '4 masks hold 0 and 1, 8 others 0 and 255' in str(ask(tmp_path))
+
+
 @pytest.mark.parametrize('classes', [2, 4])
 def test_numbers_in_some_masks_and_colours_in_others_are_no_table_of_both(tmp_path, classes):
     colours = np.array([[0, 0, 0], [255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)

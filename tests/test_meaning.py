@@ -969,3 +969,63 @@ def test_cut_outs_on_black_are_offered_no_table_of_a_few_of_their_colours(tmp_pa
         save(tmp_path / f'masks/{n}.png', picture, 'RGB')
     error = str(ask(tmp_path))
     assert '#e3e2e0' in error and 'are the classes' not in error and 'mask_values=nonzero' in error
+
+
+def test_beside_numbers_that_a_threshold_parts_255_stays_ignored(tmp_path):
+    folder, place = coded_set(tmp_path, [0, 2, 7, 255])
+    for wish, meant in (('>3', [0, 0, 1, 255]), ('<3', [1, 1, 0, 255]), ('>127', [0, 0, 0, 1])):
+        config, data = inspect(folder, mask_values=wish)
+        assert np.array_equal(mask_of(data, config, '0'), np.array(meant)[place]), wish
+
+
+def test_numbers_of_one_palette_make_no_numbers_of_grey_codes(tmp_path):
+    """0, 20, 38 in all other masks became classes up to 38."""
+    greys = [np.array([0, 20, 38], np.uint8)[np.mgrid[:16, :16][0] // 6] for _ in range(6)]
+    folder = with_masks(tmp_path, greys)
+    save(folder / 'images/9.png', np.full((16, 16, 3), 9))
+    save(folder / 'masks/9.png', np.mgrid[:16, :16][0] // 6, 'P')
+    assert 'num_classes=39 or more' in str(ask(folder))
+
+
+def test_a_mask_that_is_all_transparent_is_empty(tmp_path):
+    """It was sent to mask_values=alpha, and with it all colours of the others became one class."""
+    for n in range(6):
+        pixels = np.zeros((16, 16, 4), np.uint8)
+        if n != 2:
+            pixels[2:8], pixels[8:14] = (255, 0, 0, 255), (0, 0, 255, 255)
+        save(tmp_path / f'images/{n}.png', np.full((16, 16, 3), n))
+        save(tmp_path / f'masks/{n}.png', pixels)
+    config, data = inspect(tmp_path, **typed(offered(ask(tmp_path), 'mask_values="{')))
+    assert data.coding.num_classes == 3 and not mask_of(data, config, '2').any()
+    save(tmp_path / 'masks/2.png', np.full((16, 16, 4), (255, 255, 255, 0), np.uint8))     # invisible white
+    config, data = inspect(tmp_path, mask_values=config['mask_values'])
+    assert not mask_of(data, config, '2').any()
+
+
+def test_colours_that_each_image_has_of_its_own_are_ids(tmp_path):
+    """The larger ones were offered as classes, and the smaller as noise around these."""
+    draw = np.random.default_rng(0)
+    for n in range(19):
+        mask = np.zeros((64, 64), int)
+        for k in range(15):
+            top, left = 16 * (k // 4), 16 * (k % 4)
+            side = 14 if k < 4 else 5
+            mask[top:top + side, left:left + side] = draw.integers(1, 2**24)
+        save(tmp_path / f'images/{n}.png', np.full((64, 64, 3), n))
+        save(tmp_path / f'masks/{n}.png', mask, 'RGB')
+    assert 'type mask_values=nonzero' in ask(tmp_path).problems[1]
+
+
+def test_two_tops_of_one_noisy_colour_are_one_class():
+    noise = {0xf00000 + 0x010000 * k + 0x000100 * n: 10 for k in range(10) for n in range(10)}
+    values = noise | {0xff0000: 5000, 0xff0200: 5000, 0x0000ff: 4000}
+    values = {train_unet.COLOUR + code: pixels for code, pixels in values.items()}
+    tops = train_unet.peaks(values, [*values], 48)
+    assert [code - train_unet.COLOUR for code in tops] == [0xff0000, 0x0000ff]
+
+
+def test_empty_masks_do_not_make_ids_of_classes(tmp_path):
+    """Nine masks hold 0 to n, as ids of objects do, five do not; five are empty."""
+    held = [[]] * 5 + [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]] * 2 + [[1], [2], [3], [1, 3], [2, 4], [4]]
+    masks = [np.array([0, *codes])[np.mgrid[:20, :20][0] * (len(codes) + 1) // 20] for codes in held]
+    assert inspect(with_masks(tmp_path, masks))[1].coding.num_classes == 5

@@ -1599,7 +1599,7 @@ def test_lists_of_images_in_csv_files_tell_the_split(tmp_path):
     _, data = inspect(tmp_path)
     assert names_of(data, 'val') == set('789') and 'split by the text files in the top folder' in data.notes[0]
     (tmp_path / 'val_set.csv').write_text('id\n7\n8\n')
-    told = 'ignored 2 files, *.csv, which do not list every image once: train_set.csv, ...'
+    told = 'ignored 2 files, *.csv, which do not list every image once and so tell no split: train_set.csv, ...'
     assert told in inspect(tmp_path)[1].notes
 
 
@@ -1785,7 +1785,7 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     (other / 'val.txt').unlink()
     data = inspect(tmp_path)[1]
     assert split_sizes(data) == [10, 2, 0]
-    told = 'ignored 5 files, *.txt, which do not list every image once: ImageSets/Main/train.txt, ...'
+    told = 'ignored 5 files, *.txt, which do not list every image once and so tell no split: ImageSets/Main/train.txt, ...'
     assert [note for note in data.notes if '.txt' in note] == [told]
 
 
@@ -2061,3 +2061,41 @@ def test_one_name_in_several_folders_tells_of_no_group(tmp_path):
         fill(tmp_path, [f'{folder}/image_{n}.png' for n in range(8)],
              [f'{folder.replace("images", "masks")}/image_{n}.png' for n in range(8)])
     assert not [note for note in inspect(tmp_path)[1].notes if 'begin in groups' in note]
+
+
+@pytest.mark.parametrize('layout', ['train_data/{split}/{role}/{n}.png', '{role}/training/{split}/{n}.png',
+                                    'train{tail}/{split}/{n}.png'])
+def test_a_folder_of_training_data_may_hold_one_that_validates(tmp_path, layout):
+    """All of train_data/val/ was trained on."""
+    files = [(split, n) for split, start in (('train', 0), ('val', 10)) for n in range(start, start + 5)]
+    images, masks = ([layout.format(split=split, n=n, role=role, tail=tail) for split, n in files]
+                     for role, tail in (('images', ''), ('masks', '_masks')))
+    if 'role' in layout:                                               # or the name of the only folder is not looked at
+        images, masks = images + ['test_data/images/20.png'], masks + ['test_data/masks/20.png']
+    fill(tmp_path, images, masks)
+    _, data = inspect(tmp_path)
+    assert names_of(data, 'val') == {str(n) for n in range(10, 15)} and len(data.pairs.rows('train')) == 5
+
+
+def test_patterns_whose_numbers_differ_are_not_offered(tmp_path):
+    """Label Studio: image 2 of well A01, and an annotation that somebody numbered 3."""
+    fill(tmp_path, [f'sat/A01_s{n}_w1.png' for n in range(8)],
+         [f'map/task-{10 + n}-annotation-3-by-{n}.png' for n in range(8)])
+    assert not [line for line in typed_lines(ask(tmp_path)) if '_w1' in line]
+
+
+@pytest.mark.parametrize('line', ['images\\{stem}.png', '{stem}.png,{stem}_mask.png', 'masks/{stem}_mask.png',
+                                  'images/{stem}.png\tmasks/{stem}_mask.png'])
+def test_text_files_tell_the_split_as_other_programs_write_them(tmp_path, line):
+    stems = [f'im{n}' for n in range(10)]
+    fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'masks/{stem}_mask.png' for stem in stems])
+    for name, some in (('train', stems[:6]), ('val', stems[6:8]), ('test', stems[8:])):
+        (tmp_path / f'{name}.txt').write_text(''.join(line.format(stem=stem) + '\n' for stem in some))
+    assert split_sizes(inspect(tmp_path)[1]) == [6, 2, 2]
+
+
+def test_a_list_may_have_tabs(tmp_path):
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    rows = ['image\tmask'] + [f'images/{n}.png\tmasks/{n}.png' for n in range(4)]
+    (tmp_path / 'list.csv').write_text('\n'.join(rows))
+    assert len(inspect(tmp_path / 'list.csv')[1].pairs.images) == 4

@@ -17,7 +17,7 @@ import pytest
 import train_unet
 from conftest import SHARED
 from helpers import ask, dataset, fill, inspect, names_of, offered, palette_mask, partners, save, typed, typed_lines
-from helpers import split_sizes, with_masks
+from helpers import noisy_jpeg, split_sizes, with_masks
 from train_unet import DataError
 
 
@@ -1961,3 +1961,27 @@ def test_a_folder_named_after_masks_comes_before_a_larger_one_that_is_not(tmp_pa
     for n in range(0, 12, 3):
         save(tmp_path / f'mask/{n}.png', corner(n, 4))
     assert typed_lines(ask(tmp_path)) == ['images="root" masks="mask" skip_unpaired=True', 'images="root" masks="Otsu"']
+
+
+def test_an_image_without_a_mask_is_left_out_by_a_line_although_the_masks_are_jpeg(tmp_path):
+    """Colours as JPEG are as little flat as photographs."""
+    for n in range(10):
+        colour = np.zeros((48, 48, 3))
+        colour[8:30, 8:8 + 3 * n + 6], colour[20:44, 20:40] = (190, 33, 0), (60, 190, 254)
+        save(tmp_path / f'images/{n}.png', scene(n, 48))
+        noisy_jpeg(tmp_path / f'masks/{n}_mask.jpg', colour)
+    os.remove(tmp_path / 'masks/4_mask.jpg')
+    assert 'the mask values are not clear' in str(ask(tmp_path, **typed(typed_lines(ask(tmp_path))[0])))
+
+
+def test_masks_of_all_splits_are_offered_rather_than_those_of_one(tmp_path):
+    """Those of train/, whose images look more like photographs, came first, and alone."""
+    for split, n in [('train', n) for n in range(4)] + [('val', n) for n in range(10, 17)]:
+        calm = np.full((24, 24, 3), n)
+        calm[:2] = np.arange(48).reshape(2, 24, 1)                     # a little more than a mask would show
+        save(tmp_path / f'original/{split}/img{n}.png', scene(n) if split == 'train' else calm)
+        if n != 12:
+            save(tmp_path / f'mask/{split}/img{n}_mask.png', corner(n, 3))
+    lines = typed_lines(ask(tmp_path))
+    _, data = inspect(tmp_path, **typed(lines[0]))
+    assert split_sizes(data) == [4, 6, 0] and not [line for line in lines if 'train' in line]
