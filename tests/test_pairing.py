@@ -1785,7 +1785,8 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     (other / 'val.txt').unlink()
     data = inspect(tmp_path)[1]
     assert split_sizes(data) == [10, 2, 0]
-    told = 'ignored 5 files, *.txt, which do not list every image once and so tell no split: ImageSets/Main/train.txt, ...'
+    told = 'ignored 5 files, *.txt, which do not list every image once and so tell no split: ImageSets/Main/train.txt,'
+    told += ' ...'
     assert [note for note in data.notes if '.txt' in note] == [told]
 
 
