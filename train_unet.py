@@ -2136,9 +2136,13 @@ def pair_roles(config, root, files, which=-1):
 
 def with_namesakes(images, masks, notes):
     """The images without those of folders in which none is named as a mask is, where others of the same split are."""
-    stems, place = {bare(mask.stem) for mask in masks}, lambda image: (image.split, image.kind)
+    place = lambda image: (image.split, image.kind)
+    if len({*map(place, images)}) == len({image.split for image in images}):           # one folder each, as in most sets
+        return images
+    stems = {bare(mask.stem) for mask in masks}
     named = {place(image) for image in images if bare(image.stem) in stems}
-    is_left_out = lambda image: place(image) not in named and image.split in {split for split, _ in named}
+    splits = {split for split, _ in named}
+    is_left_out = lambda image: place(image) not in named and image.split in splits
     for kind, files in grouped(filter(is_left_out, images), lambda image: image.kind).items():
         notes += tell_ignored({f'in {kind or "the folder itself"}, where no name is that of a mask':
                                [os.path.basename(file.path) for file in files]})
