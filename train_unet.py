@@ -2137,7 +2137,7 @@ def pair_roles(config, root, files, which=-1):
 def with_namesakes(images, masks, notes):
     """The images without those of folders in which none is named as a mask is, where others of the same split are."""
     place = lambda image: (image.split, image.kind)
-    if len({*map(place, images)}) == len({image.split for image in images}):           # one folder each, as in most sets
+    if len({*map(place, images)}) == len({image.split for image in images}):   # one folder each, as in most sets
         return images
     stems = {bare(mask.stem) for mask in masks}
     named = {place(image) for image in images if bare(image.stem) in stems}
