@@ -3705,6 +3705,7 @@ def inspect_data(config, decode=False):
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     if config['mask_values'] is None:
         refuse_mixtures(records)
+        refuse_numbers_beside_colours(records)
         refuse_palettes(records, pairs.class_lists)
     numbers = [[code for code in codes if code != config['ignore_index']] for codes in masks]
     place = {code: n for n, code in enumerate(sorted(values.keys() - {config['ignore_index']}))}
@@ -4065,15 +4066,14 @@ def is_plain(record):
 
 
 def refuse_mixtures(records):
-    """DataError for masks of 0 and 1, or of classes, beside others of 0 and 255, for masks of numbers beside black and
-    white ones (is_plain), as only the user knows what 255 or white means there, and for numbers beside colours."""
-    found = [(set(record['codes']) - {0}, 'JPEG' in record['mask']) for record in records]
-    levels = [codes for codes, _ in found if codes]
-    has_bright_jpeg = any(is_lossy and 223 <= max(codes, default=0) < COLOUR for codes, is_lossy in found)
-    are_noisy = [bool(codes) and (is_lossy and has_bright_jpeg or len(codes) > 16 and 223 <= max(codes) < COLOUR)
-                 for codes, is_lossy in found]                         # black and white as JPEG
-    sharp, noisy = [codes for (codes, _), is_noisy in zip(found, are_noisy) if codes and not is_noisy], sum(are_noisy)
-    ones, tops = sharp.count({1}), sharp.count({255}) + sharp.count({65535})
+    """DataError for masks of 0 and 1, or of classes, beside others of 0 and 255, and for masks of numbers beside black
+    and white ones (is_plain): only the user knows what 255 or white means there."""
+    shown = [(codes, 'JPEG' in record['mask']) for record in records if (codes := set(record['codes']) - {0})]
+    levels, is_bright = [codes for codes, _ in shown], lambda codes: 223 <= max(codes) < COLOUR
+    has_bright_jpeg = any(is_lossy and is_bright(codes) for codes, is_lossy in shown)
+    has_noise = lambda codes, is_lossy: is_lossy and has_bright_jpeg or len(codes) > 16 and is_bright(codes)
+    sharp = [codes for codes, is_lossy in shown if not has_noise(codes, is_lossy)]
+    ones, tops, noisy = sharp.count({1}), sharp.count({255}) + sharp.count({65535}), len(shown) - len(sharp)
     if ones and tops + noisy and ones + tops + noisy == len(levels):
         top = 65535 if {65535} in levels else 255
         lines = [f'if {top} is foreground too type mask_values={suggest({1: 1, 255: 1, top: 1})}',
@@ -4108,6 +4108,10 @@ def refuse_mixtures(records):
         raise DataError([f'{levels.count({255})} masks hold 0 and 255, others classes up to {max(numbers)}, none both',
                          f'if 255 is class 1 there type mask_values={tables[0]}',
                          f'if 255 means ignored type mask_values={tables[1]}'], 'the mask values are not clear')
+
+
+def refuse_numbers_beside_colours(records):
+    """DataError where some masks hold class numbers and others colours: a table of both would have each class twice."""
     of_grey, of_colour = ({*pixels_of([record for record in records if record['mask'].startswith('RGB') == is_colour
                                        and not record['palette'] and 'JPEG' not in record['mask']])}
                           for is_colour in (False, True))
