@@ -2924,7 +2924,7 @@ def convert_pixels(array, path, config):
                         'images needs 8-bit images; one still to be trained image_dtype=auto')
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
     if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
-        raise DataError(f'{path}: holds pixels that are not finite (NaN, infinity or -3.4e38 for no data)')
+        raise DataError(f'{path}: holds pixels that are not finite, or beyond 1e30 (NaN, infinity, -3.4e38 for none)')
     return array
 
 
@@ -6103,7 +6103,9 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         raise Rewind(f'{in_a_row or "nothing but"} unsound steps in a row in {state.dtype} ({layer}): back to the last '
                      f'checkpoint, precision {state.dtype} -> {lower}', dtype=lower)
     files = [name for number in range(len(window)) for name in names(number)]
-    advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), grad_clip=1.0 or other data may help']
+    limit = config['grad_clip'] or math.inf
+    clip = 'grad_clip=1.0' if limit > 1 else f'a lower grad_clip (now {limit:g})'
+    advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), {clip} or other data may help']
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world().rank or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
@@ -6788,8 +6790,9 @@ def absolute(data):
 
 # Settings that may change on resume without changing the result (what is in the data is compared by itself); of the
 # others, some cannot change at all.
-FREE_ON_RESUME = set('data num_workers cache_images checkpoint_minutes resume run_dir activation_checkpointing '
-                     'class_names tensorboard encoder_weights max_image_pixels device'.split())
+FREE_ON_RESUME = set('data images masks image_pattern mask_pattern num_workers cache_images checkpoint_minutes resume '
+                     'run_dir activation_checkpointing class_names tensorboard encoder_weights max_image_pixels '
+                     'device'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
                       'seed val_fraction fold group_pattern ema_decay mean std initial_weights'.split())
 
@@ -6819,8 +6822,9 @@ def resume_config(folder, preset, overrides):
         fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
     if fixed:
         raise ConfigError(fixed)
-    notes += [f'{key}: {trained[key]!r} -> {config[key]!r} changes the result of the run'
+    notes += [f'{key}: {trained[key]!r} -> {config[key]!r} may change the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
+    notes += ['encoder_weights: no effect, the run has weights'] * ('encoder_weights' in changed)
     return config, {key: sources[key] if key in changed else 'default' for key in sources}, notes
 
 
@@ -6838,7 +6842,9 @@ def as_learnt(config, coding='', other=False):
     try:
         yield
     except DataError as error:
-        rest = [line for line in error.problems if not re.search(refused, line)]
+        is_beyond = lambda line: any(config['num_classes'] <= int(number) < IGNORE
+                                     for number in re.findall(r': (\d+)(?=[,}].*}"$)', line))
+        rest = [line for line in error.problems if not re.search(refused, line) and not is_beyond(line)]
         if len(rest) < len(error.problems):
             known = f'{config["num_classes"]} classes' + (f': {clean(coding)}' if coding else '')
             error.problems = [*rest, f'(the network knows {known}; others want a run of their own)']
@@ -6882,11 +6888,13 @@ def prepare(config, sources, device, decode=False, own_data=False):
     return config, hardware, precision, data, why
 
 
+NETWORK_KEYS = 'architecture', 'encoder', 'encoder_weights', 'decoder_channels', 'in_channels'
+
+
 def with_initial_network(config, sources):
     """The config with the network of the run that initial_weights names. ConfigError if others are typed."""
     trained = load(config['initial_weights'], 'cpu').config            # load sets encoder_weights to None
-    keys = 'architecture', 'encoder', 'encoder_weights', 'decoder_channels', 'in_channels'
-    found = {key: trained[key] for key in keys if key != 'in_channels' or sources[key] == 'default'}
+    found = {key: trained[key] for key in NETWORK_KEYS if key != 'in_channels' or sources[key] == 'default'}
     problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}; leave {key} out'
                 for key, value in found.items() if sources[key] != 'default' and config[key] not in ('auto', value)]
     if problems:
@@ -7987,6 +7995,16 @@ def decide_stream(model, images, dtype=None, tta=False):
         yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
+@contextlib.contextmanager
+def without_training():
+    """Where one image is too large for memory the advice is not of settings that only a training has."""
+    try:
+        yield
+    except OneTooLarge:
+        raise OneTooLarge('one image does not fit into memory; type device=cpu, or a smaller image_size') from None
+
+
+@without_training()
 def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, skip_existing=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
@@ -8175,6 +8193,7 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
+@without_training()
 def evaluate(folder, split=None, tta=False, **overrides):
     """Score the best weights on the run's validation images, on another split of them, or on other data -> what
     metrics.json holds.
@@ -8616,7 +8635,7 @@ def export_facts(model):
             'input': ('RGB, ' if config['in_channels'] == 3 else '') + (
                 'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored'
                 if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored"),
-            'note': 'images are shrunk by area (cv2.INTER_AREA), logits enlarged bilinearly; ' *
+            'note': 'images are shrunk by area (cv2.INTER_AREA), then sides that grow, and logits, bilinearly; ' *
                     (config['size_policy'] == 'resize') + 'logits above log(t / (1 - t)), t the threshold, are '
                     'foreground if there is one, else the largest is the class'}
 
@@ -8727,7 +8746,8 @@ def print_settings(config, sources, why):
     """Every setting, with where its value came from."""
     print('settings:')
     for key, value in config.items():
-        found = 'the usual choice here' if key == 'channels_last' else 'found in the data'
+        found = 'the run' if config['resume'] else 'the usual choice here' if key == 'channels_last' else \
+            'initial_weights' if config['initial_weights'] and key in NETWORK_KEYS else 'found in the data'
         origin = found if sources[key] == 'default' and value != CONFIG.get(key) else sources[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or origin}')
 

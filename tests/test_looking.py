@@ -931,3 +931,14 @@ def test_check_says_where_each_setting_came_from(small_set, capsys):
     assert (origins['learning_rate'], origins['momentum'], origins['mean'], origins['num_classes'],
             origins['channels_last']) == ('you', 'default', 'found in the data', 'found in the masks',
                                           'the usual choice here')
+
+
+def test_check_says_what_comes_from_a_run(small_set, capsys):
+    run = str(train_unet.train(data=str(small_set), **TINY).run_dir)
+    origins = {}
+    for words in ([f'resume={run}'], [f'data={small_set}', f'initial_weights={run}', 'image_size=32', 'device=cpu']):
+        assert train_unet.main(['check', *words]) == 0
+        found = re.findall(r'^  (\w+) .*  (\S.*)$', capsys.readouterr().out, re.MULTILINE)
+        origins[words[0].split('=')[0]] = dict(found)
+    assert origins['resume']['encoder'] == origins['resume']['batch_size'] == 'the run'
+    assert origins['data']['encoder'] == 'initial_weights' and origins['data']['mean'] == 'found in the data'

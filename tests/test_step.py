@@ -483,11 +483,12 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
 
     model = nn.Sequential(Scaled(), *network())
     at_training_call(model[2], lambda call: call > 2, lambda output: output * math.nan)
-    settled = {**PLAIN, 'image_size': 32, 'num_epochs': 5, 'max_bad_steps': 3}
+    settled = {**PLAIN, 'image_size': 32, 'num_epochs': 5, 'max_bad_steps': 3, 'grad_clip': 0.5}
     with pytest.raises(tu.TrainingDiverged) as error:
         tu.train(model=model, data=str(small_set), **settled)
     text = str(error.value)
     assert '3 steps in a row' in text and 'float32' in text
+    assert ', a lower grad_clip (now 0.5) or other data may help' in text
     assert 'the output of network.2 (BatchNorm2d)' in text
     images = re.findall('in the batch: (.*)', text)
     assert images and all(os.path.exists(image) for image in images)

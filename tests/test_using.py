@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_using.py
 """
+import ast
 import contextlib
 import errno
 import json
@@ -1084,6 +1085,29 @@ def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, c
     assert tu.main(['evaluate', str(two[0]), f'data={three[1]}', 'device=cpu']) == 2
     told = capsys.readouterr().err
     assert 'the network knows 2 classes' in told and 'num_classes=' not in told
+
+
+def test_other_data_are_offered_no_table_of_classes_that_the_network_lacks(two, small_set, capsys):
+    """Codes 0, 80, 160 and 240 would be four classes."""
+    for path in small_set.glob('masks/*'):
+        PIL.Image.fromarray(np.uint8(80 * (np.indices(np.array(PIL.Image.open(path)).shape)[0] // 4 % 4))).save(path)
+    assert tu.main(['evaluate', str(two[0]), f'data={small_set}', 'device=cpu']) == 2
+    told = capsys.readouterr().err
+    tables = [ast.literal_eval(table) for table in re.findall('mask_values="({.*?})"', told)]
+    assert 'the network knows 2 classes' in told and all(max(table.values()) < 2 for table in tables), told
+    assert 'mask_values=nonzero' in told
+
+
+@pytest.mark.parametrize('verb', ['evaluate', 'predict'])
+def test_where_nothing_is_trained_the_advice_on_memory_is_of_no_training(two, verb, capsys, monkeypatch):
+    def full(self, images):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    monkeypatch.setattr(tu.SegmentationModel, 'forward', full)
+    words = [str(two[1] / 'images'), '-o', 'out'] if verb == 'predict' else []
+    assert tu.main([verb, str(two[0]), *words]) in (1, 2)
+    told = ''.join(capsys.readouterr())
+    assert 'type device=cpu, or a smaller image_size' in told and 'activation_checkpointing' not in told
 
 
 def test_a_class_that_came_later_is_told_without_lines_that_a_run_would_refuse(small_set, capsys):
