@@ -1423,9 +1423,17 @@ def collect(config, root, files, which):
         images, masks = tell_apart(images or loose)
     elif not images:                                                   # the names of their folders tell no role
         images = loose
+    if (others := [*itertools.filterfalse(is_result, masks)]) and not any(map(is_result, images)):
+        ignored['named as results'] = [os.path.basename(file.path) for file in masks if is_result(file)]
+        masks = others
     images = best_of_twins(images, '.mat', 0, ignored)                 # x.mat goes with the photograph x.jpg
     masks = best_of_twins(masks, JPEG_SUFFIXES, 0.5, ignored)          # x.jpg is a picture of the mask x.png
     return images, masks, tell_ignored(ignored)
+
+
+def is_result(file):
+    """Whether its name says that a program has made it: x_pred.png."""
+    return bool({'predict', 'predicted', 'prediction', 'pred', 'output'} & {*folder_words(file.stem)})
 
 
 def best_of_twins(files, suffixes, least, ignored):
@@ -2019,7 +2027,7 @@ def split_by_names(pairs, root, files, notes):
         meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in wanted
                         and os.path.dirname(os.path.join(root, folder, name)) not in used)
         for folder, count in meant.most_common(1):
-            if 2 * count > len(wanted):                                # tiles of the images, say
+            if 2 * count > len(wanted) and read_place(folder)[1] != 'mask':        # tiles of the images, say
                 both = ' '.join(as_typed(key, folder) for key in ('images', 'masks'))
                 notes.append(f'the text files list images in {folder}, not these: if those are meant type {both}')
     notes += tell_ignored({why: [posixpath.join(*place) for place in lists]})
@@ -3436,6 +3444,7 @@ def offer_names(paths, values, coding=None):
     seen = {code for code in values if known.get(code) != IGNORE} if known else set()  # a threshold has no table
     grey_only, total = max(values) < COLOUR, sum(pixels for pixels, _ in values.values())
     is_rare = lambda code, times=10: times * values.get(code, (0, 0))[0] < total       # a void label covers no more
+    doubts = []
     for alike in grouped(paths, os.path.basename).values():            # labelme writes label_names.txt per image
         is_for_each = len(alike) > max(2, max(images for _, images in values.values()) // 2)
         contents = {(*lines_of(path),): path for path in alike} if is_for_each else ()
@@ -3449,6 +3458,9 @@ def offer_names(paths, values, coding=None):
         stray = {code for code in seen - listed.keys() - {black} if not grey_only and is_rare(code, 1000)}
         if seen - stray - listed.keys() == {black}:
             listed = {black: 'background'} | listed
+        if coding and seen and listed.keys() == {*range(len(listed))} and 1 < len(listed) <= max(seen) < COLOUR:
+            doubts.append(f'{path} lists {len(listed)} classes, the masks hold numbers up to {max(seen)}: if they are '
+                          'ids of objects type mask_values=nonzero')
         if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
             continue                                                   # it belongs to other masks, or to boxes
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
@@ -3464,7 +3476,7 @@ def offer_names(paths, values, coding=None):
         elif coding.num_classes != len(kept):
             line = f'num_classes={len(kept)} {line}'
         return [f'{path} lists the classes: type {line}']
-    return []
+    return doubts[:1]
 
 
 # ===== data: looking at all of it once ================================================
@@ -3731,6 +3743,7 @@ def inspect_data(config, decode=False):
     marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
     data = Data(pairs, coding, values, meaning, classes, shares, rarity, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
+    data.notes += doubts_of_sets(pairs, records)
     data.notes += find_leaks(pairs, records, firsts, config) + doubts_of_sides(pairs, records, coding, meaning)
     data.notes += doubts_of_classes(data, found, config) + doubts_of_values(data, numbers, config)
     data.notes += doubts_of_edges(data, records, config)
@@ -3949,6 +3962,25 @@ def doubts_of_images(pairs, records, config):
         notes.append(f'{counted(len(turned), "image")} turned upright, as the EXIF tag says, such as '
                      f'{os.fsdecode(pairs.images[turned[0]])}: are the masks upright? Look at samples.png')
     return notes
+
+
+def doubts_of_sets(pairs, records):
+    """[a note] where all images of one place have a quarter of the pixels, or fewer, of all those of another: patches
+    and what they were cut from, or two sets. Splits of a place, and folders that differ in numbers, count as one."""
+    def place_of(row):
+        _, _, kind, rest = read_place(os.path.dirname(os.fsdecode(pairs.images[row])))
+        return re.sub(r'\d+', '*', f'{kind}/{rest}')
+
+    places = [*grouped(range(len(records)), place_of).values()]
+    if len(places) < 2 or min(map(len, places)) < 4:
+        return []
+    areas = lambda rows: [math.prod(records[row]['size']) for row in rows]
+    small, large = min(places, key=lambda rows: max(areas(rows))), max(places, key=lambda rows: min(areas(rows)))
+    if 4 * max(areas(small)) > min(areas(large)):
+        return []
+    few, many = (os.fsdecode(pairs.images[rows[0]]) for rows in (small, large))
+    return [f'all images beside {few} are far smaller than those beside {many}: if they are patches of these, or '
+            'another set, name one of the two by images= and masks=']
 
 
 def doubts_of_classes(data, found, config):

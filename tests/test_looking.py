@@ -942,3 +942,33 @@ def test_check_says_what_comes_from_a_run(small_set, capsys):
         origins[words[0].split('=')[0]] = dict(found)
     assert origins['resume']['encoder'] == origins['resume']['batch_size'] == 'the run'
     assert origins['data']['encoder'] == 'initial_weights' and origins['data']['mean'] == 'found in the data'
+
+
+def test_patches_beside_what_they_were_cut_from_are_told(tmp_path):
+    def place(folder, side, count=5):
+        for n in range(count):
+            save(tmp_path / f'{folder}images/{n}.png', np.full((side, side, 3), n + side))
+            save(tmp_path / f'{folder}masks/{n}.png', np.eye(side))
+        return [note for note in inspect(tmp_path)[1].notes if 'far smaller' in note]
+
+    assert place('a/', 64) == place('b/', 48) == []                    # of two cameras
+    for split in ('train/', 'test/'):
+        assert place(split, 64) == []
+    note, = place('patches/', 16)
+    assert 'beside ' + str(tmp_path / 'patches/images/0.png') + ' are far smaller than those beside' in note
+    save(tmp_path / 'patches/images/4.png', np.zeros((40, 40, 3)))
+    save(tmp_path / 'patches/masks/4.png', np.eye(40))
+    assert not [note for note in inspect(tmp_path)[1].notes if 'far smaller' in note]      # sizes that vary
+
+
+def test_a_list_of_fewer_classes_than_the_masks_hold_is_told(tmp_path):
+    """labelme numbers objects where it is asked to; the list has the one class of all of them."""
+    for n in range(8):
+        save(tmp_path / f'images/{n}.png', np.full((16, 16, 3), n))
+        save(tmp_path / f'masks/{n}.png', np.mgrid[:16, :16][0] // 4 % (n % 3 + 2))
+    (tmp_path / 'class_names.txt').write_text('_background_\nDefect\n')
+    told = f'{tmp_path}/class_names.txt lists 2 classes, the masks hold numbers up to 3: if they are ids of objects ' \
+        'type mask_values=nonzero'
+    assert told in inspect(tmp_path)[1].notes
+    (tmp_path / 'class_names.txt').write_text('background\nroad\nsky\ncar\n')
+    assert not [note for note in inspect(tmp_path)[1].notes if 'lists 2 classes' in note]

@@ -2100,3 +2100,28 @@ def test_a_list_may_have_tabs(tmp_path):
     rows = ['image\tmask'] + [f'images/{n}.png\tmasks/{n}.png' for n in range(4)]
     (tmp_path / 'list.csv').write_text('\n'.join(rows))
     assert len(inspect(tmp_path / 'list.csv')[1].pairs.images) == 4
+
+
+def test_masks_named_as_results_are_left_out_where_others_are_not(tmp_path):
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)],
+         [f'masks/{n}.png' for n in range(6)] + [f'masks/{n}_predict.png' for n in (1, 2)])
+    _, data = inspect(tmp_path)
+    assert partners(data, tmp_path) == {f'images/{n}.png': f'masks/{n}.png' for n in range(6)}
+    assert 'ignored 2 files, named as results: 1_predict.png, ...' in data.notes
+    for n in range(6):
+        os.remove(tmp_path / f'masks/{n}.png')
+    fill(tmp_path, [], [f'masks/{n}_predict.png' for n in range(6)])   # nothing else is there
+    assert len(inspect(tmp_path)[1].pairs.masks) == 6
+
+
+def test_folders_of_masks_are_not_offered_as_the_images_that_text_files_list(tmp_path):
+    """The lists of several VOC trees, of which one name is in a folder for objects too."""
+    for tree in 'ab':
+        fill(tmp_path / tree, [f'JPEGImages/{n}.png' for n in range(6)],
+             [f'Segmentation{kind}/{n}.png' for n in range(6) for kind in ('Class', 'Object')])
+        for name, some in (('train', range(4)), ('val', range(4, 6))):
+            path = tmp_path / tree / f'ImageSets/Segmentation/{name}.txt'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text('\n'.join(map(str, some)))
+    _, data = inspect(tmp_path, images='*/JPEGImages', masks='*/SegmentationClass')
+    assert not [note for note in data.notes if 'SegmentationObject masks=' in note]
