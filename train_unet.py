@@ -440,7 +440,7 @@ def parse_value(text, kinds=()):
         return read_literal(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         is_list = kinds[:1] == ['list'] and re.search(r'[\[,]', text)   # class_names=[background,nucleus]
-        inside = re.sub(r'^\s*[\[(](.*)[\])]\s*$', r'\1', text)        # [road,path (gravel)]
+        inside = re.sub(r'^\((.*)\)$', r'\1', text.strip()).removeprefix('[').removesuffix(']')    # but: a (b)
         return [word.strip(' \'"') for word in inside.split(',')] if is_list else text
 
 
@@ -1539,9 +1539,18 @@ def are_of_others(first, second, stems):
     until = len(numbers) - numbers[::-1].index('{stem}')
     if len(numbers) != len(others) or numbers[:until] != others[:until] or len(stems) < 2:
         return True
+    return fit_with_numbers_of(first, second, stems)
+
+
+def fit_with_numbers_of(first, second, stems):
+    """Whether any stem fits one pattern with the numbers of another, if these differ: p4_x fits p3_{stem} with those of
+    p4_{stem}_mask."""
+    numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
+    if numbers == others or len(numbers) != len(others):
+        return False
     theirs = iter(others)
-    own = stem_in(re.sub(r'\d+|{stem}', lambda _: next(theirs), first))
-    return any(own(stem.casefold()) is not None for stem in stems)
+    fits = stem_in(re.sub(r'\d+|{stem}', lambda _: next(theirs), first))
+    return any(fits(stem.casefold()) is not None for stem in stems)
 
 
 def stem_rules(images, masks):
@@ -1922,12 +1931,14 @@ def doubts_of_unions(pairs, config, root, files):
 
 
 def share_drawn_twice(folder, config):
-    """The share of the foreground of the masks in a folder that more than one of them shows."""
+    """The share of the foreground of the masks in a folder that more than one of them shows; 0 if one is in another,
+    as a cup is within its disc."""
     with contextlib.suppress(DataError, ValueError):                   # reported when all of them are read
         parts = [Coding(None, 0).encode(read_mask(os.path.join(folder, name), config)) == 1
                  for name in os.listdir(folder) if may_be_read(name)]
         shown = np.sum(parts, axis=0)
-        return (shown > 1).sum() / max(1, (shown > 0).sum())
+        are_nested = any((part <= other).all() for part, other in itertools.permutations(parts[:9], 2))
+        return 0 if are_nested else (shown > 1).sum() / max(1, (shown > 0).sum())
     return 0
 
 
@@ -2041,7 +2052,7 @@ def ways_to_split(stems, lists, root, parts):
     split_of = lambda stem: SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0])
     if all(map(split_of, stems)):                                      # mostly ends at the first stem
         ways['the first word of their names'] = {stem: split_of(stem) for stem in stems}
-    halved = {folder for folder, name in lists if split_listed(name) == 'val'}
+    halved, known = {folder for folder, name in lists if split_listed(name) == 'val'}, {*stems}
     for folder, name in lists:
         if folder in halved and re.search('(?i)train[-_]?val', name):  # it repeats train.txt and val.txt
             continue
@@ -2049,8 +2060,9 @@ def ways_to_split(stems, lists, root, parts):
         with contextlib.suppress(OSError):
             for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
                 first = re.split('[,;\t]', line)[0]
-                words = [first] if name.endswith('.csv') else (line.strip(), *line.split()[:1], first)
-                for stem in {tail_of(word.strip(' "'), parts) for word in words}:
+                words = [first] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
+                found = {tail_of(word.strip(' "'), parts) for word in words}
+                for stem in found if found & known else found | {tail_of(first.strip(' "'), parts)}:
                     listed[stem] = split if listed.get(stem, split) == split else None
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
 
@@ -2151,6 +2163,8 @@ def with_namesakes(images, masks, notes):
     named = {place(image) for image in images if bare(image.stem) in stems}
     splits = {split for split, _ in named}
     is_left_out = lambda image: place(image) not in named and image.split in splits
+    if any(posixpath.basename(image.kind).lower() in IMAGE_WORDS for image in filter(is_left_out, images)):
+        return images                                                  # images/ itself: perhaps named otherwise
     for kind, files in grouped(filter(is_left_out, images), lambda image: image.kind).items():
         notes += tell_ignored({f'in {kind or "the folder itself"}, where no name is that of a mask':
                                [os.path.basename(file.path) for file in files]})
@@ -2305,7 +2319,8 @@ def settings_that_pair(config, root, files):
     name_of = lambda file: os.path.splitext(os.path.basename(file.path))[0]
     of_images = {os.path.join(root, *file): os.path.splitext(file[1])[0] for file in files
                  if {*map(told_role, Path(file[0]).parts)} == {'image'}}
-    names = {*of_images.values()}
+    names = {*of_images.values()}                                      # of images, and of masks
+    of_masks = {os.path.splitext(name)[0] for folder, name in files if read_place(folder)[1] == 'mask'}
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
@@ -2323,7 +2338,8 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        is_named_otherwise = lambda image, mask: name_of(image) != name_of(mask) in names and mask.path not in of_images
+        is_named_otherwise = lambda image, mask: mask.path not in of_images and name_of(image) in of_masks \
+            and name_of(image) != name_of(mask) in names
         if any(is_of_another(*two, root, there) for two in some) or any(itertools.starmap(is_named_otherwise, pairs)):
             continue
         skip = bool(images or masks)
@@ -2337,7 +2353,9 @@ def settings_that_pair(config, root, files):
         if any(UNITED in path and not flat(path) for _, path in some):
             continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
-        is_chance = settings and 20 * len(pairs) < sum(held[place] for place in where)     # a pattern that fits a few
+        is_chance = 20 * len(pairs) < sum(held[place] for place in where) if settings else False       # it fits a few
+        digits = [re.findall(r'\d+', settings.get(f'{role}_pattern', '')) for role in ('image', 'mask')]
+        is_chance |= digits[0] != digits[1] and len(pairs) == 1 and len(files) > 2     # or one pair: frame 8 with 0
         are_masks = has_photos and flat_images == 1
         is_nearly_whole = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
         least = 0 if skip and not is_nearly_whole else -4
@@ -2367,14 +2385,22 @@ def is_of_another(image, mask, root, there):
 def are_numbered(pairs, images, masks):
     """Whether the images and masks left over suggest that numbers paired the wrong files, as when images count from 1
     and masks from 0. That is: one mask is left over, numbered just before the first image; or as many images as masks
-    are, and with one added to all numbers of images, or taken away, no fewer would pair."""
+    are, and these are half as many as the pairs, whose names are but numbers, or with one added to all numbers of
+    images, or taken away, more would pair, or as many and the ends."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
     numbers = numbers_in(image for image, _ in pairs)
     if numbers and numbers_in(masks) == [numbers[0] - 1]:
         return True
     of_images, of_masks = (numbers_in([*side, *left]) for side, left in zip(zip(*pairs), (images, masks)))
-    shifted = [Counter(number + step for number in of_images) & Counter(of_masks) for step in (-1, 1)]
-    return len(images) == len(masks) and max(pairing.total() for pairing in shifted) >= len(pairs)
+    if len(images) != len(masks) or len({*of_images}) < 2 or not of_masks:
+        return False
+    (first, second), words = pairs[0], {re.sub(r'\d+$', '', image.stem) for image in [*next(zip(*pairs)), *images]}
+    are_numbers = first.stem.isdigit() or len(words) == 1 and first.stem != second.stem            # frame_1 and mask_1
+    if are_numbers and 2 * len(images) >= len(pairs):                  # frames 2, 4, 6 and masks 1, 2, 3
+        return True
+    ends = {of_masks[0] - of_images[0], of_masks[-1] - of_images[-1]}
+    shifted = {step: (Counter(number + step for number in of_images) & Counter(of_masks)).total() for step in (-1, 1)}
+    return any(count + (ends == {step}) > len(pairs) for step, count in shifted.items())
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -2491,7 +2517,9 @@ def pattern_answers(files):
     of_masks = {os.path.splitext(name)[0] for folder, name in files if read_place(folder)[1] == 'mask'}
     places = [(len(images) * at // 9 + at) % len(images) for at in range(9 if images else 0)]
     examples = dict(images[at] for at in places)                       # some have no mask; + at: not all x_depth.png
-    stems = [os.path.splitext(name)[0] for name, _ in images]
+    stems = defaultdict(list)
+    for stem, suffix in [os.path.splitext(name) for name, _ in images]:
+        stems[suffix].append(stem)
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
     for image, folder in examples.items():
         (stem, suffix), clip = os.path.splitext(image), posixpath.basename(folder) + '_'
@@ -2500,7 +2528,7 @@ def pattern_answers(files):
             of_clips = not stem.startswith(clip) and any(other.startswith(clip) for other in others)
             for first, second in name_patterns(clip * of_clips + stem, others):    # clipA/1.jpg and clipA_1_mask.png
                 is_crossed = stem in of_masks and '{stem}' not in (first, second)      # a_1, b_1 beside a_1, b_1
-                is_crossed |= are_of_others(first, second, stems)
+                is_crossed |= suffix != kind and fit_with_numbers_of(first, second, stems[suffix])     # p3_1, p4_1
                 if first.count('{stem}') == second.count('{stem}') == 1 and not is_crossed:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
@@ -3303,7 +3331,7 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if many:
         lines.append('so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like '
                      'photographs')
-    noisy = has_soft_edges(plain, areas) or lossy and not colours
+    noisy, has_main = has_soft_edges(plain, areas) or lossy and not colours, False
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
         reach = 48 if colours else 16
@@ -3315,11 +3343,13 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         if 1 < len(main) <= MOST_CLASSES and is_near > 1 / 2:          # else these are photographs
             lines.append(f'if these {what} are the classes and others are noise around them '
                          f'type mask_values={suggest(numbered(main))}')
+            has_main = True
     elif colours or len(values) > 2 or special:
         lines += read_as_classes(values, images, plain, special, what)
-    filled = [] if lossy else [code for code in plain if areas[code] and code not in (0, COLOUR)]
+    filled = [code for code in plain if areas[code] and code not in (0, COLOUR)]
     are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)]) \
-        or len(filled) > MOST_CLASSES and 2 * sum(images[code] == 1 for code in filled) > len(filled)
+        or plain[:1] in ([0], [COLOUR]) and not has_main and len(filled) > MOST_CLASSES \
+        and 2 * sum(images[code] == 1 for code in filled) > len(filled)
     if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
     elif (not lossy or max(values) <= 127) and (plain[:1] in ([0], [COLOUR]) or many):
@@ -4070,9 +4100,10 @@ def doubts_of_values(data, masks, config):
 
 def count_up(masks):
     """Whether most masks hold exactly 0 to n, with many different n, as ids of objects do. masks: the codes of each."""
-    masks = [codes for codes in masks if codes not in ([], [0])]       # empty ones tell nothing
-    highest = [codes[-1] for codes in masks if codes == [*range(len(codes))]]
-    return len(highest) > 0.7 * len(masks) and len({*highest}) > min(3, len(masks) - 1) > 1 and max(highest) > 3
+    some = [codes for codes in masks if codes not in ([], [0])]        # empty ones are of both
+    highest = [codes[-1] for codes in some if codes == [*range(len(codes))]]
+    different = len({*highest}) + ([0] in masks)
+    return len(highest) > 0.7 * len(some) and different > min(3, len(masks) - 1) > 1 and max(highest) > 3
 
 
 def line_that_inverts(data, kinds, wish):
@@ -4150,7 +4181,8 @@ def refuse_numbers_beside_colours(records):
     numbers = sorted(code for code in map(as_grey, of_grey - of_colour) if 0 < code < 255)
     if numbers and max(of_colour - of_grey, default=0) >= COLOUR and numbers[-1] <= len(numbers) + 2:
         raise DataError([f'some masks hold numbers ({", ".join(map(str, numbers[:12]))}), others colours: if both mean '
-                         'the same classes save all of them alike, or name one kind (masks=..., or a list)'],
+                         'the same classes save all of them alike, or name one kind (masks=..., or a list)',
+                         'if all but 0 (black) is foreground in all type mask_values=nonzero'],
                         'the mask values are not clear')
 
 

@@ -1029,3 +1029,23 @@ def test_empty_masks_do_not_make_ids_of_classes(tmp_path):
     held = [[]] * 5 + [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]] * 2 + [[1], [2], [3], [1, 3], [2, 4], [4]]
     masks = [np.array([0, *codes])[np.mgrid[:20, :20][0] * (len(codes) + 1) // 20] for codes in held]
     assert inspect(with_masks(tmp_path, masks))[1].coding.num_classes == 5
+
+
+@pytest.mark.parametrize('counts', [[0, 2, 3, 3, 4], [0, 0, 0, 0, 1, 2, 4, 4, 2, 1]])
+def test_numbers_of_objects_with_empty_masks_among_them_are_asked_about(tmp_path, counts):
+    masks = [np.mgrid[:20, :20][0] * (count + 1) // 20 for count in counts]
+    assert 'type mask_values=nonzero' in ask(with_masks(tmp_path, masks)).problems[1]
+
+
+def test_colours_some_of_which_were_saved_as_jpeg_are_classes_with_noise_not_ids(tmp_path):
+    colours = np.array([[0, 0, 0], [39, 42, 80], [104, 219, 91], [165, 25, 240], [241, 99, 53]], np.uint8)
+    for n in range(8):
+        mask = colours[np.add(*np.mgrid[:60, :60] // 15) % 5 * (np.mgrid[:60, :60][1] > 4 + 4 * n)]
+        save(tmp_path / f'images/{n}.png', np.full((60, 60, 3), n))
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        if n % 2:
+            PIL.Image.fromarray(mask).save(tmp_path / f'masks/{n}.jpg', quality=75)
+        else:
+            PIL.Image.fromarray(mask).save(tmp_path / f'masks/{n}.png')
+    lines = [line for line in ask(tmp_path).problems if ' type ' in line]
+    assert lines[0].startswith('if these colours are the classes and others are noise')

@@ -2078,13 +2078,6 @@ def test_a_folder_of_training_data_may_hold_one_that_validates(tmp_path, layout)
     assert names_of(data, 'val') == {str(n) for n in range(10, 15)} and len(data.pairs.rows('train')) == 5
 
 
-def test_patterns_whose_numbers_differ_are_not_offered(tmp_path):
-    """Label Studio: image 2 of well A01, and an annotation that somebody numbered 3."""
-    fill(tmp_path, [f'sat/A01_s{n}_w1.png' for n in range(8)],
-         [f'map/task-{10 + n}-annotation-3-by-{n}.png' for n in range(8)])
-    assert not [line for line in typed_lines(ask(tmp_path)) if '_w1' in line]
-
-
 @pytest.mark.parametrize('line', ['images\\{stem}.png', '{stem}.png,{stem}_mask.png', 'masks/{stem}_mask.png',
                                   'images/{stem}.png\tmasks/{stem}_mask.png'])
 def test_text_files_tell_the_split_as_other_programs_write_them(tmp_path, line):
@@ -2125,3 +2118,58 @@ def test_folders_of_masks_are_not_offered_as_the_images_that_text_files_list(tmp
             path.write_text('\n'.join(map(str, some)))
     _, data = inspect(tmp_path, images='*/JPEGImages', masks='*/SegmentationClass')
     assert not [note for note in data.notes if 'SegmentationObject masks=' in note]
+
+
+@pytest.mark.parametrize('images, masks, pairs', [
+    ([n for n in range(60) if n != 9], [n for n in range(60) if n != 10], 58),
+    ([n for n in range(40) if n != 39], [n for n in range(40) if n != 17], 38), ([0, 2, 3, 4], [0, 1, 3, 4], 3)])
+def test_one_file_missing_on_each_side_is_no_shift(tmp_path, images, masks, pairs):
+    """Neighbours, or the last one: as many files pair once all numbers are shifted."""
+    fill(tmp_path, [f'images/frame_{n:03}.jpg' for n in images], [f'masks/frame_{n:03}.png' for n in masks])
+    lines = typed_lines(ask(tmp_path))
+    assert lines == ['images="images" masks="masks" skip_unpaired=True']
+    assert len(inspect(tmp_path, **typed(lines[0]))[1].pairs.images) == pairs
+
+
+@pytest.mark.parametrize('start', [0, 5])
+def test_frames_counted_from_another_number_get_no_line(tmp_path, start):
+    fill(tmp_path, [f'images/frame_{n}.jpg' for n in range(start + 1, start + 9)],
+         [f'masks/frame_{n}.png' for n in range(start, start + 8)])
+    assert typed_lines(ask(tmp_path)) == []
+
+
+@pytest.mark.parametrize('image, mask, line', [
+    ('s{}_c1.jpg', 's{}_c2.png', 'mask_pattern="{stem}2.png"'), ('{0}/{0}_T1.jpg', '{0}/{0}_T2.png', None)])
+def test_masks_told_by_the_number_of_their_channel_get_a_line(tmp_path, image, mask, line):
+    paths = [[side.format(n) for n in range(1, 6)] for side in (image, mask)]
+    fill(tmp_path / 'set', *paths)
+    first, *_ = typed_lines(ask(tmp_path / 'set'))
+    assert line in (None, first)
+    assert partners(inspect(tmp_path / 'set', **typed(first))[1], tmp_path / 'set') == dict(zip(*paths))
+
+
+@pytest.mark.parametrize('image, mask, other, folder', [
+    ('IMG_{}.jpg', 'IMG_{}_label.png', 'IMG_{}_label.jpg', 'images_vis'),
+    ('slide-{}.jpg', 'slide{}.png', 'slide{}.jpg', 'result_images'),
+    ('DSC00{}.jpg', '00{}_mask.png', '00{}_mask.jpg', 'images_small')])
+def test_a_folder_of_pictures_named_after_the_masks_does_not_hide_the_images(tmp_path, image, mask, other, folder):
+    images, masks, others = ([f'{place}/{name.format(n)}' for n in range(1, 5)]
+                             for place, name in (('images', image), ('masks', mask), (folder, other)))
+    fill(tmp_path / 'set', images + others[:2 if folder == 'images_small' else 4], masks)
+    first, *_ = typed_lines(ask(tmp_path / 'set'))
+    assert partners(inspect(tmp_path / 'set', **typed(first))[1], tmp_path / 'set') == dict(zip(images, masks))
+
+
+def test_a_cup_within_its_disc_is_no_second_drawing(tmp_path):
+    for n in range(5):
+        fill(tmp_path / 'set', [f'e{n}/image.png'], [])
+        for name, side in (('disc', 6), ('cup', 5)):
+            save(tmp_path / f'set/e{n}/masks/{name}.png', np.pad(np.full((side, side), 255), (0, 8 - side)))
+    note, = (note for note in inspect(tmp_path / 'set')[1].notes if 'united' in note)
+    assert note.startswith('cup and disc are united: one class, unless you draw them into one mask')
+
+
+def test_names_with_commas_in_a_text_file_tell_the_split(tmp_path):
+    fill(tmp_path, [f'images/{n},5.jpg' for n in range(8)], [f'masks/{n},5.png' for n in range(8)])
+    (tmp_path / 'val.txt').write_text('1,5\n4,5\n6,5\n7,5\n')
+    assert names_of(inspect(tmp_path)[1], 'val') == {'1,5', '4,5', '6,5', '7,5'}

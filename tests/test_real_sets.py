@@ -1985,3 +1985,17 @@ def test_masks_of_all_splits_are_offered_rather_than_those_of_one(tmp_path):
     lines = typed_lines(ask(tmp_path))
     _, data = inspect(tmp_path, **typed(lines[0]))
     assert split_sizes(data) == [6, 1, 2] and not [line for line in lines if 'train' in line]
+
+
+@pytest.mark.parametrize('image, mask', [('sat/A01_s{}_w1.png', 'map/task-1{0}-annotation-3-by-{0}.png'),
+                                         ('8bit_s{}.jpg', '16bit_s{}.png')])
+def test_patterns_whose_numbers_differ_pair_no_others(tmp_path, image, mask):
+    """Label Studio: image 2 of well A01, and an annotation that somebody numbered 3."""
+    pairs = {image.format(n): mask.format(n) for n in range(8)}
+    for n in range(8):
+        save(tmp_path / 'set' / image.format(n), scene(n))
+        save(tmp_path / 'set' / mask.format(n), corner(n, 3))
+    lines = typed_lines(ask(tmp_path / 'set'))
+    for line in lines:
+        assert partners(inspect(tmp_path / 'set', **typed(line))[1], tmp_path / 'set') == pairs
+    assert lines or 'map' in mask
