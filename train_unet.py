@@ -1189,6 +1189,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
                     'binarization distance distances dist distancemap distancemaps heatmap heatmaps weightmap '
                     'weightmaps'.split())
 SOUND_WORDS = {'good', 'ok', 'normal', 'healthy', 'negative', 'clean'}         # of images without what is looked for
+PLACE_WORDS = {*SPLIT_WORDS, *SET_WORDS, *IMAGE_WORDS, *MASK_WORDS}
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
 NOT_READ = {*'.heic .heif .avif .jxl .dng .cr2 .cr3 .nef .arw .psd .xcf .svg .pdf .dcm .nii .gz .mha .mhd .nrrd .czi '
@@ -1262,7 +1263,8 @@ def read_place(folder, role='', which=-1):
         is_alone = at == chosen or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ names two
-        split = found if found and split in ('', 'train') else split   # train_data/val validates
+        is_inner = found and split == 'train' and {*words[:-1]} <= PLACE_WORDS         # not train/test tube/
+        split = found if is_inner or not split else split
         if at == chosen and said in (role, 'image'):                   # image: masks/1/images, where masks= was typed
             kind = part if said == role else ''
         elif not found or re.search(r'\d', part):                      # train_001/ names the split and one image
@@ -1423,17 +1425,26 @@ def collect(config, root, files, which):
         images, masks = tell_apart(images or loose)
     elif not images:                                                   # the names of their folders tell no role
         images = loose
-    if (others := [*itertools.filterfalse(is_result, masks)]) and not any(map(is_result, images)):
-        ignored['named as results'] = [os.path.basename(file.path) for file in masks if is_result(file)]
-        masks = others
+    masks = without_results(images, masks, ignored)
     images = best_of_twins(images, '.mat', 0, ignored)                 # x.mat goes with the photograph x.jpg
     masks = best_of_twins(masks, JPEG_SUFFIXES, 0.5, ignored)          # x.jpg is a picture of the mask x.png
     return images, masks, tell_ignored(ignored)
 
 
-def is_result(file):
-    """Whether its name says that a program has made it: x_pred.png."""
-    return bool({'predict', 'predicted', 'prediction', 'pred', 'output'} & {*folder_words(file.stem)})
+RESULT_WORD = re.compile(r'(?<![a-z])(pred|predict(ed|ions?)?|outputs?)(?![a-z])', re.IGNORECASE)
+
+
+def without_results(images, masks, ignored):
+    """The masks without those whose names say that a program made them, where another mask of the same name lies beside
+    them (x_pred.png beside x.png or x_mask.png); these go into `ignored`."""
+    named = [file for file in masks if RESULT_WORD.search(file.stem)]
+    if not named or any(RESULT_WORD.search(image.stem) for image in images):
+        return masks
+    base = lambda file: (os.path.dirname(file.path), bare(RESULT_WORD.sub('', file.stem)))
+    others = {base(file) for file in masks if not RESULT_WORD.search(file.stem)}
+    results = {file.path for file in named if base(file) in others}
+    ignored['named as results'] = sorted(map(os.path.basename, results))
+    return [file for file in masks if file.path not in results]
 
 
 def best_of_twins(files, suffixes, least, ignored):
@@ -1543,8 +1554,8 @@ def are_of_others(first, second, stems):
 
 
 def fit_with_numbers_of(first, second, stems):
-    """Whether any stem fits one pattern with the numbers of another, if these differ: p4_x fits p3_{stem} with those of
-    p4_{stem}_mask."""
+    """Whether a stem fits the first pattern once its numbers are those of the second, if these differ: p4_x fits
+    p3_{stem} beside p4_{stem}_mask."""
     numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
     if numbers == others or len(numbers) != len(others):
         return False
@@ -1915,7 +1926,7 @@ def doubts_of_unions(pairs, config, root, files):
     kind_of = lambda image, name: name if name in usual else name.replace(image.stem, '{stem}', 1)     # 1_car.png of 1
     names = Counter(itertools.starmap(kind_of, held))
     are_twice = all(share_drawn_twice(mask.path, config) > 1 / 2 for _, mask in pairs[::len(pairs) // 3 + 1])
-    kinds = [name for name, count in names.most_common()
+    kinds = [name for name, count in sorted(names.items(), key=lambda item: (-item[1], item[0]))
              if count > max(1, len(pairs) / 10) and (are_twice or re.match(r'\D*$', name))]
     if len(kinds) < 2 or sum(map(names.get, kinds)) < names.total() / 2:
         return []
@@ -1925,9 +1936,9 @@ def doubts_of_unions(pairs, config, root, files):
         if {kind_of(image, os.path.basename(mask.path)) for image, mask in found} == {kinds[0]}:
             line = f'; for one of them type {as_typed("mask_pattern", pattern)}'
     said = ' and '.join(shorten((os.path.splitext(kind)[0].removeprefix('{stem}').strip('-_ ') for kind in kinds), 4))
-    why = 'although they show the same places, as masks by several people do' if are_twice else \
-        'one class, unless you draw them into one mask'
-    return [f'{said} are united: {why}{line}']
+    why = ', although they show the same places, as masks by several people do, or objects that overlap' \
+        if are_twice else ': one class, unless you draw them into one mask'
+    return [f'{said} are united{why}{line}']
 
 
 def share_drawn_twice(folder, config):
@@ -2163,9 +2174,12 @@ def with_namesakes(images, masks, notes):
     named = {place(image) for image in images if bare(image.stem) in stems}
     splits = {split for split, _ in named}
     is_left_out = lambda image: place(image) not in named and image.split in splits
-    if any(posixpath.basename(image.kind).lower() in IMAGE_WORDS for image in filter(is_left_out, images)):
-        return images                                                  # images/ itself: perhaps named otherwise
-    for kind, files in grouped(filter(is_left_out, images), lambda image: image.kind).items():
+    others = [*filter(is_left_out, images)]
+    unnamed = stems - {bare(image.stem) for image in images}
+    is_usual = any(posixpath.basename(image.kind).lower() in IMAGE_WORDS for image in others)
+    if is_usual or 2 * len(others) >= len(masks) or len(unnamed) >= len(others):       # theirs may be named otherwise
+        return images
+    for kind, files in grouped(others, lambda image: image.kind).items():
         notes += tell_ignored({f'in {kind or "the folder itself"}, where no name is that of a mask':
                                [os.path.basename(file.path) for file in files]})
     return [*itertools.filterfalse(is_left_out, images)]
@@ -2357,8 +2371,8 @@ def settings_that_pair(config, root, files):
         digits = [re.findall(r'\d+', settings.get(f'{role}_pattern', '')) for role in ('image', 'mask')]
         is_chance |= digits[0] != digits[1] and len(pairs) == 1 and len(files) > 2     # or one pair: frame 8 with 0
         are_masks = has_photos and flat_images == 1
-        is_nearly_whole = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
-        least = 0 if skip and not is_nearly_whole else -4
+        is_nearly_paired = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
+        least = 0 if skip and not is_nearly_paired else -4
         if score > least and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
@@ -2385,22 +2399,21 @@ def is_of_another(image, mask, root, there):
 def are_numbered(pairs, images, masks):
     """Whether the images and masks left over suggest that numbers paired the wrong files, as when images count from 1
     and masks from 0. That is: one mask is left over, numbered just before the first image; or as many images as masks
-    are, and these are half as many as the pairs, whose names are but numbers, or with one added to all numbers of
-    images, or taken away, more would pair, or as many and the ends."""
+    are, and these are half as many as the pairs, whose names differ in mere numbers, or shifting all images' numbers by
+    one would pair more."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
     numbers = numbers_in(image for image, _ in pairs)
     if numbers and numbers_in(masks) == [numbers[0] - 1]:
         return True
     of_images, of_masks = (numbers_in([*side, *left]) for side, left in zip(zip(*pairs), (images, masks)))
-    if len(images) != len(masks) or len({*of_images}) < 2 or not of_masks:
+    if len(images) != len(masks):
         return False
     (first, second), words = pairs[0], {re.sub(r'\d+$', '', image.stem) for image in [*next(zip(*pairs)), *images]}
     are_numbers = first.stem.isdigit() or len(words) == 1 and first.stem != second.stem            # frame_1 and mask_1
     if are_numbers and 2 * len(images) >= len(pairs):                  # frames 2, 4, 6 and masks 1, 2, 3
         return True
-    ends = {of_masks[0] - of_images[0], of_masks[-1] - of_images[-1]}
-    shifted = {step: (Counter(number + step for number in of_images) & Counter(of_masks)).total() for step in (-1, 1)}
-    return any(count + (ends == {step}) > len(pairs) for step, count in shifted.items())
+    shifted = [Counter(number + step for number in of_images) & Counter(of_masks) for step in (-1, 1)]
+    return max(pairing.total() for pairing in shifted) > len(pairs)
 
 
 def likelihood(image, mask, of_images, of_masks):
@@ -2528,7 +2541,9 @@ def pattern_answers(files):
             of_clips = not stem.startswith(clip) and any(other.startswith(clip) for other in others)
             for first, second in name_patterns(clip * of_clips + stem, others):    # clipA/1.jpg and clipA_1_mask.png
                 is_crossed = stem in of_masks and '{stem}' not in (first, second)      # a_1, b_1 beside a_1, b_1
-                is_crossed |= suffix != kind and fit_with_numbers_of(first, second, stems[suffix])     # p3_1, p4_1
+                before = [re.findall(r'\d+', pattern.partition('{stem}')[0]) for pattern in (first, second)]
+                is_crossed |= before[0] != before[1] and suffix != kind \
+                    and fit_with_numbers_of(first, second, stems[suffix])      # p3_1.jpg, p4_1.png
                 if first.count('{stem}') == second.count('{stem}') == 1 and not is_crossed:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
@@ -3155,7 +3170,7 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
     if isinstance(wish, int):                       # 255 is white, or to nonzero, beside ids up to 253, void
         others = max((code for code in values if code != ignore), default=0)
-        is_parted = 0 < abs(wish) <= others < 33                       # numbers, beside which 255 is void
+        is_parted = wish and abs(wish) + (wish > 0) <= others < 33         # numbers, beside which 255 is void
         is_white = ignore == 255 and not is_parted and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         left_out = [ignore] if ignore in values and not is_white else []
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
@@ -3488,7 +3503,8 @@ def offer_names(paths, values, coding=None):
         stray = {code for code in seen - listed.keys() - {black} if not grey_only and is_rare(code, 1000)}
         if seen - stray - listed.keys() == {black}:
             listed = {black: 'background'} | listed
-        if coding and seen and listed.keys() == {*range(len(listed))} and 1 < len(listed) <= max(seen) < COLOUR:
+        are_as_stored = coding and all(known.get(code) == code for code in seen)
+        if are_as_stored and listed.keys() == {*range(len(listed))} and 1 < len(listed) < max(seen, default=0):
             doubts.append(f'{path} lists {len(listed)} classes, the masks hold numbers up to {max(seen)}: if they are '
                           'ids of objects type mask_values=nonzero')
         if not seen or not seen - stray <= listed.keys() or grey_only and 2 * max(seen) + 2 < len(listed):
@@ -3715,7 +3731,8 @@ def scan(pairs, config, decode=False):
     problems = [problem for _, problem in found if problem]
     is_any_sound = len(problems) < len(found)
     if problems and not (config['skip_broken'] and is_any_sound):
-        advice = ['to leave them out type skip_broken=True'] * is_any_sound
+        are_cut_out = all('mask_values=alpha' in problem for problem in problems)      # then those sound are empty
+        advice = ['to leave them out type skip_broken=True'] * (is_any_sound and not are_cut_out)
         sizes = [problem.sizes for problem in problems if isinstance(problem, OtherSize)]
         scaled = sum(same_shape(*two) for two in sizes)
         kinds = zip(('masks', 'images'), map(set, zip(*sizes)), (1, len(found) / 2))    # images often have one
@@ -3995,7 +4012,7 @@ def doubts_of_images(pairs, records, config):
 
 
 def doubts_of_sets(pairs, records):
-    """[a note] where all images of one place have a quarter of the pixels, or fewer, of all those of another: patches
+    """[a note] where all images of one place have a sixteenth of the pixels, or fewer, of all those of another: patches
     and what they were cut from, or two sets. Splits of a place, and folders that differ in numbers, count as one."""
     def place_of(row):
         _, _, kind, rest = read_place(os.path.dirname(os.fsdecode(pairs.images[row])))
@@ -4006,7 +4023,7 @@ def doubts_of_sets(pairs, records):
         return []
     areas = lambda rows: [math.prod(records[row]['size']) for row in rows]
     small, large = min(places, key=lambda rows: max(areas(rows))), max(places, key=lambda rows: min(areas(rows)))
-    if 4 * max(areas(small)) > min(areas(large)):
+    if 16 * max(areas(small)) > min(areas(large)):
         return []
     few, many = (os.fsdecode(pairs.images[rows[0]]) for rows in (small, large))
     return [f'all images beside {few} are far smaller than those beside {many}: if they are patches of these, or '
@@ -6831,6 +6848,8 @@ def find_resume(config):
         try:
             data = load_preset(folder / 'config.py').get('data')       # faster than a checkpoint of gigabytes
         except ConfigError:
+            if not (folder / 'log.txt').exists():                      # another program's last.pt
+                continue
             data = load_last(folder)[0]['config'].get('data')
         if absolute(data) == absolute(config['data']):
             return None if is_over(load_last(folder)[0], config) else folder

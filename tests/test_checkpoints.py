@@ -798,6 +798,9 @@ def test_auto_goes_on_with_the_run_that_trained_last_whatever_its_name(run_of_on
     tu.Path('runs/set-1/metrics.json').write_text('{}')                # so this folder changed last
     os.utime('runs/set-1')
     assert tu.find_resume(words) == tu.Path('runs/seed2')
+    tu.Path('runs/other').mkdir()
+    tu.Path('runs/other/last.pt').write_bytes(b'of another program')
+    assert tu.find_resume(words) == tu.Path('runs/seed2')
 
 
 @pytest.mark.parametrize('data, run', [('set.v2', 'set_v2-1'), ('survey 2024.06', 'survey_2024_06-1')])

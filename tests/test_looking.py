@@ -951,10 +951,10 @@ def test_patches_beside_what_they_were_cut_from_are_told(tmp_path):
             save(tmp_path / f'{folder}masks/{n}.png', np.eye(side))
         return [note for note in inspect(tmp_path)[1].notes if 'far smaller' in note]
 
-    assert place('a/', 64) == place('b/', 48) == []                    # of two cameras
+    assert place('a/', 64) == place('b/', 32) == []                    # of two cameras
     for split in ('train/', 'test/'):
         assert place(split, 64) == []
-    note, = place('patches/', 16)
+    note, = place('patches/', 8)
     assert 'beside ' + str(tmp_path / 'patches/images/0.png') + ' are far smaller than those beside' in note
     save(tmp_path / 'patches/images/4.png', np.zeros((40, 40, 3)))
     save(tmp_path / 'patches/masks/4.png', np.eye(40))
@@ -970,5 +970,9 @@ def test_a_list_of_fewer_classes_than_the_masks_hold_is_told(tmp_path):
     told = f'{tmp_path}/class_names.txt lists 2 classes, the masks hold numbers up to 3: if they are ids of objects ' \
         'type mask_values=nonzero'
     assert told in inspect(tmp_path)[1].notes
-    (tmp_path / 'class_names.txt').write_text('background\nroad\nsky\ncar\n')
-    assert not [note for note in inspect(tmp_path)[1].notes if 'lists 2 classes' in note]
+    for names in ('background\nroad\nsky\ncar\n', 'road\nsky\ncar\n'):    # or without the background
+        (tmp_path / 'class_names.txt').write_text(names)
+        assert not [note for note in inspect(tmp_path)[1].notes if f'lists {len(names.split())} classes' in note]
+    for n in range(8):
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(16))
+    assert not [note for note in inspect(tmp_path)[1].notes if ' classes, the masks' in note]

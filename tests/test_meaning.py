@@ -1049,3 +1049,18 @@ def test_colours_some_of_which_were_saved_as_jpeg_are_classes_with_noise_not_ids
             PIL.Image.fromarray(mask).save(tmp_path / f'masks/{n}.png')
     lines = [line for line in ask(tmp_path).problems if ' type ' in line]
     assert lines[0].startswith('if these colours are the classes and others are noise')
+
+
+def test_a_threshold_above_all_numbers_leaves_255_the_foreground(tmp_path):
+    """No other value is above it: all masks would be empty."""
+    folder, place = coded_set(tmp_path, [0, 2, 255])
+    for wish, meant in (('>2', [0, 0, 1]), ('>1', [0, 1, 255]), ('<2', [1, 0, 255]), ('<3', [1, 1, 0])):
+        config, data = inspect(folder, mask_values=wish)
+        assert np.array_equal(mask_of(data, config, '0'), np.array(meant)[place]), wish
+
+
+def test_beside_black_alone_255_is_white_whatever_the_threshold(tmp_path):
+    folder, place = coded_set(tmp_path, [0, 255])
+    for wish in ('nonzero', '>0', '>5', '>127'):
+        config, data = inspect(folder, mask_values=wish)
+        assert np.array_equal(mask_of(data, config, '0'), place), wish

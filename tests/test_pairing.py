@@ -355,7 +355,7 @@ def test_masks_by_several_people_in_one_folder_are_doubted(tmp_path, name):
         for k in (1, 2):
             save(tmp_path / 'set/masks' / str(n) / name.format(n=n, k=k), np.pad(np.full((6, 6), 255), (k - 1, 3 - k)))
     note, = (note for note in inspect(tmp_path / 'set')[1].notes if 'united' in note)
-    assert 'show the same places, as masks by several people do; for one of them type mask_pattern=' in note
+    assert 'same places, as masks by several people do, or objects that overlap; for one of them type mask_p' in note
     _, data = inspect(tmp_path / 'set', **typed(offered(note, 'mask_pattern')))
     masks = [*map(os.fsdecode, data.pairs.masks)]
     assert masks == [str(tmp_path / 'set/masks' / str(n) / name.format(n=n, k=masks[0][-5])) for n in range(6)]
@@ -2173,3 +2173,38 @@ def test_names_with_commas_in_a_text_file_tell_the_split(tmp_path):
     fill(tmp_path, [f'images/{n},5.jpg' for n in range(8)], [f'masks/{n},5.png' for n in range(8)])
     (tmp_path / 'val.txt').write_text('1,5\n4,5\n6,5\n7,5\n')
     assert names_of(inspect(tmp_path)[1], 'val') == {'1,5', '4,5', '6,5', '7,5'}
+
+
+def test_a_kind_within_a_split_is_no_split_of_its_own(tmp_path):
+    files = [f'train/{{role}}/{folder}/{folder}{n}.png' for folder in ('test tube', 'beaker') for n in range(5)]
+    fill(tmp_path, *([file.format(role=role) for file in [*files, 'test/{role}/beaker/9.png']]
+                     for role in ('images', 'masks')))
+    assert split_sizes(inspect(tmp_path)[1])[2] == 1
+
+
+def test_a_folder_whose_masks_are_named_otherwise_is_not_left_out(tmp_path):
+    """Equal names in one folder, b0 and m0 in the other."""
+    fill(tmp_path, [f'site1_images/a{n}.png' for n in range(6)] + [f'site2_images/b{n}.png' for n in range(6)],
+         [f'site1_masks/a{n}.png' for n in range(6)] + [f'site2_masks/m{n}.png' for n in range(6)])
+    assert len(inspect(tmp_path)[1].pairs.images) == 12
+
+
+@pytest.mark.parametrize('names', [[f'case{n}{"_pred" * (n > 6)}' for n in range(1, 9)],
+                                   [f'case{n}{"_output" if n % 2 else "_mask"}' for n in range(1, 9)]])
+def test_masks_drawn_with_the_help_of_a_program_are_masks(tmp_path, names):
+    """No other lies beside them."""
+    fill(tmp_path, [f'images/case{n}.jpg' for n in range(1, 9)], [f'masks/{name}.png' for name in names])
+    try:
+        _, data = inspect(tmp_path)
+    except DataError as error:
+        assert 'named as results' not in str(error)
+    else:
+        assert len(data.pairs.images) == 8
+
+
+@pytest.mark.parametrize('folder', ['original_images', 'images_raw', 'rgb_images'])
+def test_a_folder_of_as_many_images_as_there_are_masks_is_not_left_out_unasked(tmp_path, folder):
+    names = [(f'{folder}/DSC{n:03}.jpg', f'masks/{n:03}_mask.png', f'preview_images/{n:03}_mask.jpg') for n in range(8)]
+    images, masks, others = zip(*names)
+    fill(tmp_path, [*images, *others], masks)
+    assert f'could hold the images: {", ".join(sorted((folder, "preview_images")))}' in str(ask(tmp_path))
