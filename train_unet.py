@@ -2975,7 +2975,7 @@ def convert_pixels(array, path, config):
                         'images needs 8-bit images; one still to be trained image_dtype=auto')
     array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
     if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
-        raise DataError(f'{path}: holds pixels that are not finite, or beyond 1e30 (NaN, -3.4e38 for no data)')
+        raise DataError(f'{path}: holds pixels that are not finite or beyond 1e30 (NaN, -3.4e38 for no data)')
     return array
 
 
