@@ -1541,40 +1541,30 @@ def name_patterns(image, masks):
     return sorted(found, key=lambda patterns: (len(' '.join(patterns).replace('{stem}', '')), patterns))
 
 
-def are_of_others(first, second, stems):
+def are_of_others(first, second, images):
     """Whether numbers in patterns of images and masks tell of wrong pairs: those before {stem} differ (p3_{stem} and
     p4_{stem}), or those after it do ({stem}_6 and {stem}_0) and there are images _0, or there is but one image."""
     numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
     if numbers == others or not ({*numbers} - {'{stem}'} and {*others} - {'{stem}'}):
         return False
     until = len(numbers) - numbers[::-1].index('{stem}')
-    if len(numbers) != len(others) or numbers[:until] != others[:until] or len(stems) < 2:
+    if len(numbers) != len(others) or numbers[:until] != others[:until] or len(images) < 2:
         return True
-    return fit_with_numbers_of(first, second, stems)
-
-
-def fit_with_numbers_of(first, second, stems):
-    """Whether a stem fits the first pattern once its numbers are those of the second, if these differ: p4_x fits
-    p3_{stem} beside p4_{stem}_mask."""
-    numbers, others = (re.findall(r'\d+|{stem}', pattern) for pattern in (first, second))
-    if numbers == others or len(numbers) != len(others):
-        return False
     theirs = iter(others)
-    fits = stem_in(re.sub(r'\d+|{stem}', lambda _: next(theirs), first))
-    return any(fits(stem.casefold()) is not None for stem in stems)
+    own = stem_in(re.sub(r'\d+|{stem}', lambda _: next(theirs), first))
+    return any(own(image.stem.casefold()) is not None for image in images)
 
 
 def stem_rules(images, masks):
     """Ways to turn casefolded stems into equal keys, most literal first: (description, image -> key, mask -> key)."""
     yield 'equal stems', str, str
     usual, stems = images[len(images) // 2].stem.casefold(), [mask.stem.casefold() for mask in masks]
-    known = [image.stem for image in images]
     some = [usual, *(images[len(images) * at // 7].stem.casefold() for at in (2, 5))]          # one may have no mask
     digits = max(re.findall(r'\d+', stems[len(stems) // 2]), key=len, default='')      # few images may have a mask
     some += [stem for image in images if digits in (stem := image.stem.casefold())][:1]
     for patterns in dict.fromkeys(patterns for stem in some for patterns in name_patterns(stem, stems)[:8]):
         between = '' if '{stem}{stem}' in ' '.join(patterns) else '\0'               # S1Img12 is not S11Img2
-        if are_of_others(*patterns, known):
+        if are_of_others(*patterns, images):
             continue
         yield 'names like {} and {}'.format(*patterns), *(stem_in(pattern, between) for pattern in patterns)
     numbers = lambda stem: (*map(int, re.findall(r'\d+', stem)),) or (-1,)
@@ -2176,8 +2166,7 @@ def with_namesakes(images, masks, notes):
     is_left_out = lambda image: place(image) not in named and image.split in splits
     others = [*filter(is_left_out, images)]
     unnamed = stems - {bare(image.stem) for image in images}
-    is_usual = any(posixpath.basename(image.kind).lower() in IMAGE_WORDS for image in others)
-    if is_usual or 2 * len(others) >= len(masks) or len(unnamed) >= len(others):       # theirs may be named otherwise
+    if 2 * len(others) >= len(masks) or len(unnamed) >= len(others):   # their masks may be named otherwise
         return images
     for kind, files in grouped(others, lambda image: image.kind).items():
         notes += tell_ignored({f'in {kind or "the folder itself"}, where no name is that of a mask':
@@ -2527,12 +2516,8 @@ def pattern_answers(files):
     folders, names = Counter(folder for folder, _ in files), Counter(name for _, name in files)
     same = ['{stem}' + name for name, count in names.items() if count > max(1, 0.4 * len(folders))]
     images = [file[::-1] for file in files if read_place(file[0])[1] != 'mask'] or [file[::-1] for file in files]
-    of_masks = {os.path.splitext(name)[0] for folder, name in files if read_place(folder)[1] == 'mask'}
     places = [(len(images) * at // 9 + at) % len(images) for at in range(9 if images else 0)]
     examples = dict(images[at] for at in places)                       # some have no mask; + at: not all x_depth.png
-    stems = defaultdict(list)
-    for stem, suffix in [os.path.splitext(name) for name, _ in images]:
-        stems[suffix].append(stem)
     by_suffix, seen = grouped(sorted(names), lambda name: os.path.splitext(name)[1]), Counter()
     for image, folder in examples.items():
         (stem, suffix), clip = os.path.splitext(image), posixpath.basename(folder) + '_'
@@ -2540,11 +2525,7 @@ def pattern_answers(files):
             others = [os.path.splitext(name)[0] for name in others if name != image]
             of_clips = not stem.startswith(clip) and any(other.startswith(clip) for other in others)
             for first, second in name_patterns(clip * of_clips + stem, others):    # clipA/1.jpg and clipA_1_mask.png
-                is_crossed = stem in of_masks and '{stem}' not in (first, second)      # a_1, b_1 beside a_1, b_1
-                before = [re.findall(r'\d+', pattern.partition('{stem}')[0]) for pattern in (first, second)]
-                is_crossed |= before[0] != before[1] and suffix != kind \
-                    and fit_with_numbers_of(first, second, stems[suffix])      # p3_1.jpg, p4_1.png
-                if first.count('{stem}') == second.count('{stem}') == 1 and not is_crossed:
+                if first.count('{stem}') == second.count('{stem}') == 1:
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:

@@ -1064,3 +1064,14 @@ def test_beside_black_alone_255_is_white_whatever_the_threshold(tmp_path):
     for wish in ('nonzero', '>0', '>5', '>127'):
         config, data = inspect(folder, mask_values=wish)
         assert np.array_equal(mask_of(data, config, '0'), place), wish
+
+
+def test_where_all_that_is_seen_lies_in_alpha_the_empty_masks_alone_are_not_offered(tmp_path):
+    for n in range(6):
+        pixels = np.zeros((16, 16, 4), np.uint8)
+        pixels[2:8, 2:8, 3] = 255 * (n != 2)
+        save(tmp_path / f'images/{n}.png', np.full((16, 16, 3), n))
+        save(tmp_path / f'masks/{n}.png', pixels)
+    error = str(ask(tmp_path))
+    assert 'type mask_values=alpha' in error and 'skip_broken' not in error
+    assert inspect(tmp_path, mask_values='alpha')[1].classes[1][1] == 5

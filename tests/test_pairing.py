@@ -2208,3 +2208,13 @@ def test_a_folder_of_as_many_images_as_there_are_masks_is_not_left_out_unasked(t
     images, masks, others = zip(*names)
     fill(tmp_path, [*images, *others], masks)
     assert f'could hold the images: {", ".join(sorted((folder, "preview_images")))}' in str(ask(tmp_path))
+
+
+def test_a_small_folder_whose_masks_are_named_otherwise_is_not_left_out_either(tmp_path):
+    """Four images of a second site, whose masks are m0 to m3."""
+    fill(tmp_path, [f'site1_images/a{n}.png' for n in range(20)] + [f'site2_images/b{n}.png' for n in range(4)],
+         [f'site1_masks/a{n}.png' for n in range(20)] + [f'site2_masks/m{n}.png' for n in range(4)])
+    try:
+        assert len(inspect(tmp_path)[1].pairs.images) == 24
+    except DataError as error:
+        assert 'where no name is that of a mask' not in str(error)
