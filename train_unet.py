@@ -1377,7 +1377,7 @@ def by_role(candidates, config, root, ignored):
         if not may_be_read(name):
             if not split_listed(name):                                 # of train.txt split_by_names tells
                 why = ', to be saved as PNG or TIFF first if they are meant' * (suffix.lower() in NOT_READ)
-                ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending'].append(name)
+                ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
         if role and (patterns_tell or is_for_one):
@@ -2181,6 +2181,7 @@ def lines_that_pair(config, root, files):
     works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
     in_all = lambda line: re.sub(rf'/({"|".join(SPLIT_WORDS)})(?=[/"])', '', line)         # mask/ for mask/train/
     works = {line: answer for line, answer in works.items() if not answer.pairs < works.get(in_all(line), answer).pairs}
+    works, others = without_crossed(works)
     most = max((len(answer.pairs) for answer in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
@@ -2193,7 +2194,8 @@ def lines_that_pair(config, root, files):
     best = max((works[line][:2] for line in enough if of_test(line) == of_test(enough[0])), default=None)
     images_of = lambda line: {image for image, _ in works[line].pairs}
     lines, known = [], set().union(*map(images_of, enough))            # of them a better kind of masks may show few
-    few = [line for line in works if 'masks=' in line and works[line].has_all_masks and images_of(line) <= known]
+    few = [line for line in works if line in others
+           or 'masks=' in line and works[line].has_all_masks and images_of(line) <= known]
     for line in [*enough, *sorted(few, key=plainest)]:                 # with masks= files may be left over
         answer = works[line]
         is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
@@ -2229,6 +2231,22 @@ def lines_that_pair(config, root, files):
                  'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
+
+
+def without_crossed(works):
+    """Lines that pair, without those of folders that pair wholly with others: of img/ and mask/ where img/ has its
+    label/, and mask/ its image/ -> ({line: Answer}, the lines of such others)."""
+    sides = {line: tuple(map(set, zip(*answer.pairs))) for line, answer in works.items() if 'masks=' in line}
+    whole = [line for line in sides if 'skip_' not in line]
+    crossed, others = set(), set()
+    for line in sides.keys() - whole:
+        images, masks = sides[line]
+        of_masks = [other for other in whole if masks <= sides[other][1] and images.isdisjoint(sides[other][0])]
+        of_images = [other for other in whole if images <= sides[other][0] and masks.isdisjoint(sides[other][1])]
+        if of_masks and of_images:
+            crossed.add(line)
+            others |= {*of_masks, *of_images}
+    return {line: answer for line, answer in works.items() if line not in crossed}, others
 
 
 def lines_of_kinds(works, config, root, files):
@@ -3366,8 +3384,11 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if colours and (many or lossy) or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         lines.insert(1 if leans_on_white(values, images, areas, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
+        if share_of(range(128, 256), values) > 1 / 2:                  # ink on paper, with soft edges or other inks
+            are_edges = any(33 <= code < 223 for code in plain) and not has_grey_class(areas)
+            lines.insert(1 if are_edges else len(lines), 'if dark is foreground type mask_values="<128"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
-        rarest = min({*plain} - {COLOUR}, key=values.get) if colours else plain[-1]    # red on a white page is meant
+        rarest = min({*plain} - {COLOUR, *slips_of(values)}, key=values.get) if colours else plain[-1]    # red on a white page is meant
         last = 255 if 255 in values else rarest
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
@@ -3410,10 +3431,21 @@ def is_scale(values):
     return len(values) > 1 and np.ptp(np.diff(sorted(values))) <= 2
 
 
+def slips_of(values):
+    """{colour: another, ten times as frequent and at most 2 away in each channel}, as #0102ff is beside #0101ff. Not
+    of dark ones: #070000 and #080000 are numbers of classes (CARLA)."""
+    bright = [code for code in values if code >= COLOUR and channels([code]).max() > 127]
+    return {code: other for code, other in itertools.permutations(bright, 2)
+            if 10 * values[code] < values[other] and nearest([code], [other], 2)}
+
+
 def read_as_classes(values, images, plain, special, what):
     """Lines that make each value a class, with or without ignoring specks and values that often mean ignored;
     these come first if they are rare."""
-    lines = [f'if these {what} are the classes type mask_values={suggest(numbered(values))}']
+    slips = slips_of(values)
+    table = numbered(values.keys() - slips)
+    table |= {code: table[other] for code, other in slips.items() if other in table}
+    lines = [f'if these {what} are the classes type mask_values={suggest(table)}']
     whole, count = sum(values.values()), max(images.values())          # a rare class still fills its own images
     specks = [code for code in plain if values[code] < whole * min(1 / 2000, images[code] / count / 250)
               and not is_scale(values)]
@@ -3937,7 +3969,9 @@ def find_leaks(pairs, records, firsts, config):
     notes += [f'{counted(len(apart), "image")} of the test split validate too, such as {name(pairs.images, first)} as '
               f'{name(pairs.images, second)}: the scores of the test flatter' for first, second, *_ in apart[:1]]
     same = [] if apart else same
-    notes += [f'{counted(len(same), "image")} with copies, such as {name(pairs.images, first)} and '
+    count = sum(map(len, same)) - len(same)
+    in_all = f' ({count} in all)' * (count > len(same))
+    notes += [f'{counted(len(same), "image")} with copies{in_all}, such as {name(pairs.images, first)} and '
               f'{name(pairs.images, second)}: all copies are on one side' for first, second, *_ in same[:1]]
     masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]

@@ -129,6 +129,14 @@ def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_pat
     assert '10 images with copies' in str(data.notes)
 
 
+def test_copies_of_one_image_are_counted(tmp_path):
+    """Nine of ten files show one image: said was "1 image with copies"."""
+    for n in range(10):
+        save(tmp_path / f'images/{n}.png', np.random.default_rng(n == 4).integers(0, 256, (32, 48, 3), np.uint8))
+        save(tmp_path / f'masks/{n}.png', block(1))
+    assert '1 image with copies (8 in all), such as' in str(inspect(tmp_path)[1].notes)
+
+
 def test_copies_are_found_among_images_whose_masks_have_the_same_counts(tmp_path):
     """Two photographs with masks of one size, and the first of them mirrored, in a split that is given."""
     photos = [cv2.resize(np.random.default_rng(n).integers(0, 256, (4, 6, 3), np.uint8), (48, 32)) for n in range(3)]

@@ -271,7 +271,7 @@ def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
         (tmp_path / f'scan-{n}').write_bytes(b'no suffix')
     notes = inspect(tmp_path)[1].notes
     assert sum('whose name is neither of images nor of masks' in note for note in notes) == 1
-    assert 'ignored 6 files, without an ending: scan-0, ...' in notes
+    assert 'ignored 6 files, without an ending such as .png: scan-0, ...' in notes
 
 
 @pytest.mark.parametrize('half, below', [('images', ''), ('masks', ''), ('images', 'train'), ('images/train', 'train')])
@@ -1999,3 +1999,42 @@ def test_patterns_whose_numbers_differ_pair_no_others(tmp_path, image, mask):
     for line in lines:
         assert partners(inspect(tmp_path / 'set', **typed(line))[1], tmp_path / 'set') == pairs
     assert lines or 'map' in mask
+
+
+def test_two_sets_side_by_side_are_offered_each_with_its_own_masks(tmp_path):
+    """Of the larger set's images those of the smaller set's numbers were offered with the smaller one's masks."""
+    for folder, count in {'img': 24, 'image': 8}.items():
+        for n in range(count):
+            save(tmp_path / f'{folder}/{n}.png', scene(n + len(folder)))
+            save(tmp_path / f'{ {"img": "label", "image": "mask"}[folder]}/{n}.png', corner(n % 12, len(folder)))
+    assert typed_lines(ask(tmp_path)) == ['images="img" masks="label"', 'images="image" masks="mask"']
+
+
+def test_a_colour_off_by_one_is_no_class_of_its_own(tmp_path):
+    blue = np.zeros((64, 64, 3), np.uint8)
+    blue[20:40, 20:60] = 1, 1, 255
+    masks = [blue.copy() for _ in range(6)]
+    masks[0][20, 20:30] = 1, 2, 255
+    lines = [line for line in ask(with_masks(tmp_path, masks)).problems if ' type ' in line]
+    assert 'mask_values="{\'#000000\': 0, \'#0101ff\': 1, \'#0102ff\': 1}"' in lines[0]
+    assert lines[-1].startswith("if only '#0101ff' is foreground")
+
+
+def test_numbers_of_classes_in_the_red_channel_are_classes(tmp_path):
+    """CARLA: #070000 is a road, #080000 a sidewalk."""
+    mask = np.zeros((64, 64, 3), np.uint8)
+    mask[10:40, :, 0], mask[40:42, :, 0] = 7, 8
+    line = offered(ask(with_masks(tmp_path, [mask] * 6)), 'mask_values="{')
+    assert typed(line) == {'mask_values': {'#000000': 0, '#070000': 1, '#080000': 2}}
+
+
+@pytest.mark.parametrize('ink, is_first', [((0, 52, 53, 217, 251), True), ((0, 1, 2), False)])
+def test_dark_on_white_is_offered(tmp_path, ink, is_first):
+    """Dots with soft edges, drawn on a white page; not before others where the dark may be classes in a void."""
+    mask = np.full((64, 64), 255, np.uint8)
+    mask[10, 10:10 + len(ink)] = ink
+    lines = [line for line in ask(with_masks(tmp_path, [mask] * 6)).problems if ' type ' in line]
+    dark = 'if dark is foreground type mask_values="<128"'
+    assert (lines[0] == dark) == is_first and dark in lines
+    _, data = inspect(tmp_path, mask_values='<128')
+    assert data.coding.num_classes == 2 and (data.values[0][0], data.values[255][0]) == (6, 6 * (64 ** 2 - len(ink)))
