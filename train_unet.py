@@ -3388,7 +3388,8 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
             are_edges = any(33 <= code < 223 for code in plain) and not has_grey_class(areas)
             lines.insert(1 if are_edges else len(lines), 'if dark is foreground type mask_values="<128"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
-        rarest = min({*plain} - {COLOUR, *slips_of(values)}, key=values.get) if colours else plain[-1]    # red on a white page is meant
+        meant = {*plain} - {COLOUR, *slips_of(values)}                 # red on a white page
+        rarest = min(meant, key=values.get) if colours else plain[-1]
         last = 255 if 255 in values else rarest
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
@@ -4941,14 +4942,14 @@ class SegmentationModel(nn.Module):
         if (high, wide) != (height, width):
             images = F.pad(images, (0, wide - width, 0, high - height))
         logits = self.network(images)
-        if not torch.is_tensor(logits) or logits.ndim != 4:            # some have another form in training alone
-            what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
-            raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a '
-                              "module that returns its part, such as network(images)['out']")
-        is_told = self.is_own and not torch.compiler.is_compiling()    # compiled code has no gradient of a sigmoid
-        if is_told and type(logits.grad_fn).__name__.startswith(('Sigmoid', 'Softmax')):       # in the first step
-            raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
-        return logits[..., :height, :width]
+        if torch.is_tensor(logits) and logits.ndim == 4:
+            return logits[..., :height, :width]
+        if not self.training:
+            refuse_other(logits)
+        # several outputs, in training alone, are for a loss of the user's
+        rows, columns = (lambda length: -(-length * height // high)), (lambda length: -(-length * width // wide))
+        return pytree.tree_map(lambda part: part[..., :rows(part.shape[-2]), :columns(part.shape[-1])]
+                               if torch.is_tensor(part) and part.ndim == 4 else part, logits)
 
     def predict(self, image, tta=False):
         """A mask (H, W) uint8 of class ids for a path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W).
@@ -4964,6 +4965,27 @@ class SegmentationModel(nn.Module):
         image = as_image(image, self.config)
         _, _, bands = next(predict_stream(self.eval(), [('', image)], tta=tta))
         return torch.cat([chances(logits) for logits in bands], 1).cpu().numpy()
+
+
+def refuse_other(logits, channels=None):
+    """ConfigError for what is no tensor of logits (B, K, H, W), K being `channels` if given."""
+    if not torch.is_tensor(logits) or logits.ndim != 4:
+        what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
+        raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a module '
+                          "that returns its part, such as network(images)['out'] (in training it may give all parts, "
+                          'to a loss_fn of your own)')
+    if channels and logits.shape[1] != channels:
+        raise ConfigError(f'model: gives {logits.shape[1]} channels in training; wanted are {channels}, as in eval '
+                          'mode (others are for a loss_fn of your own)')
+
+
+def ends_in_chances(logits):
+    """Whether logits are the result of a sigmoid or softmax, perhaps resized, cropped or clamped. Needs gradients."""
+    node, passed = logits.grad_fn, ('Alias', 'Slice', 'Upsample', 'Clamp', 'View', 'Permute', 'Squeeze', 'Unsqueeze',
+                                    'ToCopy')
+    while type(node).__name__.startswith(passed):
+        node = node.next_functions[0][0]
+    return type(node).__name__.startswith(('Sigmoid', 'Softmax'))
 
 
 def pad_by_index(images, axis, padded):
@@ -5010,6 +5032,8 @@ def build_model(config, own=None):
     network = build_network(config) if own is None else own.cpu()
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
     model = SegmentationModel(network, config, stride, is_own=own is not None)
+    if has_lazy_layers(network):
+        try_size(model)                                                # they learn their sizes
     if own is None:
         fold_upsampling(network)
     keep_float32(network, config['keep_float32'])
@@ -5017,6 +5041,11 @@ def build_model(config, own=None):
         for module in checkpointable(model):
             change_forward(module, Checkpointed)
     return model
+
+
+def has_lazy_layers(network):
+    """Whether weights have no size yet (nn.LazyConv2d)."""
+    return any(isinstance(p, nn.parameter.UninitializedParameter) for p in network.parameters())
 
 
 @torch.no_grad()
@@ -5075,11 +5104,10 @@ class PooledByProduct:
         return pool_by_product(maps.contiguous(), self.output_size)
 
 
-@torch.no_grad()
 def try_size(model, sizes=()):
     """Run a blank image through the network: of image_size, of half of it for progressive_resizing and, where nothing
     is resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
-    network cannot take, or where a network of your own gives something other than logits. One of your own that cannot
+    network cannot take, or where one of your own gives something other than logits. One of your own that cannot
     take a size padded to the stride is given it as it is. Leaves it in eval mode."""
     config, size, classes = model.config, model.config['image_size'], model.config['num_classes']
     tried = {'': size}                                                 # what else the user could type -> size
@@ -5091,11 +5119,15 @@ def try_size(model, sizes=()):
         shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
-            logits = model.eval()(images)
+            with torch.enable_grad():                                  # without, no trace of a sigmoid is kept
+                logits = model.eval()(images)
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
+                small = '; enlarge them by F.interpolate' * (logits.shape[:2] == wanted[:2])
                 raise ConfigError(f'model: gives {tuple(logits.shape)} for images {shape}; {classes} classes want '
-                                  f'logits {wanted}{binary}')
+                                  f'logits {wanted}{binary}{small}')
+            if ends_in_chances(logits):
+                raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
         except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None
@@ -5103,11 +5135,25 @@ def try_size(model, sizes=()):
             if model.is_own and is_padded and config['size_policy'] == 'resize':       # it may want just this size
                 model.stride = 1
                 return try_size(model, sizes)
-            named = f'architecture={config["architecture"]!r} with encoder={config["encoder"]!r}'
-            larger = [f'{height * 2}x{width * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]  # timm's wish
-            raise ConfigError(f'{"model" if model.is_own else named}: cannot take normalised float32 images {shape} '
-                              f'({in_words(error)}); {"if that is the size " * model.is_own}type another image_size, '
-                              f'such as {larger}{other}') from None
+            larger = [f'{size[0] * 2}x{size[1] * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]   # timm's
+            advice = f'type another image_size, such as {larger}{other}'
+            advice = advice if is_of_smp(model) else f'if that is the size {advice}'
+            if 'view size' in str(error) and config['channels_last']:
+                advice = 'type channels_last=False, or write .reshape in place of its .view'
+            raise ConfigError(f'{network_name(model)}: cannot take normalised float32 images {shape} '
+                              f'({in_words(error)}); {advice}') from None
+
+
+def is_of_smp(model):
+    """Whether a SegmentationModel holds a network of smp: not one of the user's, nor of an edited build_network."""
+    return isinstance(model, SegmentationModel) and isinstance(model.network, smp.base.SegmentationModel) \
+        and not model.is_own
+
+
+def network_name(model):
+    """What messages call a network."""
+    return 'architecture={architecture!r} with encoder={encoder!r}'.format(**model.config) if is_of_smp(model) else \
+        f'model ({type(getattr(model, "network", model)).__name__})'
 
 
 def change_forward(module, mixin):
@@ -5266,6 +5312,7 @@ class SegmentationLoss:
         if in_tiles and self.reach is None:
             self.reach = find_reach(model, images, self.tiles[0], getattr(model, 'config', None))
         logits = tiled_logits(model, images, *self.tiles, self.reach) if in_tiles else model(images)
+        refuse_other(logits, 1 if self.num_classes == 2 else self.num_classes)
         losses = self.losses(logits, target)
         with torch.no_grad():
             if 'full_mask' in batch:
@@ -5906,6 +5953,9 @@ def train_step(state, window, loss_fn, config):
         waits = number < len(pieces) and state.engine is not None      # gradients are exchanged once per window
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
+            if not losses.requires_grad:
+                raise UserError('loss_fn: its result has no gradient, as of >, argmax, round, NumPy, detach() or '
+                                'no_grad(): compute it from the logits, by operations that can be differentiated')
             state.scaler.scale(losses.sum() * share).backward()
         if number == 1 < len(pieces) and is_compiled(state.model) and state.engine is None:    # see can_replay
             for parameter in state.parts.parameters:
@@ -7134,7 +7184,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     probes = [load_batches(loader.dataset, sampler.micro_batches(rows), config, state.device) for rows in probed]
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
-    begun, fault = time.monotonic(), ''
+    begun, fault, first, reached = time.monotonic(), '', None, set()
+    watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
     if config['compile_model']:
         log.info('Compiling: the first step can take minutes (compile_model=False skips this)')
@@ -7147,27 +7198,45 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             results = []
             for window in probes + probes[:1] * 2 * replays:           # CUDA graphs are made after the first step
                 with compiles_nothing(state.model, window is not probes[0]):
-                    results.append(guarded_step(state, window, loss_fn, config, is_trial=True))
+                    results.append(guarded_step(state, window, watched, config, is_trial=True))
             refuse_unshared(results)
             evaluate_model(state.evaluated, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
-        except RuntimeError as error:                                  # not every operation has a kernel for 16 bits
-            is_meant = world().size == 1 and re.search('(?i)half|float16', str(error))
-            if not (is_meant and (lower := safer_dtype(state.dtype, state.device))):
-                raise
+        except (RuntimeError, TypeError, AssertionError) as error:     # not every operation takes 16 bits, nor NumPy
+            first = first or error
+            if world().size > 1 or not (lower := safer_dtype(state.dtype, state.device)):
+                raise first from None                                  # it is not of the precision
+            traceback.clear_frames(error.__traceback__)                # they hold the tensors of the step
             fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
+    if outside := reached - {*state.model.parameters()}:
+        warn([f'loss_fn: reaches {counted(len(outside), "parameter")} outside of the model, which are not trained '
+              'here: those of the loss want to be a part of the model, a network that teaches wants torch.no_grad()'])
     if state.device.type == 'cuda':                                    # peaks of earlier runs and of cuDNN's search
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(state.device)
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
+
+
+def watching(loss_fn, reached):
+    """A user's loss_fn, which adds to the set `reached` all parameters that its losses depend on."""
+    def watched(model, batch):
+        answer = loss_fn(model, batch)
+        nodes, seen = [getattr(answer[0] if isinstance(answer, tuple) else answer, 'grad_fn', None)], {None}
+        for node in filter(None, nodes):
+            following = {other for other, _ in node.next_functions} - seen
+            seen |= following
+            nodes += following
+            reached.update(p for p in [getattr(node, 'variable', None)] if isinstance(p, nn.Parameter))
+        return answer
+    return watched
 
 
 def refuse_unshared(results):
@@ -7205,11 +7274,13 @@ def check_own(model, loss_fn, train_data, val_data):
             raise UserError(f'{name}: must be a map-style Dataset (with len() and [index]) that is not empty; of a '
                             'DataLoader give its .dataset, of a folder data=PATH alone')
     part = "lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), with reduction='none'"
+    aside = ''
     if train_data is None:                                             # smp's losses give the mean of a batch
         part = "lambda model, batch: loss(model(batch['image']), batch['mask'].long()).expand(len(batch['mask']))"
+        aside = " (BCEWithLogitsLoss wants batch['mask'][:, None].float(); what is ignored is 255)"
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_criterion(loss_fn)):
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
-                        f'a part of one: {part}')
+                        f'a part of one{aside}: {part}')
     known = set(model.parameters()) if model is not None else set()
     if isinstance(loss_fn, nn.Module) and {p for p in loss_fn.parameters() if p.requires_grad} - known:
         raise UserError('loss_fn: has weights of its own, which would not be trained; make it a part of the model')
@@ -7413,6 +7484,8 @@ def choose_model(model, config, data):
             begin_at_share(model, data)
         if config['initial_weights']:
             take_initial(model, config)
+    elif has_lazy_layers(model):
+        raise UserError('model: has lazy layers, whose weights have no size yet: run one batch through it first')
     else:
         keep_float32(model, config['keep_float32'])
     if data is not None:
@@ -7424,6 +7497,17 @@ def made_by(value):
     """'albumentations' or 'monai' if the class of a value, or a base of it, is defined there; else ''."""
     packages = [kind.__module__.partition('.')[0] for kind in type(value).__mro__]
     return next((name for name in packages if name in ('albumentations', 'monai')), '')
+
+
+@contextlib.contextmanager
+def naming(what, advice=''):
+    """Make what a user's data set raises a DataError that says of what."""
+    try:
+        yield
+    except UNREADABLE as error:
+        if isinstance(error, MemoryError) or is_out_of_memory(error):
+            raise
+        raise DataError(f'{what}: {in_words(error)}{advice}') from error
 
 
 class Plain(torch.utils.data.Dataset):
@@ -7464,9 +7548,13 @@ class Plain(torch.utils.data.Dataset):
             for number, transform in enumerate(self.transforms):       # they ignore the global generators
                 given = [seed_of(seed, number)] if made_by(transform) == 'monai' else two
                 transform.set_random_state(*given)
-            sample = self.dataset[index]
+            with naming(self.name(index)):
+                sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # transformers' own mappings
-        batch = self.join(samples)                                     # draws on from the last sample's seed
+        names = ', '.join(shorten((str(key[1] if isinstance(key, tuple) else key) for key in keys), 4))
+        with naming(f'samples {names} make no batch', ': let each give tensors, arrays or numbers of one shape, or '
+                    'give the Dataset a collate_fn(samples)'):
+            batch = self.join(samples)                                 # draws on from the last sample's seed
         return batch.data if isinstance(batch, UserDict) else batch    # transformers' too: pytree sees a leaf in it
 
 
@@ -7707,8 +7795,8 @@ def warn_of_held_parts(model):
 def warn_of_size(model, precision):
     """Tell the size of a network, and warn if it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    is_named = isinstance(model, SegmentationModel) and not model.is_own
-    name = '%(architecture)s with %(encoder)s' % model.config if is_named else 'your own'
+    own = f'your own, {type(getattr(model, "network", model)).__name__}'
+    name = '%(architecture)s with %(encoder)s' % model.config if is_of_smp(model) else own
     log.info('Network: %s, %.2f million parameters', name, size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
@@ -7753,6 +7841,13 @@ def warn_if_trivial(metrics):
               'or a lower learning_rate may help; do the masks lie on their images (see samples.png of check)?'])
 
 
+def warn_if_lost(best, history):
+    """Say so where the last epoch scores less than half of the best one."""
+    last = next((row['val_iou'] for row in reversed(history) if row.get('val_iou') is not None), math.nan)
+    if last < best.get('iou', 0) / 2:
+        warn([f'the last epoch has IoU {last:.4f}: what was learnt by epoch {best["epoch"]} was lost again'])
+
+
 def tell_best(best, epoch, config):
     """The scores of the best epoch, of each class where there are more than two."""
     scores = [('validation IoU', 'iou'), ('Dice', 'dice')] if 'iou' in best else [('loss', 'loss')]
@@ -7788,6 +7883,7 @@ def finish(state, val_data, config, run):
     is_saved, model = run.save(state, config), state.evaluated
     state.model.zero_grad()                                            # as much memory as the weights
     best = take_best(model, config, run)
+    warn_if_lost(best, state.history)
     if config['compile_model']:                                        # each number of images would be compiled anew
         forget_compiled(state.model)
     model.eval()
@@ -7910,12 +8006,21 @@ def sheet(rows, titles, path, legend=()):
     return page
 
 
+def chosen_samples(shows, most=6):
+    """Indices from all over a data set, of which half or more show foreground, if so many do. shows: (N,) bool."""
+    spread = lambda rows, count: rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)]
+    chosen = spread(np.arange(len(shows)), most)
+    if 2 * shows[chosen].sum() < len(chosen):
+        chosen = spread(np.flatnonzero(shows), most // 2)
+        chosen = np.sort(np.append(chosen, spread(np.flatnonzero(~shows), most - len(chosen))))
+    return chosen.tolist()
+
+
 def draw_samples(model, dataset, path, dtype=None, captions=None):
     """A sheet of images beside truth, prediction and errors -> the page. captions: {index: words after the name of the
-    file}; None: six images from all over the data set."""
+    file}; None: six images, see chosen_samples."""
     if captions is None:
-        chosen = np.linspace(0, len(dataset) - 1, min(6, len(dataset))).astype(int)
-        captions = dict.fromkeys(chosen.tolist(), '')
+        captions = dict.fromkeys(chosen_samples(dataset.rarity > 0), '')
     count, rows, root = model.config['num_classes'], [], dataset.config['data']
     root = os.path.abspath(DEMO_FOLDER if root == 'demo' else root)
     root = os.path.dirname(root) if os.path.isfile(root) else root
@@ -8025,6 +8130,9 @@ def load_with(run, overrides, verb):
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # 'auto' keeps the run's own
     model = load(run, settings.get('device', 'auto'))
     model.config |= settings
+    if 'image_size' in settings:
+        model.config['progressive_resizing'] = 0.0                     # of training
+        try_size(model)                                                # some networks take one size only
     class_names(model.config, model.config['num_classes'])             # refuses a wrong number of names
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
@@ -8754,6 +8862,9 @@ def export_pt2(model, path, half, is_free):
 
 def export_smp(model, path, half, is_free):
     """smp's own form -> the model with the network that smp.from_pretrained loads."""
+    if not hasattr(model.network, 'save_pretrained'):
+        raise UserError('format=smp: is for networks of smp, which this one is not; onnx and pt2 take any',
+                        'cannot export')
     for weight in model.network.parameters() if half else ():
         weight.data = weight.data.half() if weight.ndim > 1 else weight.data   # those of norms weigh little, and decide
     import safetensors                                                 # smp needs it

@@ -451,7 +451,7 @@ def test_an_error_of_ones_own_data_in_a_worker_is_no_death(two_minutes):
                 raise RuntimeError('shapes do not fit (a test)')
             return super().__getitem__(index)
 
-    with pytest.raises(RuntimeError, match=r'shapes do not fit \(a test\)'):
+    with pytest.raises(tu.DataError, match=r'sample \d+: RuntimeError: shapes do not fit \(a test\)'):
         train(None, Buggy(12), num_workers=1)
     assert 'starting the workers again' not in log_text()
 

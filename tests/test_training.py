@@ -192,6 +192,113 @@ def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(sm
     assert not os.path.exists('own')
 
 
+def half_size(end):
+    """A network at half the size, whose logits are enlarged after `end`."""
+    return nn.Sequential(nn.AvgPool2d(2), own_network(), end, nn.Upsample(scale_factor=2, mode='bilinear'))
+
+
+class Clamped(nn.Sequential):
+    def forward(self, images):
+        return super().forward(images).sigmoid().clamp(1e-4, 1 - 1e-4)
+
+
+@pytest.mark.parametrize('network', [half_size(nn.Sigmoid()), Clamped(*own_network()),
+                                     own_network().append(nn.Sigmoid())])
+def test_chances_in_place_of_logits_are_refused_also_of_an_edited_build_network(small_set, monkeypatch, network):
+    """As brain-segmentation-pytorch's U-Net ends: it trained, and learnt nothing, without a word."""
+    for model in (None, network):
+        monkeypatch.setattr(tu, 'build_network', lambda config: network)
+        with pytest.raises(tu.ConfigError, match='ends in a sigmoid or softmax; wanted are the logits before it'):
+            tu.train(model=model, data=str(small_set), **OWN_RUN)
+    assert len(tu.train(model=half_size(nn.Identity()), data=str(small_set), **OWN_RUN).history) == 2
+
+
+def test_an_edited_build_network_goes_by_its_own_name(small_set, monkeypatch):
+    monkeypatch.setattr(tu, 'build_network', lambda config: own_network())
+    tu.train(data=str(small_set), **OWN_RUN)
+    assert 'Network: your own, Sequential' in Path('own/log.txt').read_text()
+    with pytest.raises(tu.UserError, match='format=smp: is for networks of smp, which this one is not'):
+        tu.export('own', format='smp')
+    assert tu.export('own', format='pt2') == 0
+    monkeypatch.setattr(tu, 'build_network', lambda config: own_network(in_channels=1))
+    with pytest.raises(tu.ConfigError, match=r'  model \(Sequential\): cannot take'):
+        tu.train(data=str(small_set), **OWN_RUN | {'run_dir': 'other'})
+
+
+class Supervised(nn.Module):
+    """Deep supervision: in training also logits of half the size and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.seen = own_network(), []
+
+    def forward(self, images):
+        logits = self.body(images)
+        if not self.training:
+            return logits
+        self.seen.append(images.shape)
+        return {'out': logits, 'aux': [F.avg_pool2d(logits, 2)], 'number': logits.mean()}
+
+
+def test_several_outputs_in_training_reach_a_loss_of_ones_own_without_their_padding(small_set):
+    model, shapes = Supervised(), []
+
+    def loss_fn(network, batch):
+        found = network(batch['image'])
+        if not torch.is_tensor(found):
+            shapes.append((found['out'].shape[-2:], found['aux'][0].shape[-2:]))
+            found = found['out'] + F.interpolate(found['aux'][0], found['out'].shape[-2:])
+        return F.binary_cross_entropy_with_logits(found[:, 0], batch['mask'].float(), reduction='none').mean((1, 2))
+
+    tu.train(model=model, loss_fn=loss_fn, data=str(small_set), **OWN_RUN | {'image_size': (64, 50)})
+    assert {shape[-2:] for shape in model.seen} == {(64, 64)} and {*shapes} == {((64, 50), (32, 25))}
+    with pytest.raises(tu.ConfigError, match='gives a dict.*in training it may give all parts, to a loss_fn'):
+        tu.train(model=Supervised(), data=str(small_set), **OWN_RUN | {'run_dir': 'other'})
+
+
+class Joined(nn.Conv2d):
+    def forward(self, images):
+        return super().forward(images).repeat(1, 4 if self.training else 1, 1, 1)
+
+
+def test_other_channels_in_training_are_for_a_loss_of_ones_own(small_set):
+    """They ended in IndexError."""
+    with pytest.raises(tu.ConfigError, match='gives 4 channels in training; wanted are 1, as in eval mode'):
+        tu.train(model=Joined(3, 1, 1), data=str(small_set), **OWN_RUN)
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation, as it is often written."""
+
+    def forward(self, images):
+        weight = self.weight / self.weight.view(self.weight.size(0), -1).std(1).view(-1, 1, 1, 1)
+        return F.conv2d(images, weight, self.bias, padding=1)
+
+
+def test_a_view_that_channels_last_forbids_is_told(small_set):
+    network = lambda: nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), Standardised(4, 1, 3))
+    with pytest.raises(tu.ConfigError, match=r'view size.*; type channels_last=False, or write .reshape'):
+        tu.train(model=network(), data=str(small_set), **OWN_RUN | {'channels_last': True})
+    assert len(tu.train(model=network(), data=str(small_set), **OWN_RUN | {'channels_last': False}).history) == 2
+
+
+def test_logits_of_a_quarter_of_the_size_are_told_how_to_grow(small_set):
+    with pytest.raises(tu.ConfigError, match=r'gives \(1, 1, 16, 16\).*; enlarge them by F.interpolate'):
+        tu.train(model=nn.Sequential(nn.AvgPool2d(4), own_network()), data=str(small_set), **OWN_RUN)
+
+
+def lazy():
+    return nn.Sequential(nn.LazyConv2d(4, 3, padding=1), nn.ReLU(), nn.LazyConv2d(1, 1))
+
+
+def test_lazy_layers_learn_their_sizes(small_set):
+    result = tu.train(model=lazy(), data=str(small_set), **OWN_RUN)
+    image = np.zeros((64, 64, 3), np.uint8)
+    assert (tu.load('own', model=lazy()).probabilities(image) == result.model.probabilities(image)).all()
+    with pytest.raises(tu.UserError, match='has lazy layers.*run one batch through it first'):
+        train_own(lazy())
+
+
 class OfOneSize(nn.Module):
     """A vision transformer of patches of 14 pixels, with positions for one size, which is no multiple of 32."""
     def __init__(self):
@@ -476,8 +583,30 @@ def test_what_is_written_instead_of_a_loss_of_smp_trains_on_a_folder(small_set):
     loss, settings = smp.losses.DiceLoss('binary'), {**TINY, 'data': str(small_set), 'num_epochs': 1}
     with pytest.raises(tu.UserError) as error:
         tu.train(loss_fn=loss, **settings)
-    advice = str(error.value).partition('a part of one: ')[2]
+    advice = str(error.value).partition(' is 255): ')[2]
     assert len(tu.train(loss_fn=eval(advice, {'loss': loss}), **settings).history) == 1
+
+
+@pytest.mark.parametrize('end', [lambda x: (x > 0).float(), torch.Tensor.detach, torch.round])
+def test_a_loss_without_a_gradient_is_told(end):
+    """round has one, of zeros: it trains nothing, but that is not seen."""
+    with contextlib.ExitStack() as stack:
+        if end is not torch.round:
+            stack.enter_context(pytest.raises(tu.UserError, match='loss_fn: its result has no gradient, as of >'))
+        train_own(loss_fn=lambda model, batch: end(squares(model, batch)))
+
+
+@pytest.mark.parametrize('teaches', [False, True])
+def test_weights_that_only_the_loss_knows_are_told(teaches, caplog):
+    """Kendall's weights of the losses in a closure were never trained, without a word."""
+    weight = nn.Parameter(torch.ones(1))
+
+    def loss_fn(model, batch):
+        factor = weight.detach() if teaches else weight
+        return squares(model, batch) * factor.exp()
+
+    train_own(loss_fn=loss_fn)
+    assert ('loss_fn: reaches 1 parameter outside of the model, which are not trained here' in caplog.text) != teaches
 
 
 class Own(nn.MSELoss):
@@ -767,7 +896,7 @@ def test_an_error_of_a_data_set_is_not_taken_for_a_workers(workers, caplog, hast
                 raise EOFError('Ran out of input')
             return super().__getitem__(index)
 
-    with pytest.raises(EOFError, match='Ran out'):
+    with pytest.raises(tu.DataError, match=r'sample \d: EOFError: Ran out'):
         train(train_data=Torn(), num_epochs=3, num_workers=workers)
     assert 'starting the workers again' not in caplog.text
 
@@ -906,10 +1035,37 @@ def test_a_network_without_kernels_for_16_bits_trains_in_float32():
     assert tu.load_checkpoint('run/last.pt')['dtype'] == 'float32' and len(result.history) == 2
 
 
+class ByNumPy(nn.Conv2d):
+    """NumPy knows no bfloat16: TypeError."""
+
+    def forward(self, images):
+        maps = super().forward(images)
+        return maps * torch.from_numpy(maps.detach().numpy().mean((2, 3), keepdims=True))
+
+
+class Asserts(nn.Conv2d):
+    def forward(self, images):
+        maps = super().forward(images)
+        assert maps.dtype == torch.float32
+        return maps
+
+
+@pytest.mark.parametrize('kind', [ByNumPy, Asserts])
+def test_whatever_fails_in_16_bits_alone_trains_in_float32(kind):
+    result = train(kind(3, 1, 1), use_amp=True, amp_dtype='bfloat16', num_epochs=1)
+    assert re.search('a step fails in bfloat16 .*: precision bfloat16 -> float32', result.history[0]['event'])
+
+
 def test_a_loss_that_fails_in_every_precision_is_not_put_down_to_one(caplog):
     with pytest.raises(RuntimeError, match='size of tensor'):
         train(loss_fn=lambda model, batch: model(batch['image']) - torch.ones(3, 5), use_amp=True, amp_dtype='bfloat16')
     assert 'a step fails' not in caplog.text
+    with pytest.raises(TypeError, match='the first of them'):
+        train(loss_fn=lambda model, batch: failing(), use_amp=True, amp_dtype='bfloat16', run_dir='other')
+
+
+def failing(texts=iter(['the first of them', 'the second'])):
+    raise TypeError(next(texts))
 
 
 def test_the_smoke_test_takes_a_whole_batch_of_validation():
@@ -919,7 +1075,7 @@ def test_the_smoke_test_takes_a_whole_batch_of_validation():
             return {'image': torch.zeros(3, side, side), 'target': torch.zeros(1, side, side)}
 
     calls = []
-    with pytest.raises(RuntimeError, match='stack expects'):
+    with pytest.raises(tu.DataError, match='samples 0, 1, 2, 3 make no batch: RuntimeError: stack expects.*collate_fn'):
         tu.train(model=network(), loss_fn=lambda *args: calls.append(1) or squares(*args), train_data=Samples(12),
                  val_data=TwoSizes(4), **OWN)
     assert not calls                                                   # nothing was trained before that was seen

@@ -1271,3 +1271,34 @@ def test_the_curves_of_one_epoch_have_no_fractions_of_it(tmp_path, monkeypatch):
 def test_a_confusion_matrix_of_many_classes_stays_a_picture(tmp_path):
     tu.draw_confusion(torch.eye(150), [f'class {number}' for number in range(150)], tmp_path / 'many.png')
     assert max(PIL.Image.open(tmp_path / 'many.png').size) < 4500
+
+
+def test_samples_show_foreground_where_most_images_have_none():
+    shows = np.zeros(100, bool)
+    assert tu.chosen_samples(shows) == [0, 19, 39, 59, 79, 99]
+    shows[[3, 4, 50, 51]] = True
+    assert tu.chosen_samples(shows) == [0, 3, 4, 49, 51, 99]
+    assert tu.chosen_samples(~shows) == [0, 19, 39, 59, 79, 99] and tu.chosen_samples(shows[3:5]) == [0, 1]
+
+
+def test_what_was_learnt_and_lost_again_is_told(caplog):
+    rows = [{'val_iou': 0.1}, {'val_iou': None, 'event': 'x'}, {'val_iou': 0.04}, {'val_iou': None, 'event': 'x'}]
+    tu.warn_if_lost({'iou': 0.1, 'epoch': 1}, rows)
+    assert 'the last epoch has IoU 0.0400: what was learnt by epoch 1 was lost again' in caplog.text
+    caplog.clear()
+    for best, history in (({'iou': 0.1, 'epoch': 1}, rows[:2]), ({'loss': 0.1}, [{'val_loss': 3}]), ({}, [])):
+        tu.warn_if_lost(best, history)
+    assert not caplog.text
+
+
+def test_a_network_of_one_size_refuses_another_in_words(small_set, monkeypatch):
+    class OfOneSize(torch.nn.Conv2d):
+        def forward(self, images):
+            assert images.shape[-1] == 64, "Input width doesn't match model (64)."
+            return super().forward(images)
+
+    monkeypatch.setattr(tu, 'build_network', lambda config: OfOneSize(3, 1, 1))
+    run = tu.train(data=str(small_set), **{**TINY, 'image_size': 64, 'num_epochs': 1}).run_dir
+    for command in (tu.evaluate, lambda run, **typed: tu.predict(run, str(small_set / 'images'), **typed)):
+        with pytest.raises(tu.ConfigError, match='cannot take.*type another image_size, such as 64'):
+            command(run, image_size=96)
