@@ -165,7 +165,7 @@ CONFIG = {
                                   # 'ce+dice' for two classes, with class_weights, or where images come several
                                   # times (oversample_foreground), else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'oversample_foreground': 0.5,  # least share of an epoch's images that show any class but 0: where fewer do, they
+    'oversample_foreground': 0.9,  # least share of an epoch's images that show any class but 0: where fewer do, they
                                   # come several times, those of rarer classes more often, augmented anew, and of the
                                   # others some; 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
@@ -3444,9 +3444,15 @@ def read_as_classes(values, images, plain, special, what):
     """Lines that make each value a class, with or without ignoring specks and values that often mean ignored;
     these come first if they are rare."""
     slips = slips_of(values)
-    table = numbered(values.keys() - slips)
-    table |= {code: table[other] for code, other in slips.items() if other in table}
-    lines = [f'if these {what} are the classes type mask_values={suggest(table)}']
+    often = sorted(slips, key=values.get, reverse=True)                # a slip of a slip comes after it
+
+    def line_of(table):
+        for code in often:
+            table[code] = table[slips[code]]
+        return f'type mask_values={suggest(table)}'
+
+    values, plain = {code: values[code] for code in values.keys() - slips}, [*filter(lambda c: c not in slips, plain)]
+    lines = [f'if these {what} are the classes {line_of(numbered(values))}']
     whole, count = sum(values.values()), max(images.values())          # a rare class still fills its own images
     specks = [code for code in plain if values[code] < whole * min(1 / 2000, images[code] / count / 250)
               and not is_scale(values)]
@@ -3455,12 +3461,12 @@ def read_as_classes(values, images, plain, special, what):
     if specks and len(rest) > 1:
         few = ', '.join(map(name_code, specks[:6]))
         table = numbered(rest) | dict.fromkeys(sorted(values.keys() - rest), IGNORE)
-        lines.insert(len(specks) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be ignored, type '
-                                              f'mask_values={suggest(table)}')
+        lines.insert(len(specks) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be ignored, '
+                                              f'{line_of(table)}')
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
         lines.insert(0 if rare and not is_scale(values) else 1,
-                     f'if {marks} marks what is to be ignored type mask_values={suggest(table)}')
+                     f'if {marks} marks what is to be ignored {line_of(table)}')
     return [*lines, '(255 after a colon means ignored; reorder as you like)']
 
 
@@ -5107,8 +5113,8 @@ class PooledByProduct:
 def try_size(model, sizes=()):
     """Run a blank image through the network: of image_size, of half of it for progressive_resizing and, where nothing
     is resized, of the smallest of `sizes` [(H, W), ...], as validation sees it. Raises ConfigError for a size that the
-    network cannot take, or where one of your own gives something other than logits. One of your own that cannot
-    take a size padded to the stride is given it as it is. Leaves it in eval mode."""
+    network cannot take, or where one of your own gives something other than logits. One of your own that cannot take a
+    size padded to the stride is given it as it is. Leaves it in eval mode."""
     config, size, classes = model.config, model.config['image_size'], model.config['num_classes']
     tried = {'': size}                                                 # what else the user could type -> size
     if config['progressive_resizing'] not in ('auto', 0):
@@ -5119,7 +5125,8 @@ def try_size(model, sizes=()):
         shape, wanted = (1, config['in_channels'], height, width), (1, 1 if classes == 2 else classes, height, width)
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
-            with torch.enable_grad():                                  # without, no trace of a sigmoid is kept
+            # without gradients no trace of a sigmoid is kept; with them more memory is taken than checkpoints take
+            with torch.set_grad_enabled(not config['activation_checkpointing']):
                 logits = model.eval()(images)
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
