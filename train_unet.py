@@ -2241,8 +2241,9 @@ def without_crossed(works):
     crossed, others = set(), set()
     for line in sides.keys() - whole:
         images, masks = sides[line]
-        of_masks = [other for other in whole if masks <= sides[other][1] and images.isdisjoint(sides[other][0])]
-        of_images = [other for other in whole if images <= sides[other][0] and masks.isdisjoint(sides[other][1])]
+        likely = [other for other in whole if works[other].score >= works[line].score]     # not overlay/ with edges/
+        of_masks = [other for other in likely if masks <= sides[other][1] and images.isdisjoint(sides[other][0])]
+        of_images = [other for other in likely if images <= sides[other][0] and masks.isdisjoint(sides[other][1])]
         if of_masks and of_images:
             crossed.add(line)
             others |= {*of_masks, *of_images}
@@ -3384,9 +3385,10 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if colours and (many or lossy) or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         lines.insert(1 if leans_on_white(values, images, areas, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
-        if share_of(range(128, 256), values) > 1 / 2:                  # ink on paper, with soft edges or other inks
-            are_edges = any(33 <= code < 223 for code in plain) and not has_grey_class(areas)
-            lines.insert(1 if are_edges else len(lines), 'if dark is foreground type mask_values="<128"')
+        bright = share_of(range(128, 256), values)
+        if bright > 1 / 2:                                             # ink on paper, if nearly all is
+            is_ink = bright > 0.9 and any(33 <= code < 223 for code in plain) and not has_grey_class(areas)
+            lines.insert(1 if is_ink else len(lines), 'if dark is foreground type mask_values="<128"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
         meant = {*plain} - {COLOUR, *slips_of(values)}                 # red on a white page
         rarest = min(meant, key=values.get) if colours else plain[-1]
@@ -3433,11 +3435,11 @@ def is_scale(values):
 
 
 def slips_of(values):
-    """{colour: another, ten times as frequent and at most 2 away in each channel}, as #0102ff is beside #0101ff. Not
-    of dark ones: #070000 and #080000 are numbers of classes (CARLA)."""
-    bright = [code for code in values if code >= COLOUR and channels([code]).max() > 127]
+    """{colour of less than a 2000th of the pixels: another, ten times as frequent and at most 2 away in each channel},
+    as #0102ff is beside #0101ff. Not of dark ones: #070000 and #080000 are numbers of classes (CARLA)."""
+    bright, least = [c for c in values if c >= COLOUR and channels([c]).max() > 127], sum(values.values()) / 2000
     return {code: other for code, other in itertools.permutations(bright, 2)
-            if 10 * values[code] < values[other] and nearest([code], [other], 2)}
+            if values[code] < min(least, values[other] / 10) and nearest([code], [other], 2)}
 
 
 def read_as_classes(values, images, plain, special, what):
@@ -3461,8 +3463,8 @@ def read_as_classes(values, images, plain, special, what):
     if specks and len(rest) > 1:
         few = ', '.join(map(name_code, specks[:6]))
         table = numbered(rest) | dict.fromkeys(sorted(values.keys() - rest), IGNORE)
-        lines.insert(len(specks) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be ignored, '
-                                              f'{line_of(table)}')
+        lines.insert(len(specks) + len(slips) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be '
+                                                           f'ignored, {line_of(table)}')
     if special and len(plain) > 1:
         marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
         lines.insert(0 if rare and not is_scale(values) else 1,
@@ -4653,7 +4655,7 @@ def split_evenly(items, most):
 def too_few_show(rarity, config):
     """Whether some images, but less than oversample_foreground of them, show foreground, by their rarity (num_images,):
     these come several times in an epoch."""
-    return bool(0 < np.count_nonzero(rarity) < round(config['oversample_foreground'] * len(rarity)))
+    return bool(0 < np.count_nonzero(rarity) < int(config['oversample_foreground'] * len(rarity)))
 
 
 class WindowSampler(torch.utils.data.Sampler):
@@ -4667,7 +4669,7 @@ class WindowSampler(torch.utils.data.Sampler):
     def __init__(self, num_images, config, rank=0, world_size=1, rarity=None):
         self.num_images, self.seed = num_images, config['seed']
         self.rarity = rarity if rarity is not None and too_few_show(rarity, config) else None
-        self.least = round(config['oversample_foreground'] * num_images)
+        self.least = int(config['oversample_foreground'] * num_images)         # one image without may be the only one
         self.batch_size = config['batch_size']
         self.effective_batch = config['batch_size'] * config['accumulation_steps']
         self.rank, self.world_size = rank, world_size

@@ -548,6 +548,13 @@ def test_no_image_of_a_frequent_class_comes_less_often_for_those_of_rare_ones(of
         assert set(range(often + seldom)) <= draws.keys() and sum(draws[n] for n in range(often + seldom)) == 90
 
 
+def test_the_only_image_without_foreground_is_trained_on_too():
+    sampler, drawn = WindowSampler(4, train_unet.CONFIG, rarity=np.array([1., 0, 1, 1])), set()
+    for sampler.epoch in range(5):
+        drawn |= {draw % 4 for keys in sampler for _, draw in keys}
+    assert drawn == {0, 1, 2, 3}
+
+
 def test_how_rare_a_class_is_training_images_tell(tmp_path):
     """No class counts as more than ten times rarer than the commonest."""
     found = [{0, 1}, {0, 1, 255}, {0, 255}, {1, 2}, {0, 3}, {1}, {2}]

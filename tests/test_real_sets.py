@@ -2038,3 +2038,28 @@ def test_dark_on_white_is_offered(tmp_path, ink, is_first):
     assert (lines[0] == dark) == is_first and dark in lines
     _, data = inspect(tmp_path, mask_values='<128')
     assert data.coding.num_classes == 2 and (data.values[0][0], data.values[255][0]) == (6, 6 * (64 ** 2 - len(ink)))
+
+
+def test_a_set_of_few_masks_is_offered_beside_results_and_pictures_of_it(tmp_path):
+    """edges/ of all images, a program's, and resized/ ones of those that have a mask were offered instead."""
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        save(tmp_path / f'edges/{n}.png', corner(n, 9))
+        if n < 4:
+            save(tmp_path / f'masks/{n}.png', corner(n, 3))
+            save(tmp_path / f'resized/{n}.png', scene(n) // 2)
+    assert 'images="images" masks="masks" skip_unpaired=True' in typed_lines(ask(tmp_path))
+
+
+def test_of_large_objects_with_soft_edges_dark_is_offered_last(tmp_path):
+    mask = cv2.resize(cv2.circle(np.zeros((256, 256), np.uint8), (128, 128), 116, 255, -1), (32, 32), interpolation=3)
+    mask = (mask // 64 * 64 + mask // 64 * 64 // 192 * 63).astype(np.uint8)            # 0, 64, 128, 255
+    lines = [line for line in ask(with_masks(tmp_path, [mask] * 6)).problems if ' type ' in line]
+    assert 'if dark is foreground type mask_values="<128"' in lines[1:]
+
+
+def test_neighbouring_colours_may_be_classes(tmp_path):
+    mask = np.zeros((64, 64, 3), np.uint8)
+    mask[10:50], mask[30:33, 20:40] = (200, 0, 0), (201, 0, 0)         # 1.5 % of the pixels
+    line = offered(ask(with_masks(tmp_path, [mask] * 6)), 'mask_values="{')
+    assert typed(line) == {'mask_values': {'#000000': 0, '#c80000': 1, '#c90000': 2}}
