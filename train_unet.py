@@ -165,9 +165,9 @@ CONFIG = {
                                   # 'ce+dice' for two classes, with class_weights, or where images come several
                                   # times (oversample_foreground), else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'oversample_foreground': 0.9,  # least share of an epoch's images that show any class but 0: where fewer do, they
-                                  # come several times, those of rarer classes more often, augmented anew, and of the
-                                  # others some; 0: each once
+    'oversample_foreground': 0.9,  # share of an epoch that shows any class but 0: where fewer images do, those are
+                                  # repeated to fill it, those of rarer classes more often, augmented anew, and of the
+                                  # others some come; 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
                                   # 5 % of the run, off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
@@ -2181,7 +2181,7 @@ def lines_that_pair(config, root, files):
     works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
     in_all = lambda line: re.sub(rf'/({"|".join(SPLIT_WORDS)})(?=[/"])', '', line)         # mask/ for mask/train/
     works = {line: answer for line, answer in works.items() if not answer.pairs < works.get(in_all(line), answer).pairs}
-    works, others = without_crossed(works)
+    works, partners = without_crossed(works)
     most = max((len(answer.pairs) for answer in works.values()), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
@@ -2194,7 +2194,7 @@ def lines_that_pair(config, root, files):
     best = max((works[line][:2] for line in enough if of_test(line) == of_test(enough[0])), default=None)
     images_of = lambda line: {image for image, _ in works[line].pairs}
     lines, known = [], set().union(*map(images_of, enough))            # of them a better kind of masks may show few
-    few = [line for line in works if line in others
+    few = [line for line in works if line in partners
            or 'masks=' in line and works[line].has_all_masks and images_of(line) <= known]
     for line in [*enough, *sorted(few, key=plainest)]:                 # with masks= files may be left over
         answer = works[line]
@@ -2235,10 +2235,10 @@ def lines_that_pair(config, root, files):
 
 def without_crossed(works):
     """Lines that pair, without those of folders that pair wholly with others: of img/ and mask/ where img/ has its
-    label/, and mask/ its image/ -> ({line: Answer}, the lines of such others)."""
+    label/, and mask/ its image/ -> ({line: Answer}, lines of the sets that they cross)."""
     sides = {line: tuple(map(set, zip(*answer.pairs))) for line, answer in works.items() if 'masks=' in line}
     whole = [line for line in sides if 'skip_' not in line]
-    crossed, others = set(), set()
+    crossed, partners = set(), set()
     for line in sides.keys() - whole:
         images, masks = sides[line]
         likely = [other for other in whole if works[other].score >= works[line].score]     # not overlay/ with edges/
@@ -2246,8 +2246,8 @@ def without_crossed(works):
         of_images = [other for other in likely if images <= sides[other][0] and masks.isdisjoint(sides[other][1])]
         if of_masks and of_images:
             crossed.add(line)
-            others |= {*of_masks, *of_images}
-    return {line: answer for line, answer in works.items() if line not in crossed}, others
+            partners |= {*of_masks, *of_images}
+    return {line: answer for line, answer in works.items() if line not in crossed}, partners
 
 
 def lines_of_kinds(works, config, root, files):
@@ -4655,7 +4655,12 @@ def split_evenly(items, most):
 def too_few_show(rarity, config):
     """Whether some images, but less than oversample_foreground of them, show foreground, by their rarity (num_images,):
     these come several times in an epoch."""
-    return bool(0 < np.count_nonzero(rarity) < int(config['oversample_foreground'] * len(rarity)))
+    return bool(0 < np.count_nonzero(rarity) < least_shown(len(rarity), config))
+
+
+def least_shown(count, config):
+    """How many of `count` places of an epoch go to images that show foreground; of a few images not all of them."""
+    return int(config['oversample_foreground'] * count)
 
 
 class WindowSampler(torch.utils.data.Sampler):
@@ -4669,7 +4674,7 @@ class WindowSampler(torch.utils.data.Sampler):
     def __init__(self, num_images, config, rank=0, world_size=1, rarity=None):
         self.num_images, self.seed = num_images, config['seed']
         self.rarity = rarity if rarity is not None and too_few_show(rarity, config) else None
-        self.least = int(config['oversample_foreground'] * num_images)         # one image without may be the only one
+        self.least = least_shown(num_images, config)
         self.batch_size = config['batch_size']
         self.effective_batch = config['batch_size'] * config['accumulation_steps']
         self.rank, self.world_size = rank, world_size
@@ -4983,12 +4988,13 @@ def refuse_other(logits, channels=None):
                           "that returns its part, such as network(images)['out'] (in training it may give all parts, "
                           'to a loss_fn of your own)')
     if channels and logits.shape[1] != channels:
-        raise ConfigError(f'model: gives {logits.shape[1]} channels in training; wanted are {channels}, as in eval '
-                          'mode (others are for a loss_fn of your own)')
+        raise ConfigError(f'model: gives {logits.shape[1]} channels in training; wanted: {channels}, as in eval mode '
+                          '(others are for a loss_fn of your own)')
 
 
 def ends_in_chances(logits):
-    """Whether logits are the result of a sigmoid or softmax, perhaps resized, cropped or clamped. Needs gradients."""
+    """Whether logits are the result of a sigmoid or softmax, perhaps resized, cropped or clamped. False without
+    gradients, whose graph tells."""
     node, passed = logits.grad_fn, ('Alias', 'Slice', 'Upsample', 'Clamp', 'View', 'Permute', 'Squeeze', 'Unsqueeze',
                                     'ToCopy')
     while type(node).__name__.startswith(passed):
@@ -5042,6 +5048,7 @@ def build_model(config, own=None):
     model = SegmentationModel(network, config, stride, is_own=own is not None)
     if has_lazy_layers(network):
         try_size(model)                                                # they learn their sizes
+        refuse_lazy(network)                                           # those that only training uses did not
     if own is None:
         fold_upsampling(network)
     keep_float32(network, config['keep_float32'])
@@ -5056,16 +5063,23 @@ def has_lazy_layers(network):
     return any(isinstance(p, nn.parameter.UninitializedParameter) for p in network.parameters())
 
 
+def refuse_lazy(network):
+    """UserError where weights have no size yet."""
+    if has_lazy_layers(network):
+        raise UserError('model: has lazy layers, whose weights have no size yet: run one batch through it first')
+
+
 @torch.no_grad()
 def begin_at_share(model, data):
     """Let a fresh network predict each class of a rare foreground, below a tenth of the pixels, as often as it occurs,
     but with no less than Lin et al.'s 0.01 (2017, section 4.1; more than ten: than an equal part of a tenth), by the
-    biases of its last convolution: to learn that took epochs. Not if a tenth of the images or more have none, unless
+    biases of its last convolution: to learn that took epochs. Not if more than a tenth of the images have none, unless
     the others come more often for that: a network that began so learnt to find none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     rarity = data.rarity[data.pairs.rows('train')]
-    is_rare = data.shares[0] > 0.9 and (np.mean(rarity > 0) > 0.9 or too_few_show(rarity, model.config))
+    do_most_show = np.count_nonzero(rarity) >= int(0.9 * len(rarity)) or too_few_show(rarity, model.config)
+    is_rare = data.shares[0] > 0.9 and do_most_show
     if is_rare and layers and layers[-1].out_channels <= len(data.shares):
         least = min(0.01, 0.1 / (len(data.shares) - 1))                # less, and one of three seeds stuck for long
         shares = data.shares.clip(least)
@@ -5128,7 +5142,7 @@ def try_size(model, sizes=()):
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
             # without gradients no trace of a sigmoid is kept; with them more memory is taken than checkpoints take
-            with torch.set_grad_enabled(not config['activation_checkpointing']):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not config['activation_checkpointing']):
                 logits = model.eval()(images)
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
@@ -5144,7 +5158,8 @@ def try_size(model, sizes=()):
             if model.is_own and is_padded and config['size_policy'] == 'resize':       # it may want just this size
                 model.stride = 1
                 return try_size(model, sizes)
-            larger = [f'{size[0] * 2}x{size[1] * 2}', *re.findall(r'match model \((\d+)\)', str(error))][-1]   # timm's
+            wish = re.findall(r'match model \((\d+)\)', str(error))    # of timm's networks
+            larger = [f'{size[0] * 2}x{size[1] * 2}', *wish][-1]
             advice = f'type another image_size, such as {larger}{other}'
             advice = advice if is_of_smp(model) else f'if that is the size {advice}'
             if 'view size' in str(error) and config['channels_last']:
@@ -5162,7 +5177,12 @@ def is_of_smp(model):
 def network_name(model):
     """What messages call a network."""
     return 'architecture={architecture!r} with encoder={encoder!r}'.format(**model.config) if is_of_smp(model) else \
-        f'model ({type(getattr(model, "network", model)).__name__})'
+        f'model ({kind_of(model)})'
+
+
+def kind_of(model):
+    """The name of a network's class."""
+    return type(model.network if isinstance(model, SegmentationModel) else model).__name__
 
 
 def change_forward(module, mixin):
@@ -5963,7 +5983,7 @@ def train_step(state, window, loss_fn, config):
         with state.engine.no_sync() if waits else contextlib.nullcontext():
             losses, extra = run_loss(loss_fn, state.engine or state.model, state.dtype, piece)
             if not losses.requires_grad:
-                raise UserError('loss_fn: its result has no gradient, as of >, argmax, round, NumPy, detach() or '
+                raise UserError('the loss has no gradient, as of >, argmax, round, NumPy, detach() or '
                                 'no_grad(): compute it from the logits, by operations that can be differentiated')
             state.scaler.scale(losses.sum() * share).backward()
         if number == 1 < len(pieces) and is_compiled(state.model) and state.engine is None:    # see can_replay
@@ -6077,9 +6097,9 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
         try:
             result = train_step(state, window, loss_fn, config)
             break
-        except UserError:                                              # BatchNorm refuses the one image that fits
+        except UserError as error:                                     # BatchNorm refuses the one image that fits
             is_starved = True
-            if state.batch_size == config['batch_size']:
+            if state.batch_size == config['batch_size'] or error.problems != [ONE_IMAGE]:
                 raise
         except compiler_faults() as error:
             is_starved = is_out_of_memory(error)
@@ -7193,7 +7213,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     probes = [load_batches(loader.dataset, sampler.micro_batches(rows), config, state.device) for rows in probed]
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
-    begun, fault, first, reached = time.monotonic(), '', None, set()
+    begun, fault, cause, reached = time.monotonic(), '', None, set()
     watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
     if config['compile_model']:
@@ -7215,17 +7235,20 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
             go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
         except (RuntimeError, TypeError, AssertionError) as error:     # not every operation takes 16 bits, nor NumPy
-            first = first or error
+            cause = cause or error
             if world().size > 1 or not (lower := safer_dtype(state.dtype, state.device)):
-                raise first from None                                  # it is not of the precision
+                if cause is error:
+                    raise
+                raise cause from cause.__cause__                       # it is not of the precision
             traceback.clear_frames(error.__traceback__)                # they hold the tensors of the step
             fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
+    cause = None                                                       # its frames hold the batches
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
     if outside := reached - {*state.model.parameters()}:
         warn([f'loss_fn: reaches {counted(len(outside), "parameter")} outside of the model, which are not trained '
-              'here: those of the loss want to be a part of the model, a network that teaches wants torch.no_grad()'])
+              'here: make weights of the loss a part of the model; let a teacher run under torch.no_grad()'])
     if state.device.type == 'cuda':                                    # peaks of earlier runs and of cuDNN's search
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(state.device)
@@ -7493,9 +7516,8 @@ def choose_model(model, config, data):
             begin_at_share(model, data)
         if config['initial_weights']:
             take_initial(model, config)
-    elif has_lazy_layers(model):
-        raise UserError('model: has lazy layers, whose weights have no size yet: run one batch through it first')
     else:
+        refuse_lazy(model)
         keep_float32(model, config['keep_float32'])
     if data is not None:
         model.pixels, model.coding = find_image_dtype(data), data.coding.words
@@ -7516,7 +7538,8 @@ def naming(what, advice=''):
     except UNREADABLE as error:
         if isinstance(error, MemoryError) or is_out_of_memory(error):
             raise
-        raise DataError(f'{what}: {in_words(error)}{advice}') from error
+        at = traceback.extract_tb(error.__traceback__)[-1]             # of a worker only the message comes through
+        raise DataError(f'{what}: {in_words(error)}{advice or f" ({at.filename}, line {at.lineno})"}') from error
 
 
 class Plain(torch.utils.data.Dataset):
@@ -7804,7 +7827,7 @@ def warn_of_held_parts(model):
 def warn_of_size(model, precision):
     """Tell the size of a network, and warn if it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    own = f'your own, {type(getattr(model, "network", model)).__name__}'
+    own = f'your own, {kind_of(model)}'
     name = '%(architecture)s with %(encoder)s' % model.config if is_of_smp(model) else own
     log.info('Network: %s, %.2f million parameters', name, size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
@@ -7854,7 +7877,8 @@ def warn_if_lost(best, history):
     """Say so where the last epoch scores less than half of the best one."""
     last = next((row['val_iou'] for row in reversed(history) if row.get('val_iou') is not None), math.nan)
     if last < best.get('iou', 0) / 2:
-        warn([f'the last epoch has IoU {last:.4f}: what was learnt by epoch {best["epoch"]} was lost again'])
+        warn([f'the last epoch has IoU {last:.4f}: what was learnt by epoch {best["epoch"]} was lost again (best.pt '
+              'has it)'])
 
 
 def tell_best(best, epoch, config):
@@ -8141,7 +8165,8 @@ def load_with(run, overrides, verb):
     model.config |= settings
     if 'image_size' in settings:
         model.config['progressive_resizing'] = 0.0                     # of training
-        try_size(model)                                                # some networks take one size only
+        with torch.no_grad():                                          # as much memory as a prediction
+            try_size(model)                                            # some networks take one size only
     class_names(model.config, model.config['num_classes'])             # refuses a wrong number of names
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)

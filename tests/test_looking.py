@@ -126,7 +126,7 @@ def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_pat
     data = inspect(tmp_path, seed=1)[1]
     train, val = ({int(name) % 10 for name in names_of(data, split)} for split in ('train', 'val'))
     assert val and train.isdisjoint(val)
-    assert '10 images with copies' in str(data.notes)
+    assert '10 images with copies, such as' in str(data.notes)
 
 
 def test_copies_of_one_image_are_counted(tmp_path):

@@ -213,6 +213,16 @@ def test_chances_in_place_of_logits_are_refused_also_of_an_edited_build_network(
     assert len(tu.train(model=half_size(nn.Identity()), data=str(small_set), **OWN_RUN).history) == 2
 
 
+@pytest.mark.parametrize('after', [
+    lambda x: x[..., :3], lambda x: x.view(1, 2, 16), lambda x: x.permute(0, 2, 3, 1), lambda x: x[None].squeeze(0),
+    lambda x: F.interpolate(x, 8).clamp(0, 1), torch.Tensor.double])
+def test_chances_are_seen_through_what_only_moves_them(after):
+    logits = torch.zeros(1, 2, 4, 4, requires_grad=True)
+    assert all(tu.ends_in_chances(after(chances)) for chances in (logits.sigmoid(), logits.softmax(1)))
+    others = logits * 1, logits * logits.sigmoid(), logits.log_softmax(1), logits.tanh(), logits.detach()
+    assert not any(tu.ends_in_chances(after(other)) for other in others)
+
+
 def test_an_edited_build_network_goes_by_its_own_name(small_set, monkeypatch):
     monkeypatch.setattr(tu, 'build_network', lambda config: own_network())
     tu.train(data=str(small_set), **OWN_RUN)
@@ -220,13 +230,16 @@ def test_an_edited_build_network_goes_by_its_own_name(small_set, monkeypatch):
     with pytest.raises(tu.UserError, match='format=smp: is for networks of smp, which this one is not'):
         tu.export('own', format='smp')
     assert tu.export('own', format='pt2') == 0
+    given = smp.Unet('tu-test_resnet', encoder_weights=None, in_channels=1)
+    with pytest.raises(tu.ConfigError, match=r'  model \(Unet\): cannot take'):
+        tu.train(model=given, data=str(small_set), **OWN_RUN | {'run_dir': 'other'})
     monkeypatch.setattr(tu, 'build_network', lambda config: own_network(in_channels=1))
     with pytest.raises(tu.ConfigError, match=r'  model \(Sequential\): cannot take'):
         tu.train(data=str(small_set), **OWN_RUN | {'run_dir': 'other'})
 
 
 class Supervised(nn.Module):
-    """Deep supervision: in training also logits of half the size and a number."""
+    """Deep supervision: in training also logits of half the size, and what kind of image it is."""
 
     def __init__(self):
         super().__init__()
@@ -237,7 +250,7 @@ class Supervised(nn.Module):
         if not self.training:
             return logits
         self.seen.append(images.shape)
-        return {'out': logits, 'aux': [F.avg_pool2d(logits, 2)], 'number': logits.mean()}
+        return {'out': logits, 'aux': [F.avg_pool2d(logits, 2)], 'kinds': images.new_zeros(len(images), 8)}
 
 
 def test_several_outputs_in_training_reach_a_loss_of_ones_own_without_their_padding(small_set):
@@ -246,12 +259,12 @@ def test_several_outputs_in_training_reach_a_loss_of_ones_own_without_their_padd
     def loss_fn(network, batch):
         found = network(batch['image'])
         if not torch.is_tensor(found):
-            shapes.append((found['out'].shape[-2:], found['aux'][0].shape[-2:]))
+            shapes.append((found['out'].shape[-2:], found['aux'][0].shape[-2:], found['kinds'].shape[1]))
             found = found['out'] + F.interpolate(found['aux'][0], found['out'].shape[-2:])
         return F.binary_cross_entropy_with_logits(found[:, 0], batch['mask'].float(), reduction='none').mean((1, 2))
 
-    tu.train(model=model, loss_fn=loss_fn, data=str(small_set), **OWN_RUN | {'image_size': (64, 50)})
-    assert {shape[-2:] for shape in model.seen} == {(64, 64)} and {*shapes} == {((64, 50), (32, 25))}
+    tu.train(model=model, loss_fn=loss_fn, data=str(small_set), **OWN_RUN | {'image_size': (51, 51)})
+    assert {shape[-2:] for shape in model.seen} == {(64, 64)} and {*shapes} == {((51, 51), (26, 26), 8)}
     with pytest.raises(tu.ConfigError, match='gives a dict.*in training it may give all parts, to a loss_fn'):
         tu.train(model=Supervised(), data=str(small_set), **OWN_RUN | {'run_dir': 'other'})
 
@@ -263,7 +276,7 @@ class Joined(nn.Conv2d):
 
 def test_other_channels_in_training_are_for_a_loss_of_ones_own(small_set):
     """They ended in IndexError."""
-    with pytest.raises(tu.ConfigError, match='gives 4 channels in training; wanted are 1, as in eval mode'):
+    with pytest.raises(tu.ConfigError, match='gives 4 channels in training; wanted: 1, as in eval mode'):
         tu.train(model=Joined(3, 1, 1), data=str(small_set), **OWN_RUN)
 
 
@@ -283,6 +296,8 @@ def test_a_view_that_channels_last_forbids_is_told(small_set):
 
 
 def test_logits_of_a_quarter_of_the_size_are_told_how_to_grow(small_set):
+    with pytest.raises(tu.ConfigError, match=r'gives \(1, 5, 64, 64\)[^;]*; 2 classes want[^;]*$'):
+        tu.train(model=own_network(classes=5), data=str(small_set), **OWN_RUN)
     with pytest.raises(tu.ConfigError, match=r'gives \(1, 1, 16, 16\).*; enlarge them by F.interpolate'):
         tu.train(model=nn.Sequential(nn.AvgPool2d(4), own_network()), data=str(small_set), **OWN_RUN)
 
@@ -295,8 +310,11 @@ def test_lazy_layers_learn_their_sizes(small_set):
     result = tu.train(model=lazy(), data=str(small_set), **OWN_RUN)
     image = np.zeros((64, 64, 3), np.uint8)
     assert (tu.load('own', model=lazy()).probabilities(image) == result.model.probabilities(image)).all()
-    with pytest.raises(tu.UserError, match='has lazy layers.*run one batch through it first'):
-        train_own(lazy())
+    unused, other = lazy(), OWN_RUN | {'run_dir': 'other'}
+    unused.forward = lambda images: unused[1:](unused[0](images)) if unused.training else unused[0](images)[:, :1]
+    for train_it in (lambda: train_own(lazy()), lambda: tu.train(model=unused, data=str(small_set), **other)):
+        with pytest.raises(tu.UserError, match='has lazy layers.*run one batch through it first'):
+            train_it()
 
 
 class OfOneSize(nn.Module):
@@ -592,18 +610,20 @@ def test_a_loss_without_a_gradient_is_told(end):
     """round has one, of zeros: it trains nothing, but that is not seen."""
     with contextlib.ExitStack() as stack:
         if end is not torch.round:
-            stack.enter_context(pytest.raises(tu.UserError, match='loss_fn: its result has no gradient, as of >'))
+            stack.enter_context(pytest.raises(tu.UserError, match='the loss has no gradient, as of >'))
         train_own(loss_fn=lambda model, batch: end(squares(model, batch)))
 
 
+@pytest.mark.parametrize('counts', [False, True])
 @pytest.mark.parametrize('teaches', [False, True])
-def test_weights_that_only_the_loss_knows_are_told(teaches, caplog):
+def test_weights_that_only_the_loss_knows_are_told(teaches, counts, caplog):
     """Kendall's weights of the losses in a closure were never trained, without a word."""
     weight = nn.Parameter(torch.ones(1))
 
     def loss_fn(model, batch):
         factor = weight.detach() if teaches else weight
-        return squares(model, batch) * factor.exp()
+        losses = squares(model, batch) * factor.exp()
+        return (losses, torch.eye(2).long()) if counts else losses
 
     train_own(loss_fn=loss_fn)
     assert ('loss_fn: reaches 1 parameter outside of the model, which are not trained here' in caplog.text) != teaches
@@ -1064,8 +1084,62 @@ def test_a_loss_that_fails_in_every_precision_is_not_put_down_to_one(caplog):
         train(loss_fn=lambda model, batch: failing(), use_amp=True, amp_dtype='bfloat16', run_dir='other')
 
 
+def test_an_error_of_a_loss_keeps_its_cause():
+    def loss_fn(model, batch):
+        try:
+            {}['key']
+        except KeyError as error:
+            raise TypeError('of the loss') from error
+
+    for amp in ({'use_amp': False}, {'use_amp': True, 'amp_dtype': 'bfloat16'}):
+        with pytest.raises(TypeError, match='of the loss') as raised:
+            train(loss_fn=loss_fn, **amp, run_dir=str(amp['use_amp']))
+        assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_an_error_of_a_data_set_in_a_worker_names_the_line():
+    class Bad(Samples):
+        def __getitem__(self, index):
+            return {}['key']
+
+    with pytest.raises(tu.DataError, match=r"sample \d+: KeyError: 'key' \(.*test_training.py, line \d+\)"):
+        train(train_data=Bad(12), num_workers=1)
+
+
+def test_a_constant_loss_is_not_taken_for_too_little_memory():
+    """After memory ran out once the micro-batch was halved, down to one image."""
+    steps = []
+
+    def loss_fn(model, batch):
+        losses = squares(model, batch)
+        steps.append(1)
+        if len(steps) == 5:                                            # after the trial
+            raise RuntimeError('CUDA out of memory')
+        return torch.zeros(len(losses)) if len(steps) > 6 and torch.is_grad_enabled() else losses
+
+    with pytest.raises(tu.UserError, match='the loss has no gradient'):
+        train_own(loss_fn=loss_fn)
+
+
 def failing(texts=iter(['the first of them', 'the second'])):
     raise TypeError(next(texts))
+
+
+@pytest.mark.parametrize('error', [MemoryError('no more'), RuntimeError('CUDA out of memory')])
+def test_a_data_set_without_memory_is_not_taken_for_broken(error):
+    with pytest.raises(type(error)) as raised, tu.naming('sample 1'):
+        raise error
+    assert raised.value is error
+
+
+def test_samples_that_make_no_batch_are_named():
+    class Ragged(Samples):
+        def __getitem__(self, index):
+            return {'image': torch.zeros(3, 8 + index, 8), 'target': torch.zeros(1, 8, 8)}
+
+    for keys in ([3, 4], [(1, 3), (1, 4)]):                            # of validation and of training
+        with pytest.raises(tu.DataError, match='samples 3, 4 make no batch: RuntimeError: stack expects'):
+            tu.Plain(Ragged(12), seed=0).__getitems__(keys)
 
 
 def test_the_smoke_test_takes_a_whole_batch_of_validation():
@@ -1575,7 +1649,8 @@ def test_an_edited_network_that_ends_in_another_convolution_begins_as_it_came(sm
 
 @pytest.mark.parametrize('side, empty', [(14, 0), (8, 2)])
 def test_a_frequent_foreground_or_one_that_many_images_lack_changes_no_beginning(small_set, side, empty):
-    assert first_bias(blocks(small_set, side, empty)).tolist() == pytest.approx([0], abs=1e-9)
+    told = first_bias(blocks(small_set, side, empty), oversample_foreground=0.0).tolist()
+    assert told == pytest.approx([0], abs=1e-9)
 
 
 @pytest.mark.parametrize('share, bias', [(0.5, math.log(0.03 / 0.97)), (0.3, 0)])
