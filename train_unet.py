@@ -3385,14 +3385,12 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if colours and (many or lossy) or not colours and plain[0] <= 127 < max(values) <= 255 and is_clear:
         lines.insert(1 if leans_on_white(values, images, areas, plain) else len(lines),
                      'if bright is foreground type mask_values=">127"')
-        bright = share_of(range(128, 256), values)
-        if bright > 1 / 2:                                             # ink on paper, if nearly all is
+        if (bright := share_of(range(128, 256), values)) > 1 / 2:      # ink on paper, if nearly all is
             is_ink = bright > 0.9 and any(33 <= code < 223 for code in plain) and not has_grey_class(areas)
             lines.insert(1 if is_ink else len(lines), 'if dark is foreground type mask_values="<128"')
     if not noisy and not (special and len(plain) == 1):                # with one value left, nothing is background
         meant = {*plain} - {COLOUR, *slips_of(values)}                 # red on a white page
-        rarest = min(meant, key=values.get) if colours else plain[-1]
-        last = 255 if 255 in values else rarest
+        last = 255 if 255 in values else min(meant, key=values.get) if colours else plain[-1]
         lines.append(f'if only {name_code(last)} is foreground type mask_values={suggest({last: 1})}')
     return lines
 
