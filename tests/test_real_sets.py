@@ -2063,3 +2063,12 @@ def test_neighbouring_colours_may_be_classes(tmp_path):
     mask[10:50], mask[30:33, 20:40] = (200, 0, 0), (201, 0, 0)         # 1.5 % of the pixels
     line = offered(ask(with_masks(tmp_path, [mask] * 6)), 'mask_values="{')
     assert typed(line) == {'mask_values': {'#000000': 0, '#c80000': 1, '#c90000': 2}}
+
+
+def test_neighbouring_colours_of_few_pixels_each_are_two(tmp_path):
+    masks = [np.zeros((64, 64, 3), np.uint8) for _ in range(6)]
+    for mask in masks:
+        mask[10:50] = 0, 200, 0
+    masks[0][5, :11], masks[0][5, 20:29] = (200, 0, 0), (201, 0, 0)    # neither is ten times as frequent
+    line, = [line for line in ask(with_masks(tmp_path, masks)).problems if 'these colours are the classes' in line]
+    assert typed(line.split(' type ')[1])['mask_values'] == {'#000000': 0, '#00c800': 1, '#c80000': 2, '#c90000': 3}
