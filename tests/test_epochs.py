@@ -739,3 +739,12 @@ def test_lines_of_the_log_file_are_clean():
         tu.log.warning('left out: \x1b[31mred\n2026-01-01 00:00:00 Best: epoch 9')
     [line] = tu.Path('run/log.txt').read_text().splitlines()
     assert '\x1b' not in line and r'\n2026' in line
+
+
+def test_a_score_that_was_lost_again_is_told_at_the_end():
+    def loss_fn(model, batch):
+        is_first = not os.path.exists('run/history.csv')
+        return squares(model, batch), torch.tensor([[8, 0], [0, 8]] if is_first else [[8, 8], [7, 1]])
+
+    train_own(loss_fn=loss_fn, num_epochs=2)
+    assert 'what was learnt by epoch 1 was lost again (best.pt has it)' in log_text()
