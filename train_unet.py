@@ -5140,7 +5140,8 @@ def try_size(model, sizes=()):
         try:
             images = torch.zeros(shape, dtype=getattr(torch, config['image_dtype']), device=model.mean.device)
             # without gradients no trace of a sigmoid is kept; with them more memory is taken than checkpoints take
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not config['activation_checkpointing']):
+            is_saving = config['activation_checkpointing'] and is_of_smp(model)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not is_saving):
                 logits = model.eval()(images)
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''

@@ -206,10 +206,10 @@ class Clamped(nn.Sequential):
                                      own_network().append(nn.Sigmoid())])
 def test_chances_in_place_of_logits_are_refused_also_of_an_edited_build_network(small_set, monkeypatch, network):
     """As brain-segmentation-pytorch's U-Net ends: it trained, and learnt nothing, without a word."""
-    for model in (None, network):
-        monkeypatch.setattr(tu, 'build_network', lambda config: network)
+    monkeypatch.setattr(tu, 'build_network', lambda config: network)
+    for model, saves in ((None, False), (network, False), (network, True)):
         with pytest.raises(tu.ConfigError, match='ends in a sigmoid or softmax; wanted are the logits before it'):
-            tu.train(model=model, data=str(small_set), **OWN_RUN)
+            tu.train(model=model, data=str(small_set), activation_checkpointing=saves, **OWN_RUN)
     assert len(tu.train(model=half_size(nn.Identity()), data=str(small_set), **OWN_RUN).history) == 2
 
 
