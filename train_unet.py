@@ -5176,10 +5176,10 @@ def is_of_smp(model):
 def network_name(model):
     """What messages call a network."""
     return 'architecture={architecture!r} with encoder={encoder!r}'.format(**model.config) if is_of_smp(model) else \
-        f'model ({kind_of(model)})'
+        f'model ({type_name(model)})'
 
 
-def kind_of(model):
+def type_name(model):
     """The name of a network's class."""
     return type(model.network if isinstance(model, SegmentationModel) else model).__name__
 
@@ -6152,7 +6152,7 @@ def can_replay(state, loss_fn, config):
     kernel, but its results lie where those of the next step will, and each size has a graph, with memory, of its own.
     So only where nobody keeps a result, with a network and a loss of this program's, which runs it once; where images
     have one size, also in validation (that of averaged weights is not compiled); and on one NVIDIA GPU, as measured."""
-    is_known = type(loss_fn) is SegmentationLoss and not getattr(state.model, 'is_own', True)
+    is_known = type(loss_fn) is SegmentationLoss and is_of_smp(state.model)
     is_even = not config['progressive_resizing'] and (config['size_policy'] == 'resize' or state.average is not None)
     is_one = world().size == 1 and threading.current_thread() is threading.main_thread()       # torch knows no other
     return is_known and is_even and is_one and is_nvidia(state.device.type) and not config['activation_checkpointing']
@@ -7236,9 +7236,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
         except (RuntimeError, TypeError, AssertionError) as error:     # not every operation takes 16 bits, nor NumPy
             cause = cause or error
             if world().size > 1 or not (lower := safer_dtype(state.dtype, state.device)):
-                if cause is error:
-                    raise
-                raise cause from cause.__cause__                       # it is not of the precision
+                raise cause                                            # it is not of the precision
             traceback.clear_frames(error.__traceback__)                # they hold the tensors of the step
             fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
             go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
@@ -7531,14 +7529,14 @@ def made_by(value):
 
 @contextlib.contextmanager
 def naming(what, advice=''):
-    """Make what a user's data set raises a DataError that says of what."""
+    """Make what a user's data set raises a DataError that says of what. what(): in words."""
     try:
         yield
     except UNREADABLE as error:
         if isinstance(error, MemoryError) or is_out_of_memory(error):
             raise
         at = traceback.extract_tb(error.__traceback__)[-1]             # of a worker only the message comes through
-        raise DataError(f'{what}: {in_words(error)}{advice or f" ({at.filename}, line {at.lineno})"}') from error
+        raise DataError(f'{what()}: {in_words(error)}{advice or f" ({at.filename}, line {at.lineno})"}') from error
 
 
 class Plain(torch.utils.data.Dataset):
@@ -7579,12 +7577,12 @@ class Plain(torch.utils.data.Dataset):
             for number, transform in enumerate(self.transforms):       # they ignore the global generators
                 given = [seed_of(seed, number)] if made_by(transform) == 'monai' else two
                 transform.set_random_state(*given)
-            with naming(self.name(index)):
+            with naming(lambda: self.name(index)):
                 sample = self.dataset[index]
             samples.append(dict(sample) if isinstance(sample, Mapping) else sample)        # transformers' own mappings
-        names = ', '.join(shorten((str(key[1] if isinstance(key, tuple) else key) for key in keys), 4))
-        with naming(f'samples {names} make no batch', ': let each give tensors, arrays or numbers of one shape, or '
-                    'give the Dataset a collate_fn(samples)'):
+        indices = (str(key[1] if isinstance(key, tuple) else key) for key in keys)
+        with naming(lambda: f'samples {", ".join(shorten(indices, 4))} make no batch', ': let each give tensors, '
+                    'arrays or numbers of one shape, or give the Dataset a collate_fn(samples)'):
             batch = self.join(samples)                                 # draws on from the last sample's seed
         return batch.data if isinstance(batch, UserDict) else batch    # transformers' too: pytree sees a leaf in it
 
@@ -7644,8 +7642,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         except (DataError, OneTooLarge, MemoryError) as error:         # a file is broken, or memory ran out
             end_with_advice(error, state, config, run)
         except (RuntimeError, EOFError, ConnectionError) as error:
-            of_sample = 'in DataLoader worker process' in str(error)   # what a data set raised: no death
-            lost_pipe = config['num_workers'] and not isinstance(error, RuntimeError) and not of_sample
+            lost_pipe = config['num_workers'] and not isinstance(error, RuntimeError)
             has_died = lost_pipe or re.search(r'DataLoader (worker \(|timed out)', str(error))
             is_validating, deaths = state.window == loader.batch_sampler.num_windows, deaths + 1
             if has_died and deaths > 3 or is_out_of_memory(error):
@@ -7826,7 +7823,7 @@ def warn_of_held_parts(model):
 def warn_of_size(model, precision):
     """Tell the size of a network, and warn if it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    own = f'your own, {kind_of(model)}'
+    own = f'your own, {type_name(model)}'
     name = '%(architecture)s with %(encoder)s' % model.config if is_of_smp(model) else own
     log.info('Network: %s, %.2f million parameters', name, size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:

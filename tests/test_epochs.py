@@ -444,18 +444,6 @@ def test_workers_that_always_die_end_the_run(two_minutes):
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
 
 
-def test_an_error_of_ones_own_data_in_a_worker_is_no_death(two_minutes):
-    class Buggy(Samples):
-        def __getitem__(self, index):
-            if os.path.exists('run/history.csv'):
-                raise RuntimeError('shapes do not fit (a test)')
-            return super().__getitem__(index)
-
-    with pytest.raises(tu.DataError, match=r'sample \d+: RuntimeError: shapes do not fit \(a test\)'):
-        train(None, Buggy(12), num_workers=1)
-    assert 'starting the workers again' not in log_text()
-
-
 def test_a_child_process_that_ends_is_no_worker_that_died(caplog):
     def loss_fn(model, batch):
         subprocess.run(['true'], check=True)

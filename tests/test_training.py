@@ -909,14 +909,15 @@ def test_transforms_of_monai_draw_by_the_seed_too_and_those_of_ones_own_are_left
 
 
 @pytest.mark.parametrize('workers', [0, 1])
-def test_an_error_of_a_data_set_is_not_taken_for_a_workers(workers, caplog, hasty):
+@pytest.mark.parametrize('error', [EOFError('no more'), RuntimeError('no fit'), ConnectionError('no network')])
+def test_an_error_of_a_data_set_is_not_taken_for_a_workers(workers, error, caplog, hasty):
     class Torn(Samples):
         def __getitem__(self, index):
             if os.path.exists('run/history.csv'):
-                raise EOFError('Ran out of input')
+                raise error
             return super().__getitem__(index)
 
-    with pytest.raises(tu.DataError, match=r'sample \d: EOFError: Ran out'):
+    with pytest.raises(tu.DataError, match=fr'sample \d: {type(error).__name__}: {error}'):
         train(train_data=Torn(), num_epochs=3, num_workers=workers)
     assert 'starting the workers again' not in caplog.text
 
@@ -1127,7 +1128,7 @@ def failing(texts=iter(['the first of them', 'the second'])):
 
 @pytest.mark.parametrize('error', [MemoryError('no more'), RuntimeError('CUDA out of memory')])
 def test_a_data_set_without_memory_is_not_taken_for_broken(error):
-    with pytest.raises(type(error)) as raised, tu.naming('sample 1'):
+    with pytest.raises(type(error)) as raised, tu.naming(lambda: 'sample 1'):
         raise error
     assert raised.value is error
 
