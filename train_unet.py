@@ -78,7 +78,6 @@ import pprint
 import random
 import re
 import reprlib
-import shlex
 import shutil
 import signal
 import socket
@@ -380,8 +379,8 @@ def as_typed(key, value, quoted=False):
 
 
 def quoted(path):
-    """A path as any shell takes it, with / on Windows too."""
-    return shlex.quote(Path(path).as_posix())
+    """A path as any shell takes it, with / on Windows too, whose cmd knows no single quotes."""
+    return as_typed('', Path(path))[1:]
 
 
 def command_line(*words):
@@ -487,7 +486,7 @@ def load_preset(name):
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, ValueError) as error:
         hint = '; settings are given as train(**settings);' if isinstance(name, dict) else did_you_mean(name, PRESETS)
-        hint = f'; if it holds the data it is {as_typed("data", name)};' if os.path.isdir(path) else hint
+        hint = f'; if it holds the data it is {as_typed("data", path)};' if os.path.isdir(path) else hint
         raise ConfigError(f'preset={shown(name)}: {path} cannot be read: {getattr(error, "strerror", None) or error}'
                           f'{hint or ";"} there are {PRESETS_THERE}, or the path of a .py file') from None
     try:
@@ -719,7 +718,7 @@ def parse_command(argv):
             hint = ': the command comes first'
         elif os.path.exists(word):
             is_run = os.path.isfile(os.path.join(word, 'config.py'))
-            hint = '; type ' + as_typed('resume' if is_run else 'preset' if word.endswith('.py') else 'data', word)
+            hint = '; type ' + as_typed('resume' if is_run else 'preset' if word.endswith('.py') else 'data', Path(word))
             hint += ', or evaluate, predict or export before it' * is_run
         elif key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
@@ -1194,6 +1193,7 @@ JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
 NOT_READ = {*'.heic .heif .avif .jxl .dng .cr2 .cr3 .nef .arw .psd .xcf .svg .pdf .dcm .nii .gz .mha .mhd .nrrd .czi '
             '.nd2 .lif .svs .h5 .hdf5 .mp4 .mov .avi'.split()}              # may hold pictures all the same
+ARCHIVES = {'.zip', '.rar', '.7z', '.tar', '.tgz'}
 CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
 
 
@@ -1282,6 +1282,13 @@ def stem_in(pattern, between=''):
         match = regex.fullmatch(name)
         return between.join(match.groups()) if match else None
     return stem_of
+
+
+def relative(path, start):
+    """The path from a folder on; as it is from another drive of Windows, from which no path leads there."""
+    with contextlib.suppress(ValueError):
+        return os.path.relpath(path, start)
+    return os.fspath(path)
 
 
 OF_THE_SYSTEM = {'@eadir', '#recycle', '@recycle', '$recycle.bin', '#snapshot', '__macosx', 'lost+found',
@@ -1376,7 +1383,8 @@ def by_role(candidates, config, root, ignored):
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
             if not split_listed(name):                                 # of train.txt split_by_names tells
-                why = ', to be saved as PNG or TIFF first if they are meant' * (suffix.lower() in NOT_READ)
+                why = ', to be saved as PNG or TIFF first if they are meant' * (suffix.lower() in NOT_READ) \
+                    + ', to be unpacked first if they are meant' * (suffix.lower() in ARCHIVES)
                 ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
@@ -1414,7 +1422,7 @@ def collect(config, root, files, which):
                                                 if may_be_read(name) and os.path.join(folder, name) not in seen]
     images, masks, loose = by_role(candidates, config, root, ignored).values()
     for file in loose if images else ():
-        folder = os.path.dirname(os.path.relpath(file.path, root)) or 'the top folder'
+        folder = os.path.dirname(relative(file.path, root)) or 'the top folder'
         folder = re.sub(r'\d+', '*', folder)                           # one note for a thousand numbered folders
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
     if '' in sources and not images and not loose and all(both := tell_apart(masks)):      # in annotations/ alone
@@ -1461,8 +1469,9 @@ def best_of_twins(files, suffixes, least, ignored):
 
 def tell_ignored(ignored):
     """{reason: [names of files]} -> a line for each."""
-    return [f'ignored {names[0]}' if len(names) == 1 else f'ignored {len(names)} files, {what}: {names[0]}, ...'
-            for what, names in sorted(ignored.items()) if names]
+    advice = lambda what: ''.join(what.partition(', ')[1:]) if what.startswith('*') else ''
+    return [f'ignored {names[0]}{advice(what)}' if len(names) == 1 else
+            f'ignored {len(names)} files, {what}: {names[0]}, ...' for what, names in sorted(ignored.items()) if names]
 
 
 def shared_folder(files):
@@ -1866,14 +1875,14 @@ def find_pairs(config):
 def doubts_of_lists(pairs, root, files):
     """[a note] where folders whose images are taken together have class lists of their own, which differ."""
     lists = [place for place in files if CLASS_LIST.fullmatch(re.sub('[.]json$', '.txt', place[1]))]
-    within = {above for place in {os.path.dirname(os.path.relpath(image.path, root)) for image, _ in pairs}
+    within = {above for place in {os.path.dirname(relative(image.path, root)) for image, _ in pairs}
               for above in itertools.accumulate(Path(place).parts, posixpath.join)}
     times = Counter(folder for folder, _ in lists)                     # many: x_label.json is of x.png
     for places in grouped(lists, lambda place: place[1].lower()).values():
         held = [os.path.join(root, folder, name) for folder, name in places if folder in within and times[folder] < 4]
         if other := next((path for path in held[1:] if lines_of(path) != lines_of(held[0])), None):
             return [f'{held[0]} and {other} differ: if a number is one class here and another there, name one of '
-                    f'these folders, as in {as_typed("data", os.path.dirname(held[0]), True)}']
+                    f'these folders, as in {as_typed("data", Path(held[0]).parent, True)}']
     return []
 
 
@@ -2285,7 +2294,7 @@ def data_above(root):
     """[the line to type] where data= names images/ alone, and masks/ lies beside it."""
     root = root.resolve()
     with contextlib.suppress(OSError):
-        root = root if told_role(root.name) else root.parent           # images/train
+        root = root.parent if read_place(root.name)[0] and not told_role(root.name) else root      # images/train
         halves = [path for path in root.parent.iterdir() if path.is_dir()      # not sets, which hold such folders
                   and not any(told_role(inside.name) for inside in path.iterdir() if inside.is_dir())]
         if root in halves and told_role(root.name) and {'image', 'mask'} <= {told_role(path.name) for path in halves}:
@@ -2393,7 +2402,7 @@ def is_of_another(image, mask, root, there):
     """Whether a mask is named after another image beside its own, as 7_0_mask.png is after 7_0.jpg where it has been
     paired with 7_6.jpg, or after a folder beside its image's, as clipA_1_mask.png is where clipB/1.jpg is its image.
     there: how often each folder and bare file is below root."""
-    (folder, image), (of_masks, mask) = (posixpath.split(os.path.relpath(path, root).replace(os.sep, '/').lower())
+    (folder, image), (of_masks, mask) = (posixpath.split(relative(path, root).replace(os.sep, '/').lower())
                                          for path in (image, mask))
     (stem, suffix), (of_mask, _) = map(os.path.splitext, (image, mask))
     namesake, itself = posixpath.join(folder, bare(of_mask) + suffix), posixpath.join(of_masks, bare(mask))
@@ -2411,7 +2420,9 @@ def are_numbered(pairs, images, masks):
     one would pair more."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
     numbers = numbers_in(image for image, _ in pairs)
-    if numbers and numbers_in(masks) == [numbers[0] - 1]:
+    is_first = len({re.sub(r'[\W\d_]+', '', mask.stem) for mask in [*masks, pairs[0][1]]}) == 1 == len(masks)
+    before = numbers_in(masks) or [0] * is_first                       # of Labels, Labels [1] the first has no number
+    if numbers and before == [numbers[0] - 1] != numbers_in(images):
         return True
     of_images, of_masks = (numbers_in([*side, *left]) for side, left in zip(zip(*pairs), (images, masks)))
     if len(images) != len(masks):
@@ -2427,13 +2438,15 @@ def are_numbered(pairs, images, masks):
 def likelihood(image, mask, of_images, of_masks):
     """A score, higher is likelier: how much two paths sound like image and mask, by the words that only one of them
     has, and how much their flatness (of_images, of_masks) looks so."""
-    shared = len(os.path.commonpath([image, mask]))
+    image, mask = map(os.path.abspath, (image, mask))                  # one may be given so
+    shared = len(os.path.commonpath([image, mask])) if Path(image).drive == Path(mask).drive else 0
     of_image, of_mask = ({word for part in Path(path[shared:]).parts for word in folder_words(part)}
                          for path in (image, mask))
     if of_mask & MASK_WORDS:                                           # gt_images/ holds masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
-    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5}
+    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5,
+                  'old': -0.5}
     fits = sum({*map(of_several.get, of_mask & of_several.keys())}) + (of_images < 0.9) - 6 * (of_masks < 0.7)
     fits += bool(of_image & {'original', 'originals'}) / 2             # no word for images: TIF/ and PNG/ may hold both
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
@@ -3375,6 +3388,7 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K: 0..150
         are_classes &= np.median([areas[code] for code in plain]) > 0  # else most are of soft edges
+        are_classes &= np.mean([images[code] for code in plain]) < 0.8 * max(images.values())      # else objects of 3 D
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
@@ -3704,7 +3718,8 @@ RECORDS = 24                       # version of the records: add 1 whenever what
 
 def cache_file(config):
     """Where the records of a data set are kept between runs: a file for each way to read it."""
-    base = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+    base = Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
+    base = base if base.is_absolute() else Path(tempfile.gettempdir())         # some users have no home
     keys = 'in_channels', 'max_image_pixels', 'rescale_masks', 'mask_pattern', 'ignore_index'
     wish = config['mask_values'] if names_colours(config) or config['mask_values'] == 'alpha' else None
     key = json.dumps([os.path.abspath(os.path.expanduser(config['data'])), *map(config.get, keys), wish, RECORDS])
@@ -3799,6 +3814,10 @@ def inspect_data(config, decode=False):
         raise
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
+    for split, use in (('train', 'learnt'), ('val', 'scored')):
+        if all(found[row] == {IGNORE} for row in pairs.rows(split)):
+            other = '; another seed or val_fraction draws other images' * bool(pairs.drawn.any())
+            raise DataError(f'all pixels of the masks for {split} are ignored: nothing can be {use}{other}')
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
     classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(times)}
     rarity = rarities(found, pairs.splits)
@@ -4003,7 +4022,7 @@ def folder_without(pairs, rows):
 def folders_of_splits(pairs, rows, config):
     """What to type for the images in folders named after splits, if they lack those of these rows; else ''."""
     word, root = re.compile(rf'(?i)(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])'), os.path.expanduser(config['data'])
-    place = lambda path: os.path.relpath(os.path.dirname(os.fsdecode(path).split(UNITED)[0]), root)
+    place = lambda path: relative(os.path.dirname(os.fsdecode(path).split(UNITED)[0]), root)
     named = [row for row, image in enumerate(pairs.images) if read_place(place(image))[0]]
     sides = {'images': pairs.images, 'masks': pairs.masks} if named and not rows & {*named} else {}
     line = {key: word.sub('*', place(paths[named[0]])) for key, paths in sides.items()}
@@ -4127,8 +4146,8 @@ def doubts_of_values(data, masks, config):
         notes.append(f'0 covers {data.shares[0]:.2%} of the training pixels: if it marks what has no label type '
                      f'mask_values={suggest(table)}')
     classes = {code: pixels for code, (pixels, _) in data.values.items() if data.meaning[code] != IGNORE}
-    slips = [code for code, pixels in classes.items()
-             if pixels < min(10 * data.values[code][1], 1e-5 * sum(classes.values()))]
+    rare = 1e-5 * sum(classes.values())
+    slips = [code for code, pixels in classes.items() if pixels < min(10 * data.values[code][1], rare)]
     if guessed and count > 2 and slips:                                # where objects overlap, or masks were resized
         table = numbered(classes.keys() - slips) | dict.fromkeys(slips, IGNORE)
         notes.append(f'{", ".join(map(name_code, slips))}: {sum(map(classes.get, slips))} pixels of '
@@ -4837,7 +4856,8 @@ def settle(config, hardware, data, is_demo):
            + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * max(1, count // effective)
-    choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'), 'averages over 5 % of the run')
+    choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'),
+           f'averages over {"5 % of the run" if steps > 40 else "two steps"}')
     size, free = cached_bytes(config, data), free_memory() / processes_here()
     fits = config['size_policy'] == 'resize' and size < free / 4
     choose('num_workers', *usual_workers(config, hardware, fits))
@@ -5332,7 +5352,7 @@ class SegmentationLoss:
         self.kind, self.num_classes = usual_loss(config), config['num_classes']
         self.class_weights = class_weights
         self.tiles = None if config['size_policy'] == 'resize' else (config['image_size'], config['batch_size'])
-        self.reach = None                                              # found at the first validation, see find_reach
+        self.reach = None                                              # found in each validation, see find_reach
 
     def __call__(self, model, batch):
         images, target = batch['image'], batch['mask'].long()
@@ -5354,22 +5374,19 @@ class SegmentationLoss:
         """(B, K, H, W) float32 logits, (B, H, W) class ids with 255 ignored -> (B,)."""
         binary, kept = logits.shape[1] == 1, target != IGNORE
         valid, truth, total = kept.float(), target * kept, 0
-        if binary:
-            entropy = F.binary_cross_entropy_with_logits(logits[:, 0], truth.float(), reduction='none')
-            probability, one_hot = logits.sigmoid(), truth[:, None].float()
-        else:
-            entropy = F.cross_entropy(logits, truth, reduction='none')
-            classes = torch.arange(logits.shape[1], device=truth.device).view(1, -1, 1, 1)
-            probability, one_hot = logits.softmax(1), (truth[:, None] == classes).float()
-        if 'focal' in self.kind:
-            entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
-        if self.class_weights is not None:
-            self.class_weights = self.class_weights.to(entropy.device)         # kept: each copy would wait
-            entropy = entropy * self.class_weights[truth.long()]
         if self.kind != 'dice':
+            entropy = F.cross_entropy(logits, truth, reduction='none') if not binary else \
+                F.binary_cross_entropy_with_logits(logits[:, 0], truth.float(), reduction='none')
+            if 'focal' in self.kind:
+                entropy = (1 - torch.exp(-entropy)) ** 2 * entropy
+            if self.class_weights is not None:
+                self.class_weights = self.class_weights.to(entropy.device)     # kept: each copy would wait
+                entropy = entropy * self.class_weights[truth.long()]
             total = total + (entropy * valid).sum((1, 2)) / valid.sum((1, 2)).clamp_min(1)
         if 'dice' in self.kind:
-            one_hot = one_hot * valid[:, None]
+            probability = logits.sigmoid() if binary else logits.softmax(1)
+            classes = torch.arange(logits.shape[1], device=truth.device).view(1, -1, 1, 1) + int(binary)
+            one_hot = (truth[:, None] == classes) * valid[:, None]
             overlap, present = (probability * one_hot).sum((2, 3)), one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
             in_image = torch.ones_like(present) if binary else (present > 0).float()
@@ -5754,10 +5771,9 @@ def sync_folder(path):
     """fsync of a folder, after which a rename in it survives a power cut."""
     if hasattr(os, 'O_DIRECTORY'):
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with contextlib.suppress(OSError):                             # Samba, VirtualBox and others cannot
             os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.close(folder)
 
 
 def save_checkpoint(path, content):
@@ -6422,6 +6438,8 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
 
 def validate(state, loader, loss_fn, config, run):
     """Validate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
+    if type(loss_fn) is SegmentationLoss:
+        loss_fn.reach = None                                           # training changes it; a resume knows no other
     score = functools.partial(evaluate_model, state.evaluated, loader, loss_fn, run=run,
                               description=f'Epoch {state.epoch + 1} [val]')
     metrics, dtype = score(dtype=state.dtype), state.dtype
@@ -6516,6 +6534,8 @@ class Run:
         except Timeout:
             other = self.other_holder() or 'another run'
             raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
+        except NotImplementedError:                                    # a drive that knows no locks; .holder tells
+            pass
         self.after.enter_context(contextlib.suppress(OSError))         # the folder may be gone when it ends
         self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
         self.holder.write_text(self.name)
@@ -6720,19 +6740,18 @@ def train_epoch(state, loader, loss_fn, config, run):
             look(state, window, loss_fn, config, names, run.folder, in_vain)
             if not bar.disable:
                 bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
-        run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
-    if images:                                                         # none if resumed after the epoch's last step
         seconds = max(1e-9, time.monotonic() - begun)                  # / size, as totals are summed over processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
+        run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
 
 
 def at_half_size(batch, device):
     """A batch with images and masks at half their height and width: pixels averaged, masks by nearest_places."""
     images, masks = to_device([batch['image'], batch['mask']], device)
-    height, width = size = [side // 2 for side in masks.shape[-2:]]
+    height, width = (side // 2 for side in masks.shape[-2:])           # an odd side loses its last pixels
     places = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
-    nearest = nearest_places(places, masks.shape[-2:], size)
-    small = F.interpolate(images.float(), size, mode='area')
+    nearest = nearest_places(places, (2 * height, 2 * width), (height, width))
+    small = F.avg_pool2d(images.float(), 2)                            # mode='area' wants even sides on Apple GPUs
     small = small if images.is_floating_point() else small.round().to(images.dtype)
     return batch | {'image': small, 'mask': masks[(..., *nearest)]}
 
@@ -6781,8 +6800,8 @@ def peak_memory(state):
 def keep_if_best(state, metrics, config, run):
     """Whether this epoch is better than all before. If so its weights are put into run.unsaved, to become best.pt."""
     score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
-    if math.isnan(score) and math.isfinite(metrics['loss']):           # no class to find, and none was invented
-        score = 1.0
+    if math.isnan(score) and math.isfinite(metrics['loss']) and not math.isnan(metrics['accuracy']):
+        score = 1.0                                                    # no class to find, and none was invented
     if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
         return False
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
@@ -7196,7 +7215,20 @@ def load_batches(dataset, batches, config, device):
     any: a file that it opens at its first sample, if opened here, would be shared by all workers forked later."""
     workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
     config, rows = config | {'num_workers': workers}, [batch.tolist() for batch in batches]
-    return [*build_loader(dataset, config, device, batch_sampler=rows)]
+    try:
+        return [*build_loader(dataset, config, device, batch_sampler=rows)]
+    except (RuntimeError, AttributeError, TypeError, pickle.PicklingError) as error:
+        if not workers or not re.search(r'DataLoader worker \(|pickle', str(error)):
+            raise
+        raise UserError([in_words(error), advice_on_workers()], 'the data workers die') from error
+
+
+def advice_on_workers():
+    """What to type where data workers die."""
+    if sys.platform == 'linux':
+        return 'too little memory? fewer num_workers, and cache_images=False, need less'
+    return "workers import what they need anew here: keep Datasets in a .py file, without lambdas or open files, and " \
+        "what trains below  if __name__ == '__main__':, or type num_workers=0"
 
 
 def smoke_test(state, loader, val_loader, loss_fn, config, run):
@@ -7664,7 +7696,7 @@ def end_with_advice(error, state, config, run):
         raise error
     if is_out_of_memory(error):                                        # outside of a step: no smaller batch helps
         raise UserError(TOO_LARGE, 'out of memory') from None
-    raise UserError([in_words(error), 'too little memory? fewer num_workers, and cache_images=False, need less'],
+    raise UserError([in_words(error), advice_on_workers()],
                     'out of memory' if isinstance(error, MemoryError) else 'the data workers die') from None
 
 
@@ -8342,6 +8374,9 @@ def list_inputs(inputs, output):
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
     if len(set(files.values())) < len(files):
+        if len({Path(path).drive for path in files}) > 1:              # of Windows
+            raise UserError('images of equal names on several drives: predict each drive into a folder of its own (-o)',
+                            'nothing to predict')
         common = os.path.commonpath([os.path.dirname(path) for path in files])
         files = {path: os.path.relpath(path, common) for path in files}
     stems = {path: os.path.splitext(name)[0] for path, name in files.items()}
@@ -8568,7 +8603,7 @@ def store_threshold(folder, level, model):
                 return True
     except Timeout:
         pass
-    except OSError as error:                                           # a full disk, or a run that may only be read
+    except (OSError, NotImplementedError) as error:                    # a full disk, a run that may only be read
         why = in_words(error)
     log.warning('%s: %s, so the best threshold (%.2f) is not stored', path.parent, why, level)
     return False
@@ -8647,7 +8682,7 @@ def print_images(images, at_level):
 def print_detection(counts):
     """By image, of two classes: how often foreground was found, and how often invented. counts: confusion matrices."""
     hits = [found > 0 for _, (missed, found) in counts if missed + found]
-    alarms = [invented > 0 for (_, invented), (missed, found) in counts if not missed + found]
+    alarms = [invented > 0 for (empty, invented), (missed, found) in counts if empty + invented and not missed + found]
     print(f'foreground is met in {sum(hits)} of {counted(len(hits), "image")} that have it, invented in {sum(alarms)} '
           f'of {len(alarms)} without')
 

@@ -109,6 +109,14 @@ def test_a_line_comes_once_where_the_root_logger_writes_too(capsys, monkeypatch)
 # --- from one command to the next -----------------------------------------------------
 
 
+@pytest.mark.parametrize('name', ['My run', "Bob's", 'a&b', 'D:/x', 'cost $5', 'größe'])
+def test_a_path_is_quoted_so_that_cmd_and_shells_take_it(name):
+    """cmd.exe knows no single quotes."""
+    line = tu.quoted(tu.Path('runs') / name)
+    assert not line.startswith("'")
+    assert subprocess.run(['bash', '-c', f'printf %s {line}'], capture_output=True).stdout.decode() == f'runs/{name}'
+
+
 @WRITES_ONNX
 def test_the_four_commands_follow_from_each_other(tmp_path, capsys):
     """Train, evaluate, predict, export: each time what the one before has printed (.ci/run types them in a shell)."""

@@ -9,6 +9,7 @@ import io
 import math
 import multiprocessing
 import os
+import pickle
 import pty
 import re
 import shutil
@@ -266,6 +267,20 @@ def test_nothing_to_find_and_nothing_found_is_better_than_a_false_alarm():
     assert math.isnan(ious[result.best['epoch'] - 1]) and not math.isnan(ious[result.best['epoch'] - 2])
 
 
+def test_where_nothing_can_be_scored_the_last_weights_are_kept():
+    """All pixels of the validation samples are ignored: that is no full score."""
+    result = train(loss_fn=lambda model, batch: (squares(model, batch), torch.zeros(2, 2, dtype=torch.long)))
+    assert result.best['epoch'] == result.history[-1]['epoch'] == 3
+
+
+def test_a_run_stopped_after_the_last_step_of_an_epoch_knows_how_fast_it_was():
+    loss_fn = stop_at(2 + 2, squares)                                  # the second window of two; 1, 2: smoke test
+    train(loss_fn=loss_fn)
+    assert last()['window'] == 2
+    row = train(resume='run', run_dir='auto').history[0]
+    assert row['epoch'] == 1 and row['images_per_second'] > 0 and row['seconds'] > 0
+
+
 def test_with_nan_in_a_validation_sample_the_last_weights_are_kept(caplog):
     result = train(val_data=Samples(5, broken=[3]))
     assert 'The validation loss is not finite' in caplog.text
@@ -442,6 +457,33 @@ def test_workers_that_always_die_end_the_run(two_minutes):
         train(None, Samples(12), loss_fn=loss_fn, num_workers=1)
     assert (tu.Path('run') / 'log.txt').read_text().count('starting the workers again') == 3
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
+
+
+class Fatal(Samples):
+    """Its worker dies at the first sample, in what is tried before the training."""
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL if torch.utils.data.get_worker_info() else 0)
+        return super().__getitem__(index)
+
+
+def test_a_worker_that_dies_before_the_first_step_ends_the_run_with_advice(two_minutes):
+    with pytest.raises(tu.UserError, match='the data workers die(.|\n)*fewer num_workers'):
+        train(None, Fatal(12), num_workers=1)
+
+
+@pytest.mark.parametrize('error', [AttributeError("Can't pickle local object 'f.<locals>.Own'"),
+                                   TypeError("cannot pickle '_io.BufferedReader' object"),
+                                   pickle.PicklingError("Can't pickle <function <lambda>>")])
+def test_a_dataset_that_no_worker_can_import_is_told_on_windows_and_macos(error, monkeypatch):
+    """Workers are not forked there; the error is that of Python when it pickles the Dataset for one."""
+    def refuse(process):
+        raise error
+
+    monkeypatch.setattr(sys, 'platform', 'darwin')
+    monkeypatch.setattr(multiprocessing.Process, 'start', refuse)
+    with pytest.raises(tu.UserError, match='keep Datasets in a .py file(.|\n)*or type num_workers=0'):
+        train(None, Samples(12), num_workers=1)
 
 
 def test_a_child_process_that_ends_is_no_worker_that_died(caplog):

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import tempfile
 from pathlib import Path
 
 import cv2
@@ -261,6 +262,30 @@ def test_broken_cache_is_replaced(monkeypatch, small_set, junk):
     config, _ = inspect(small_set)
     train_unet.cache_file(config).write_text(junk)
     assert len(scanned(monkeypatch, small_set)) == 12
+
+
+def test_a_user_without_a_home_needs_no_cache_of_his_own(monkeypatch, small_set):
+    """As in a container that runs under a number that no user has."""
+    def unknown(number):
+        raise KeyError(f'uid not found: {number}')
+
+    for key in ('XDG_CACHE_HOME', 'HOME'):
+        monkeypatch.delenv(key)
+    monkeypatch.setattr('pwd.getpwuid', unknown)
+    config, data = inspect(small_set)
+    assert len(data.pairs.images) == 12 and train_unet.cache_file(config).is_relative_to(tempfile.gettempdir())
+    train_unet.cache_file(config).unlink()
+
+
+@pytest.mark.parametrize('split, use', [('train', 'learnt'), ('val', 'scored')])
+def test_a_side_that_is_ignored_altogether_is_refused(tmp_path, split, use):
+    for side in ('train', 'val'):
+        for n in range(3):
+            mask = np.full((8, 8), 255) if side == split else np.eye(8, dtype=int)
+            save(tmp_path / f'images/{side}/{n}.png', np.full((8, 8, 3), 9 * n))
+            save(tmp_path / f'masks/{side}/{n}.png', mask)
+    error = ask(tmp_path, mask_values={1: 1, 255: 255})
+    assert f'all pixels of the masks for {split} are ignored: nothing can be {use}' in str(error)
 
 
 # --- files that cannot be read --------------------------------------------------------

@@ -294,6 +294,48 @@ def test_a_set_among_others_is_no_half(tmp_path):
     assert 'other half' not in str(ask(tmp_path / 'eye-segmentation'))
 
 
+def test_a_folder_within_a_project_named_after_masks_is_no_half(tmp_path):
+    """zip_masks/set beside dcm_images/set: other projects."""
+    for name in ('zip_masks/set/a.png', 'dcm_images/set/b.png'):
+        save(tmp_path / name, scene(0))
+    assert 'other half' not in str(ask(tmp_path / 'zip_masks/set'))
+
+
+def test_archives_are_to_be_unpacked(tmp_path):
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [])
+    (tmp_path / 'masks.zip').write_bytes(b'PK')
+    assert 'to be unpacked first if they are meant' in str(ask(tmp_path))
+
+
+def test_images_given_by_their_whole_path_beside_data_by_a_part_get_a_line(tmp_path):
+    for n in range(8):
+        save(tmp_path / f'elsewhere/pic_{n}_x.png', scene(n))
+        save(tmp_path / f'set/masks/{n}_m.png', corner(n, n))
+    save(tmp_path / 'elsewhere/pic_9_x.png', scene(9))                 # has no mask
+    error = ask('set', images=str(tmp_path / 'elsewhere'), masks='masks')
+    assert typed_lines(error) == ['skip_unpaired=True']
+
+
+def test_a_list_of_files_on_another_drive(tmp_path, monkeypatch):
+    """On Windows no path leads from C: to D:; here these two folders are drives."""
+    for n in range(6):
+        save(tmp_path / f'd/images/{n}.png', scene(n))
+        save(tmp_path / f'd/masks/{n}.png', corner(n, n))
+    rows = [f'{tmp_path}/d/images/{n}.png,{tmp_path}/d/masks/{n}.png' for n in range(6)]
+    save_text = tmp_path / 'c/list.csv'
+    save_text.parent.mkdir()
+    save_text.write_text('\n'.join(['image,mask', *rows]))
+    real, drive = os.path.relpath, lambda path: os.path.abspath(path).startswith(str(tmp_path / 'c'))
+
+    def relpath(path, start=os.curdir):
+        if drive(path) != drive(start):
+            raise ValueError('path is on another drive')
+        return real(path, start)
+    monkeypatch.setattr(os.path, 'relpath', relpath)
+    _, data = inspect(save_text)
+    assert len(data.pairs.images) == 6
+
+
 # --- lines that pair ------------------------------------------------------------------
 
 
@@ -2072,3 +2114,34 @@ def test_neighbouring_colours_of_few_pixels_each_are_two(tmp_path):
     masks[0][5, :11], masks[0][5, 20:29] = (200, 0, 0), (201, 0, 0)    # neither is ten times as frequent
     line, = [line for line in ask(with_masks(tmp_path, masks)).problems if 'these colours are the classes' in line]
     assert typed(line.split(' type ')[1])['mask_values'] == {'#000000': 0, '#00c800': 1, '#c80000': 2, '#c90000': 3}
+
+
+@pytest.mark.parametrize('name', ['labels/Labels [{}].tif', 'masks/Mask of img-{}.png'])
+@pytest.mark.parametrize('first', [0, 1])
+def test_the_first_of_numbered_masks_may_have_no_number(tmp_path, name, first):
+    """As napari and ImageJ name them. Where the images count from 1 the numbers would pair each with the next one."""
+    for n in range(12):
+        save(tmp_path / f'images/img_{n + first:02}.png', scene(n))
+        save(tmp_path / (name.format(n) if n else re.sub(r'\W*\{}\W*?(?=[.])', '', name)), corner(n % 9, n))
+    lines = [line for line in typed_lines(ask(tmp_path)) if 'skip_unpaired' in line]
+    assert len(lines) == 1 - first
+
+
+def test_older_masks_are_not_offered_first(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', scene(n))
+        for kind in ('old', 'final'):
+            save(tmp_path / f'masks_{kind}/{n}.png', corner(n, n))
+    assert 'masks_final' in typed_lines(ask(tmp_path))[0]
+
+
+@pytest.mark.parametrize('in_all', [True, False])
+def test_many_numbers_of_which_all_masks_hold_nearly_all_are_ids(tmp_path, in_all):
+    """WSU's slices of one volume; ADE20K's masks hold few of its classes."""
+    for n in range(8):
+        ids = np.arange(1600) // 16 if in_all else np.arange(1600) // 64 + n * 75 // 7
+        save(tmp_path / f'images/{n}.png', scene(n, 40))
+        save(tmp_path / f'masks/{n}.png', ids.reshape(40, 40).astype(np.uint8))
+    lines = ask(tmp_path).problems
+    place = lambda words: next(n for n, line in enumerate(lines) if words in line)
+    assert (place('mask_values=nonzero') < place('num_classes=100')) == in_all

@@ -735,8 +735,9 @@ def test_scores_of_single_images_are_written_and_summed_up(own, two, capsys):
 
 
 def test_parts_without_a_defect_are_counted_as_alarms_or_not(capsys):
-    '''Rows: truth. Found, missed, a false alarm, and two sound parts.'''
-    tu.print_detection([[[5, 1], [1, 2]], [[6, 0], [3, 0]], [[8, 1], [0, 0]], [[9, 0], [0, 0]], [[9, 0], [0, 0]]])
+    '''Rows: truth. Found, missed, a false alarm, two sound parts, and one that is ignored altogether.'''
+    tu.print_detection([[[5, 1], [1, 2]], [[6, 0], [3, 0]], [[8, 1], [0, 0]], [[9, 0], [0, 0]], [[9, 0], [0, 0]],
+                        [[0, 0], [0, 0]]])
     assert 'is met in 1 of 2 images that have it, invented in 1 of 3 without' in capsys.readouterr().out
 
 
