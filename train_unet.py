@@ -718,7 +718,8 @@ def parse_command(argv):
             hint = ': the command comes first'
         elif os.path.exists(word):
             is_run = os.path.isfile(os.path.join(word, 'config.py'))
-            hint = '; type ' + as_typed('resume' if is_run else 'preset' if word.endswith('.py') else 'data', Path(word))
+            meant = 'resume' if is_run else 'preset' if word.endswith('.py') else 'data'
+            hint = '; type ' + as_typed(meant, Path(word))
             hint += ', or evaluate, predict or export before it' * is_run
         elif key in {'preset', *CONFIG, *SHORT_NAMES}:
             hint = f'; type {key}=VALUE'
@@ -2445,8 +2446,7 @@ def likelihood(image, mask, of_images, of_masks):
     if of_mask & MASK_WORDS:                                           # gt_images/ holds masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
-    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5,
-                  'old': -0.5}
+    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5, 'old': -1}
     fits = sum({*map(of_several.get, of_mask & of_several.keys())}) + (of_images < 0.9) - 6 * (of_masks < 0.7)
     fits += bool(of_image & {'original', 'originals'}) / 2             # no word for images: TIF/ and PNG/ may hold both
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):

@@ -432,8 +432,8 @@ class Opening(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.near, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 1, 1)
-        self.far = nn.Conv2d(8, 8, 3, padding=8, dilation=8)
+        self.first, self.near = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.far, self.last = nn.Conv2d(8, 8, 3, padding=8, dilation=8), nn.Conv2d(8, 1, 1)
         self.scales = nn.Parameter(torch.zeros(2, 8, 1, 1))
 
     def forward(self, images):
