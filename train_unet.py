@@ -1384,8 +1384,8 @@ def by_role(candidates, config, root, ignored):
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
             if not split_listed(name):                                 # of train.txt split_by_names tells
-                why = ', to be saved as PNG or TIFF first if they are meant' * (suffix.lower() in NOT_READ) \
-                    + ', to be unpacked first if they are meant' * (suffix.lower() in ARCHIVES)
+                why = ', to be saved as PNG or TIFF first if meant' * (suffix.lower() in NOT_READ) \
+                    + ', to be unpacked first if meant' * (suffix.lower() in ARCHIVES)
                 ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
@@ -1470,7 +1470,7 @@ def best_of_twins(files, suffixes, least, ignored):
 
 def tell_ignored(ignored):
     """{reason: [names of files]} -> a line for each."""
-    advice = lambda what: ''.join(what.partition(', ')[1:]) if what.startswith('*') else ''
+    advice = lambda what: ''.join(what.partition(', to be ')[1:])
     return [f'ignored {names[0]}{advice(what)}' if len(names) == 1 else
             f'ignored {len(names)} files, {what}: {names[0]}, ...' for what, names in sorted(ignored.items()) if names]
 
@@ -1804,7 +1804,8 @@ def read_list(path, skip_unpaired=False):
         pair = [Found(os.path.join(base, name), Path(name).stem, split, rest=os.path.dirname(name))
                 for name in (image, mask)]
         problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
-        problems += [f'{file}, line {number}: {image} would be an image and its mask at once'] * (image == mask)
+        problems += [f'{file}, line {number}: {image} would be an image and its mask at once'] * \
+            (Path(mask) in (Path(image), *Path(image).parents))
         pairs.append(pair)
     if not problems:                                                   # realpath raises for names with a NUL
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
@@ -1975,8 +1976,8 @@ def doubts_of_groups(images):
         return [f'the images lie in {len(folders)} folders, such as {os.path.dirname(images[0].path)}: {of_one} '
                 f'{as_typed("group_pattern", "(.*)/")}']
     images = [*{image.stem: image for image in images}.values()]       # one name in several folders is no group
-    for pattern in ('^[^-_ ]*', '(.*)[-_ ]', first_number):
-        if groups := groups_in(images, pattern, least=2 * (pattern == first_number)):
+    for pattern, least in (('^[^-_ ]*', 0), ('(.*)[-_ ]', 0), (first_number, 2), ('^[^_]*', 2)):        # x-1, x-1_2
+        if groups := groups_in(images, pattern, least):
             return [f'the names of the images begin in groups, such as {groups[0]}: {of_one} '
                     f'{as_typed("group_pattern", pattern)}']
     return []
@@ -3388,7 +3389,6 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K: 0..150
         are_classes &= np.median([areas[code] for code in plain]) > 0  # else most are of soft edges
-        are_classes &= np.mean([images[code] for code in plain]) < 0.8 * max(images.values())      # else objects of 3 D
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
     usual = max(plain, key=values.get)
@@ -3815,7 +3815,7 @@ def inspect_data(config, decode=False):
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
     for split, use in (('train', 'learnt'), ('val', 'scored')):
-        if all(found[row] == {IGNORE} for row in pairs.rows(split)):
+        if {*itertools.chain.from_iterable(found[row] for row in pairs.rows(split))} == {IGNORE}:
             other = '; another seed or val_fraction draws other images' * bool(pairs.drawn.any())
             raise DataError(f'all pixels of the masks for {split} are ignored: nothing can be {use}{other}')
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
@@ -3998,7 +3998,7 @@ def find_leaks(pairs, records, firsts, config):
     count = sum(map(len, same)) - len(same)
     in_all = f' ({count} in all)' * (count > len(same))
     notes += [f'{counted(len(same), "image")} with copies{in_all}, such as {name(pairs.images, first)} and '
-              f'{name(pairs.images, second)}: all copies are on one side' for first, second, *_ in same[:1]]
+              f'{name(pairs.images, second)}: these are on one side' for first, second, *_ in same[:1]]
     masks = [(record['codes'], record['pixels']) for record in records]
     differ = [(first, row) for row, first in enumerate(firsts) if masks[row] != masks[first]]
     folders = lambda *rows: {os.path.dirname(name(pairs.masks, row)) for row in rows}
@@ -5089,7 +5089,7 @@ def refuse_lazy(network):
 
 @torch.no_grad()
 def begin_at_share(model, data):
-    """Let a fresh network predict each class of a rare foreground, below a tenth of the pixels, as often as it occurs,
+    """Let a fresh network predict classes of rare foreground, each below a tenth of the pixels, as often as they occur,
     but with no less than Lin et al.'s 0.01 (2017, section 4.1; more than ten: than an equal part of a tenth), by the
     biases of its last convolution: to learn that took epochs. Not if more than a tenth of the images have none, unless
     the others come more often for that: a network that began so learnt to find none."""
@@ -5097,7 +5097,7 @@ def begin_at_share(model, data):
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     rarity = data.rarity[data.pairs.rows('train')]
     do_most_show = np.count_nonzero(rarity) >= int(0.9 * len(rarity)) or too_few_show(rarity, model.config)
-    is_rare = data.shares[0] > 0.9 and do_most_show
+    is_rare = data.shares[0] > 0.5 and data.shares[1:].max() < 0.1 and do_most_show
     if is_rare and layers and layers[-1].out_channels <= len(data.shares):
         least = min(0.01, 0.1 / (len(data.shares) - 1))                # less, and one of three seeds stuck for long
         shares = data.shares.clip(least)

@@ -1292,7 +1292,7 @@ def test_of_many_files_without_a_partner_check_names_ten_and_a_file_the_others(t
 def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(3)], [f'masks/{n}.png' for n in range(4)])
     (tmp_path / 'set/images/3.jxl').write_bytes(b'')
-    assert 'ignored 3.jxl' in ask(tmp_path / 'set').problems
+    assert 'ignored 3.jxl, to be saved as PNG or TIFF first if meant' in ask(tmp_path / 'set').problems
 
 
 def test_photographs_that_no_reader_knows_are_told_to_be_saved_otherwise(tmp_path):
@@ -1301,7 +1301,7 @@ def test_photographs_that_no_reader_knows_are_told_to_be_saved_otherwise(tmp_pat
     for n in range(3):
         save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
         (tmp_path / f'images/{n}.png').rename(tmp_path / f'images/{n}.HEIC')
-    told = 'ignored 3 files, *.heic, to be saved as PNG or TIFF first if they are meant: 0.HEIC, ...'
+    told = 'ignored 3 files, *.heic, to be saved as PNG or TIFF first if meant: 0.HEIC, ...'
     assert told in ask(tmp_path).problems
 
 
@@ -1522,6 +1522,16 @@ def test_image_that_is_listed_twice_is_refused(small_set):
         csv.writer(file).writerows([('image', 'mask'), *rows, ('images/../images/003.png', 'masks/003.png')])
     error = ask(small_set / 'list.csv')
     assert error.problems == [f'{small_set}/list.csv: {small_set}/images/003.png is listed 2 times']
+
+
+def test_a_list_of_classes_named_as_the_folders_of_their_images_is_not_offered(tmp_path):
+    """BUSI's all_captions.csv: image_path,text_caption,label. The photographs of a folder would be united as a mask."""
+    names = ['benign/1.png', 'benign/2.png', 'malignant/3.png']
+    fill(tmp_path, names, [])
+    (tmp_path / 'all.csv').write_text('\n'.join(['image_path,label', *(f'{name},{name.split("/")[0]}' for name in names)]))
+    assert 'all.csv   (' not in str(ask(tmp_path))
+    with pytest.raises(DataError, match='line 2: benign/1.png would be an image and its mask at once'):
+        train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'all.csv')})
 
 
 def test_a_list_that_names_a_file_as_its_own_mask_is_refused(small_set):
@@ -2055,6 +2065,18 @@ def test_a_folder_of_images_none_of_which_is_named_as_a_mask_is_left_out(tmp_pat
     assert 'ignored 5 files, in cropped_images, where no name is that of a mask: Epoch0.png, ...' in data.notes
     fill(tmp_path, [], [f'annotation/Epoch{n}.png' for n in range(4, 5)])      # which images are meant?
     assert 'several folders could hold the images: cropped_images, images' in str(ask(tmp_path))
+
+
+def test_copies_that_are_numbered_but_for_the_first_are_groups(tmp_path):
+    """Medetec's photographs, each turned and mirrored: x, x_1, x_2, x_3, and some x hold a number of their own."""
+    stems = [*(f'ulcer-{n}' for n in range(9)), *(f'ulcer-3-{n}' for n in range(5))]
+    names = [f'{stem}{copy}.png' for stem in stems for copy in ('', '_1', '_2', '_3')]
+    fill(tmp_path, [f'images/{name}' for name in names], [f'masks/{name}' for name in names])
+    note, = [note for note in inspect(tmp_path)[1].notes if 'begin in groups' in note]
+    assert typed(note[note.index('group_pattern'):]) == {'group_pattern': '^[^_]*'}
+    folder = tmp_path / 'alone'
+    fill(folder, [f'images/{stem}.png' for stem in stems], [f'masks/{stem}.png' for stem in stems])
+    assert 'begin in groups' not in str(inspect(folder)[1].notes)
 
 
 def test_one_name_in_several_folders_tells_of_no_group(tmp_path):
