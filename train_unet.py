@@ -1384,6 +1384,7 @@ def by_role(candidates, config, root, ignored):
         stem, suffix = os.path.splitext(name)
         if not may_be_read(name):
             if not split_listed(name):                                 # of train.txt split_by_names tells
+                suffix = '.tar' if '.tar.' in name.lower() else suffix
                 why = ', to be saved as PNG or TIFF first if meant' * (suffix.lower() in NOT_READ) \
                     + ', to be unpacked first if meant' * (suffix.lower() in ARCHIVES)
                 ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
@@ -2293,13 +2294,15 @@ def lists_there(root, files):
 
 
 def data_above(root):
-    """[the line to type] where data= names images/ alone, and masks/ lies beside it."""
-    root = root.resolve()
+    """[the line to type] where data= names images/ alone, or images/480p, and masks/ or masks/480p lies beside it."""
+    root = below = root.resolve()
+    names_in = lambda folder: {bare(path.stem) for path in folder.glob('*')}
     with contextlib.suppress(OSError):
-        root = root.parent if read_place(root.name)[0] and not told_role(root.name) else root      # images/train
+        root = root if told_role(root.name) else root.parent
         halves = [path for path in root.parent.iterdir() if path.is_dir()      # not sets, which hold such folders
                   and not any(told_role(inside.name) for inside in path.iterdir() if inside.is_dir())]
-        if root in halves and told_role(root.name) and {'image', 'mask'} <= {told_role(path.name) for path in halves}:
+        others = [path for path in halves if {told_role(path.name), told_role(root.name)} == {'image', 'mask'}]
+        if root in halves and any(root == below or names_in(path / below.name) & names_in(below) for path in others):
             return [f'the other half lies beside it: type {as_typed("data", root.parent)}']
     return []
 
@@ -2344,7 +2347,7 @@ Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks leaves_images'
 
 def settings_that_pair(config, root, files):
     """{line to type: Answer}, of settings that work."""
-    works, deadline = {}, time.monotonic() + 10                        # seconds
+    works, shifted, deadline = {}, set(), time.monotonic() + 10        # seconds
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
@@ -2377,7 +2380,9 @@ def settings_that_pair(config, root, files):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
-        if skip and are_numbered(pairs, images, masks):                # 1 to 10 beside 0 to 9: each pair would be wrong
+        paired = {(image.path, mask.path) for image, mask in pairs}
+        if skip and (paired <= shifted or are_numbered(pairs, images, masks)):
+            shifted |= paired                                          # 1 to 10 beside 0 to 9: each pair would be wrong
             continue
         flat_images, flat_masks = (float(np.median([*map(flat, side)])) for side in zip(*some))
         differ = any(None not in two and len({*two}) > 1 for two in sizes)
@@ -2391,11 +2396,10 @@ def settings_that_pair(config, root, files):
         is_chance |= digits[0] != digits[1] and len(pairs) == 1 and len(files) > 2     # or one pair: frame 8 with 0
         are_masks = has_photos and flat_images == 1
         is_nearly_paired = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
-        least = 0 if skip and not is_nearly_paired else -4
+        least = 0 if skip and not is_nearly_paired and not config['masks'] else -4         # typed: not questioned
         if score > least and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
             line = ' '.join(as_typed(key, value, isinstance(value, str)) for key, value in tried.items())
-            paired = {(image.path, mask.path) for image, mask in pairs}
             works[line] = Answer(score, not skip, paired, not masks, bool(images))
     return works
 
@@ -2422,7 +2426,7 @@ def are_numbered(pairs, images, masks):
     one would pair more."""
     numbers_in = lambda files: sorted(int(n[-1]) for file in files if (n := re.findall(r'\d+', file.stem)))
     numbers = numbers_in(image for image, _ in pairs)
-    is_first = len({re.sub(r'[\W\d_]+', '', mask.stem) for mask in [*masks, pairs[0][1]]}) == 1 == len(masks)
+    is_first = bool(images) and [mask.stem for mask in masks] == [re.sub(r'[\W\d_]+$', '', pairs[0][1].stem)]
     before = numbers_in(masks) or [0] * is_first                       # of Labels, Labels [1] the first has no number
     if numbers and before == [numbers[0] - 1] != numbers_in(images):
         return True
@@ -2447,7 +2451,7 @@ def likelihood(image, mask, of_images, of_masks):
     if of_mask & MASK_WORDS:                                           # gt_images/ holds masks
         of_mask -= IMAGE_WORDS
     of_image, of_mask = of_image - of_mask, of_mask - of_image
-    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5, 'old': -1}
+    of_several = {'manual': 1, 'watershed': 1, 'semantic': 1, 'semantics': 1, 'human': -0.5, 'tra': -0.5, 'old': -0.5}
     fits = sum({*map(of_several.get, of_mask & of_several.keys())}) + (of_images < 0.9) - 6 * (of_masks < 0.7)
     fits += bool(of_image & {'original', 'originals'}) / 2             # no word for images: TIF/ and PNG/ may hold both
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
@@ -3814,10 +3818,6 @@ def inspect_data(config, decode=False):
         raise
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
-    for split, use in (('train', 'learnt'), ('val', 'scored')):
-        if {*itertools.chain.from_iterable(found[row] for row in pairs.rows(split))} == {IGNORE}:
-            other = '; another seed or val_fraction draws other images' * bool(pairs.drawn.any())
-            raise DataError(f'all pixels of the masks for {split} are ignored: nothing can be {use}{other}')
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
     classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(times)}
     rarity = rarities(found, pairs.splits)
@@ -4083,6 +4083,8 @@ def doubts_of_classes(data, found, config):
     lacking = are_lacking(held_out)
     if not len(held_out):
         notes.append('no validation images: the training images are used, so the scores prove nothing')
+    elif {*itertools.chain.from_iterable(found[row] for row in held_out)} == {IGNORE}:
+        notes.append('all pixels of the validation masks are ignored: no epoch has a score, and the last one is kept')
     elif lacking:
         names = ', '.join(shorten(map(str, sorted(lacking))))
         seed = seed_for_all(np.flatnonzero(data.pairs.drawn), are_lacking, config)

@@ -1528,7 +1528,8 @@ def test_a_list_of_classes_named_as_the_folders_of_their_images_is_not_offered(t
     """BUSI's all_captions.csv: image_path,text_caption,label. The photographs of a folder would be united as a mask."""
     names = ['benign/1.png', 'benign/2.png', 'malignant/3.png']
     fill(tmp_path, names, [])
-    (tmp_path / 'all.csv').write_text('\n'.join(['image_path,label', *(f'{name},{name.split("/")[0]}' for name in names)]))
+    rows = [f'{name},{name.split("/")[0]}' for name in names]
+    (tmp_path / 'all.csv').write_text('\n'.join(['image_path,label', *rows]))
     assert 'all.csv   (' not in str(ask(tmp_path))
     with pytest.raises(DataError, match='line 2: benign/1.png would be an image and its mask at once'):
         train_unet.find_pairs({**train_unet.CONFIG, 'data': str(tmp_path / 'all.csv')})

@@ -274,7 +274,8 @@ def test_what_is_ignored_for_one_reason_takes_one_line(tmp_path):
     assert 'ignored 6 files, without an ending such as .png: scan-0, ...' in notes
 
 
-@pytest.mark.parametrize('half, below', [('images', ''), ('masks', ''), ('images', 'train'), ('images/train', 'train')])
+@pytest.mark.parametrize('half, below', [('images', ''), ('masks', ''), ('images', 'train'), ('images/train', 'train'),
+                                         ('images/480p', '480p')])
 def test_one_folder_too_low_is_told(tmp_path, half, below):
     for n in range(4):
         save(tmp_path / 'set/images' / below / f'{n}.png', scene(n))
@@ -304,16 +305,18 @@ def test_a_folder_within_a_project_named_after_masks_is_no_half(tmp_path):
 def test_archives_are_to_be_unpacked(tmp_path):
     fill(tmp_path, [f'images/{n}.png' for n in range(4)], [])
     (tmp_path / 'masks.zip').write_bytes(b'PK')
-    assert 'to be unpacked first if meant' in str(ask(tmp_path))
+    assert 'ignored masks.zip, to be unpacked first if meant' in ask(tmp_path).problems
+    (tmp_path / 'masks.zip').rename(tmp_path / 'masks.tar.gz')
+    assert 'ignored masks.tar.gz, to be unpacked first if meant' in ask(tmp_path).problems
 
 
-def test_images_given_by_their_whole_path_beside_data_by_a_part_get_a_line(tmp_path):
+@pytest.mark.parametrize('photos, masks', [('elsewhere', 'masks'), ('elsewhere/pics', 'labels')])
+def test_images_given_by_their_whole_path_beside_data_by_a_part_get_a_line(tmp_path, photos, masks):
     for n in range(8):
-        save(tmp_path / f'elsewhere/pic_{n}_x.png', scene(n))
-        save(tmp_path / f'set/masks/{n}_m.png', corner(n, n))
-    save(tmp_path / 'elsewhere/pic_9_x.png', scene(9))                 # has no mask
-    error = ask('set', images=str(tmp_path / 'elsewhere'), masks='masks')
-    assert typed_lines(error) == ['skip_unpaired=True']
+        save(tmp_path / photos / f'pic_{n}_x.png', scene(n))
+        save(tmp_path / f'set/{masks}/{n}_m.png', corner(n, n))
+    save(tmp_path / photos / 'pic_9_x.png', scene(9))                  # has no mask
+    assert typed_lines(ask('set', images=str(tmp_path / photos), masks=masks)) == ['skip_unpaired=True']
 
 
 def test_a_list_of_files_on_another_drive(tmp_path, monkeypatch):
@@ -2117,14 +2120,23 @@ def test_neighbouring_colours_of_few_pixels_each_are_two(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['labels/Labels [{}].tif', 'masks/Mask of img-{}.png'])
+@pytest.mark.parametrize('digits', [1, 2])
 @pytest.mark.parametrize('first', [0, 1])
-def test_the_first_of_numbered_masks_may_have_no_number(tmp_path, name, first):
+def test_the_first_of_numbered_masks_may_have_no_number(tmp_path, name, first, digits):
     """As napari and ImageJ name them. Where the images count from 1 the numbers would pair each with the next one."""
     for n in range(12):
-        save(tmp_path / f'images/img_{n + first:02}.png', scene(n))
+        save(tmp_path / f'images/img_{n + first:0{digits}}.png', scene(n))
         save(tmp_path / (name.format(n) if n else re.sub(r'\W*\{}\W*?(?=[.])', '', name)), corner(n % 9, n))
     lines = [line for line in typed_lines(ask(tmp_path)) if 'skip_unpaired' in line]
     assert len(lines) == 1 - first
+
+
+def test_a_mask_of_all_beside_those_of_the_images_takes_no_line_away(tmp_path):
+    for n in range(1, 13):
+        save(tmp_path / f'images/img_{n}.png', scene(n))
+        save(tmp_path / f'masks/mask_{n}.png', corner(n, n))
+    save(tmp_path / 'masks/mask.png', corner(3, 3))                    # an overview
+    assert 'images="images" masks="masks" skip_unpaired=True' in typed_lines(ask(tmp_path))
 
 
 def test_older_masks_are_not_offered_first(tmp_path):
