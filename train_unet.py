@@ -379,7 +379,7 @@ def as_typed(key, value, quoted=False):
 
 
 def quoted(path):
-    """A path as any shell takes it, with / on Windows too, whose cmd knows no single quotes."""
+    """A path in double quotes if it needs any, as Windows' cmd knows no single ones, and with / there too."""
     return as_typed('', Path(path))[1:]
 
 
@@ -1779,7 +1779,7 @@ def read_tables(path):
     return tables
 
 
-def read_list(path, skip_unpaired=False):
+def read_list(path, skip_unpaired=False, mask_pattern=None):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or else to
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
@@ -1806,7 +1806,7 @@ def read_list(path, skip_unpaired=False):
                 for name in (image, mask)]
         problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
         problems += [f'{file}, line {number}: {image} would be an image and its mask at once'] * \
-            (Path(mask) in (Path(image), *Path(image).parents))
+            (Path(mask) in (Path(image), *[Path(image).parent] * (not mask_pattern)))
         pairs.append(pair)
     if not problems:                                                   # realpath raises for names with a NUL
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
@@ -1847,7 +1847,7 @@ def find_pairs(config):
         raise ConfigError(f'{", ".join(lone)}: without data; type data=PATH too (data=. is this folder)')
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
-        (pairs, rule), notes, files = read_list(root, config['skip_unpaired']), [], []
+        (pairs, rule), notes, files = read_list(root, config['skip_unpaired'], config['mask_pattern']), [], []
     else:
         files = list_files(existing_folder(root))
         try:
@@ -5773,7 +5773,7 @@ def sync_folder(path):
     """fsync of a folder, after which a rename in it survives a power cut."""
     if hasattr(os, 'O_DIRECTORY'):
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):                             # Samba, VirtualBox and others cannot
+        with contextlib.suppress(OSError):                             # Samba and others cannot: EINVAL, EIO, EBADF
             os.fsync(folder)
         os.close(folder)
 
@@ -6413,6 +6413,8 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
     for buffer in model.buffers() if world().size > 1 else ():
         dist.broadcast(buffer, 0)
     model.eval()
+    if type(loss_fn) is SegmentationLoss:
+        loss_fn.reach = None                                           # training changes it; a resume knows no other
     forward, before = functools.partial(run_loss, loss_fn, model, dtype), random_states()
     totals, broken, parts = {'loss': torch.zeros((), device=next(model.parameters()).device), 'images': 0}, [], 1
     seed_everything(0)
@@ -6440,8 +6442,6 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
 
 def validate(state, loader, loss_fn, config, run):
     """Validate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
-    if type(loss_fn) is SegmentationLoss:
-        loss_fn.reach = None                                           # training changes it; a resume knows no other
     score = functools.partial(evaluate_model, state.evaluated, loader, loss_fn, run=run,
                               description=f'Epoch {state.epoch + 1} [val]')
     metrics, dtype = score(dtype=state.dtype), state.dtype
@@ -6536,7 +6536,7 @@ class Run:
         except Timeout:
             other = self.other_holder() or 'another run'
             raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
-        except NotImplementedError:                                    # a drive that knows no locks; .holder tells
+        except NotImplementedError:                                    # a drive without locks: no second run is refused
             pass
         self.after.enter_context(contextlib.suppress(OSError))         # the folder may be gone when it ends
         self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
@@ -7220,14 +7220,14 @@ def load_batches(dataset, batches, config, device):
     try:
         return [*build_loader(dataset, config, device, batch_sampler=rows)]
     except (RuntimeError, AttributeError, TypeError, pickle.PicklingError) as error:
-        if not workers or not re.search(r'DataLoader worker \(|pickle', str(error)):
+        if not workers or not re.search(r'DataLoader worker \(|pickle|local object', str(error)):
             raise
-        raise UserError([in_words(error), advice_on_workers()], 'the data workers die') from error
+        raise UserError([in_words(error), advice_on_workers(error)], 'the data workers die') from error
 
 
-def advice_on_workers():
+def advice_on_workers(error):
     """What to type where data workers die."""
-    if sys.platform == 'linux':
+    if sys.platform == 'linux' or isinstance(error, MemoryError):
         return 'too little memory? fewer num_workers, and cache_images=False, need less'
     return "workers import what they need anew here: keep Datasets in a .py file, without lambdas or open files, and " \
         "what trains below  if __name__ == '__main__':, or type num_workers=0"
@@ -7698,7 +7698,7 @@ def end_with_advice(error, state, config, run):
         raise error
     if is_out_of_memory(error):                                        # outside of a step: no smaller batch helps
         raise UserError(TOO_LARGE, 'out of memory') from None
-    raise UserError([in_words(error), advice_on_workers()],
+    raise UserError([in_words(error), advice_on_workers(error)],
                     'out of memory' if isinstance(error, MemoryError) else 'the data workers die') from None
 
 

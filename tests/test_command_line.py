@@ -110,7 +110,7 @@ def test_a_line_comes_once_where_the_root_logger_writes_too(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize('name', ['My run', "Bob's", 'a&b', 'D:/x', 'cost $5', 'größe'])
-def test_a_path_is_quoted_so_that_cmd_and_shells_take_it(name):
+def test_a_path_is_quoted_for_shells_but_not_in_single_quotes(name):
     """cmd.exe knows no single quotes."""
     line = tu.quoted(tu.Path('runs') / name)
     assert not line.startswith("'")

@@ -74,7 +74,9 @@ def test_half_the_size_is_the_mean_of_images_and_invents_no_class(dtype):
     assert small['image'].dtype == dtype and small['mask'].dtype == torch.uint8 and small['index'].tolist() == [0, 1]
     assert small['image'].is_contiguous(memory_format=torch.channels_last)
     assert set(small['mask'].unique().tolist()) <= {0, 7, 255}
-    even = tu.at_half_size({'image': images[:, :, :8], 'mask': masks[:, :8]}, CPU)['image'].float()
+    even = tu.at_half_size({'image': images[:, :, :8], 'mask': masks[:, :8]}, CPU)
+    assert torch.equal(small['mask'], even['mask']) and torch.equal(small['image'], even['image'])     # 9 rows or 8
+    even = even['image'].float()
     mean = images[:, :, :8].float().unflatten(2, (4, 2)).unflatten(4, (6, 2)).mean((3, 5))
     assert (even - mean).abs().max() <= (0.5 if dtype == torch.uint8 else 1e-4)
 
@@ -274,10 +276,10 @@ def test_where_nothing_can_be_scored_the_last_weights_are_kept():
 
 
 def test_a_run_stopped_after_the_last_step_of_an_epoch_knows_how_fast_it_was():
-    loss_fn = stop_at(2 + 2, squares)                                  # the second window of two; 1, 2: smoke test
-    train(loss_fn=loss_fn)
-    assert last()['window'] == 2
-    row = train(resume='run', run_dir='auto').history[0]
+    loss_fn = stop_at(2 + 1, squares)                                  # the only window; 1, 2: smoke test
+    train(loss_fn=loss_fn, batch_size=8)
+    assert last()['window'] == 1
+    row = train(resume='run', run_dir='auto', batch_size=8).history[0]
     assert row['epoch'] == 1 and row['images_per_second'] > 0 and row['seconds'] > 0
 
 
@@ -447,6 +449,21 @@ def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, monkeypatch):
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
+@pytest.mark.parametrize('platform', ['linux', 'darwin'])
+def test_where_memory_runs_out_no_start_of_workers_is_blamed(platform, monkeypatch):
+    def loss_fn(model, batch):
+        loss_fn.calls += 1
+        if loss_fn.calls > 3:                                          # after the smoke test
+            raise MemoryError
+        return squares(model, batch)
+
+    loss_fn.calls = 0
+    monkeypatch.setattr(sys, 'platform', platform)
+    with pytest.raises(tu.UserError, match='out of memory') as caught:
+        train(loss_fn=loss_fn)
+    assert 'keep Datasets' not in str(caught.value)
+
+
 def test_workers_that_always_die_end_the_run(two_minutes):
     def loss_fn(model, batch):
         if workers() and torch.is_grad_enabled():
@@ -473,6 +490,7 @@ def test_a_worker_that_dies_before_the_first_step_ends_the_run_with_advice(two_m
 
 
 @pytest.mark.parametrize('error', [AttributeError("Can't pickle local object 'f.<locals>.Own'"),
+                                   AttributeError("Can't get local object 'f.<locals>.Own'"),      # Python 3.13
                                    TypeError("cannot pickle '_io.BufferedReader' object"),
                                    pickle.PicklingError("Can't pickle <function <lambda>>")])
 def test_a_dataset_that_no_worker_can_import_is_told_on_windows_and_macos(error, monkeypatch):
@@ -778,3 +796,5 @@ def test_a_score_that_was_lost_again_is_told_at_the_end():
 
     train_own(loss_fn=loss_fn, num_epochs=2)
     assert 'what was learnt by epoch 1 was lost again (best.pt has it)' in log_text()
+
+

@@ -270,11 +270,12 @@ def test_a_user_without_a_home_needs_no_cache_of_his_own(monkeypatch, small_set)
         raise KeyError(f'uid not found: {number}')
 
     for key in ('XDG_CACHE_HOME', 'HOME'):
-        monkeypatch.delenv(key)
+        monkeypatch.delenv(key, raising=False)
     monkeypatch.setattr('pwd.getpwuid', unknown)
+    monkeypatch.setattr(tempfile, 'tempdir', str(small_set.parent / 'tmp'))
     config, data = inspect(small_set)
-    assert len(data.pairs.images) == 12 and train_unet.cache_file(config).is_relative_to(tempfile.gettempdir())
-    train_unet.cache_file(config).unlink()
+    assert len(data.pairs.images) == 12 and train_unet.cache_file(config).is_relative_to(small_set.parent / 'tmp')
+    assert train_unet.cache_file(config).exists()
 
 
 def test_validation_that_is_ignored_altogether_is_told(tmp_path):

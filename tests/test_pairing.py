@@ -2241,3 +2241,11 @@ def test_a_small_folder_whose_masks_are_named_otherwise_is_not_left_out_either(t
         assert len(inspect(tmp_path)[1].pairs.images) == 24
     except DataError as error:
         assert 'where no name is that of a mask' not in str(error)
+
+
+@pytest.mark.parametrize('image, settings', [('photo.png', {'mask_pattern': 'mask_{stem}.png'}), ('images/p.png', {})])
+def test_a_list_may_name_the_folder_that_an_image_lies_in(tmp_path, image, settings):
+    fill(tmp_path, [f'{n}/{image}' for n in range(6)], [f'{n}/mask_{k}.png' for n in range(6) for k in range(2)])
+    (tmp_path / 'all.csv').write_text('image,mask\n' + ''.join(f'{n}/{image},{n}\n' for n in range(6)))
+    config = {**train_unet.CONFIG, 'data': str(tmp_path / 'all.csv'), **settings}
+    assert len(train_unet.find_pairs(config).images) == 6

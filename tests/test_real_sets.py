@@ -325,9 +325,9 @@ def test_a_list_of_files_on_another_drive(tmp_path, monkeypatch):
         save(tmp_path / f'd/images/{n}.png', scene(n))
         save(tmp_path / f'd/masks/{n}.png', corner(n, n))
     rows = [f'{tmp_path}/d/images/{n}.png,{tmp_path}/d/masks/{n}.png' for n in range(6)]
-    save_text = tmp_path / 'c/list.csv'
-    save_text.parent.mkdir()
-    save_text.write_text('\n'.join(['image,mask', *rows]))
+    listed = tmp_path / 'c/list.csv'
+    listed.parent.mkdir()
+    listed.write_text('\n'.join(['image,mask', *rows]))
     real, drive = os.path.relpath, lambda path: os.path.abspath(path).startswith(str(tmp_path / 'c'))
 
     def relpath(path, start=os.curdir):
@@ -335,7 +335,7 @@ def test_a_list_of_files_on_another_drive(tmp_path, monkeypatch):
             raise ValueError('path is on another drive')
         return real(path, start)
     monkeypatch.setattr(os.path, 'relpath', relpath)
-    _, data = inspect(save_text)
+    _, data = inspect(listed)
     assert len(data.pairs.images) == 6
 
 

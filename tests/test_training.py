@@ -1592,6 +1592,13 @@ def test_a_loss_of_ones_own_gets_images_and_masks_of_the_data_of_config(tmp_path
     assert seen and all(case == ((3, height, width), (height, width), {0, 1}) for case in seen)
 
 
+@pytest.mark.parametrize('epochs, words', [(1, 'two steps'), (30, '5 % of the run')])
+def test_the_reason_for_the_moving_average_is_true_of_short_runs_too(small_set, epochs, words):
+    config, sources, _ = tu.resolve_config(None, TINY | {'data': str(small_set), 'num_epochs': epochs})
+    *_, why = tu.prepare(config, sources, tu.torch.device('cpu'))
+    assert why['ema_decay'] == f'averages over {words}'
+
+
 # --- how a network begins -------------------------------------------------------------
 
 

@@ -735,10 +735,11 @@ def test_scores_of_single_images_are_written_and_summed_up(own, two, capsys):
 
 
 def test_parts_without_a_defect_are_counted_as_alarms_or_not(capsys):
-    '''Rows: truth. Found, missed, a false alarm, two sound parts, and one that is ignored altogether.'''
+    '''Rows: truth. Found, missed, a false alarm, two sound parts, one that is
+    ignored altogether, and one that is nothing but an alarm.'''
     tu.print_detection([[[5, 1], [1, 2]], [[6, 0], [3, 0]], [[8, 1], [0, 0]], [[9, 0], [0, 0]], [[9, 0], [0, 0]],
-                        [[0, 0], [0, 0]]])
-    assert 'is met in 1 of 2 images that have it, invented in 1 of 3 without' in capsys.readouterr().out
+                        [[0, 0], [0, 0]], [[0, 4], [0, 0]]])
+    assert 'is met in 1 of 2 images that have it, invented in 2 of 4 without' in capsys.readouterr().out
 
 
 def test_a_score_with_other_settings_says_so_and_tunes_no_threshold(own, capsys):
@@ -1304,3 +1305,13 @@ def test_a_network_of_one_size_refuses_another_in_words(small_set, monkeypatch):
     for command in (tu.evaluate, lambda run, **typed: tu.predict(run, str(small_set / 'images'), **typed)):
         with pytest.raises(tu.ConfigError, match='cannot take.*type another image_size, such as 64'):
             command(run, image_size=96)
+
+
+def test_a_threshold_on_a_drive_without_locks_is_not_stored_and_that_is_said(own, caplog, monkeypatch):
+    model = tu.load(own)
+
+    def refuse(lock, *how, **named):
+        raise NotImplementedError('FileSystem does not appear to support flock')
+
+    monkeypatch.setattr('filelock.FileLock.acquire', refuse)
+    assert not tu.store_threshold(own, 0.7, model) and 'support flock, so the best threshold' in caplog.text
