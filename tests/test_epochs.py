@@ -269,6 +269,14 @@ def test_nothing_to_find_and_nothing_found_is_better_than_a_false_alarm():
     assert math.isnan(ious[result.best['epoch'] - 1]) and not math.isnan(ious[result.best['epoch'] - 2])
 
 
+def test_a_loss_may_be_a_method_which_takes_no_attributes():
+    class Criterion:
+        def loss(self, model, batch):
+            return squares(model, batch)
+
+    assert train(loss_fn=Criterion().loss).history[-1]['val_loss'] > 0
+
+
 def test_where_nothing_can_be_scored_the_last_weights_are_kept():
     """All pixels of the validation samples are ignored: that is no full score."""
     result = train(loss_fn=lambda model, batch: (squares(model, batch), torch.zeros(2, 2, dtype=torch.long)))
@@ -464,13 +472,17 @@ def test_where_memory_runs_out_no_start_of_workers_is_blamed(platform, monkeypat
     assert 'keep Datasets' not in str(caught.value)
 
 
-def test_workers_that_always_die_end_the_run(two_minutes):
+@pytest.mark.parametrize('platform, advice', [('linux', 'fewer num_workers'),
+                                              ('darwin', 'keep Datasets in a .py file')])
+def test_workers_that_always_die_end_the_run(two_minutes, platform, advice, monkeypatch):
+    monkeypatch.setattr(sys, 'platform', platform)
+
     def loss_fn(model, batch):
         if workers() and torch.is_grad_enabled():
             kill_a_worker()
         return squares(model, batch)
 
-    with pytest.raises(tu.UserError, match='DataLoader worker'):
+    with pytest.raises(tu.UserError, match=f'DataLoader worker(.|\\n)*{advice}'):
         train(None, Samples(12), loss_fn=loss_fn, num_workers=1)
     assert (tu.Path('run') / 'log.txt').read_text().count('starting the workers again') == 3
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
