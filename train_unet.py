@@ -132,7 +132,7 @@ CONFIG = {
                                   # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
                                   # albumentations file (A.save(pipeline, 'my.json'))
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
-    'std': 'auto',                # or ImageNet's with encoder_weights on 8-bit RGB
+    'std': 'auto',                # or with encoder_weights, on 8-bit RGB, those of the images they were trained on
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
@@ -7120,12 +7120,13 @@ def settle_for_model(model, config, why):
 
 
 def settle_statistics(config, dataset):
-    """mean and std: the user's, ImageNet's under ImageNet weights on 8-bit RGB, else those of the training images."""
-    found = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]         # ImageNet's: torchvision's, times 255
+    """mean and std: the user's, those of pretrained weights on 8-bit RGB, else those of the training images."""
     suits = config['encoder_weights'] and config['in_channels'] == 3 and config['image_dtype'] == 'uint8'
     typed = [key for key in ('mean', 'std') if config[key] != 'auto']
-    if len(typed) < 2 and not suits:
-        found = image_statistics(dataset, config)
+    if len(typed) < 2:
+        found = encoder_statistics(config) if suits else image_statistics(dataset, config)
+    else:
+        found = config['mean'], config['std']
     for key, value in zip(('mean', 'std'), found):
         value = value if config[key] == 'auto' else config[key]
         if len(value) not in (1, config['in_channels']):
@@ -7133,6 +7134,17 @@ def settle_statistics(config, dataset):
         config[key] = value
     if typed:
         warn(doubts_of_statistics(config, dataset))
+
+
+def encoder_statistics(config):
+    """(mean, std) of the images that the encoder's weights were trained on, of 255, as smp says; ImageNet's, which most
+    have, where smp would have to ask a server that is out of reach."""
+    ask_hub_once()
+    try:
+        params = smp.encoders.get_preprocessing_params(config['encoder'], config['encoder_weights'])
+    except (OSError, ValueError, KeyError):
+        params = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225], 'input_range': [0, 1]}
+    return [[255 / params['input_range'][1] * number for number in params[key]] for key in ('mean', 'std')]
 
 
 def doubts_of_statistics(config, dataset):

@@ -744,6 +744,18 @@ def test_a_channel_that_is_the_same_everywhere_is_in_no_other_unit(small_set, ca
     assert 'or type them in the unit of the images' not in caplog.text
 
 
+@pytest.mark.parametrize('encoder, mean, std', [
+    ('tu-tf_efficientnet_lite0', [127.5] * 3, [127.5] * 3), ('tu-resnet10t', [123.675, 116.28, 103.53], None),
+    ('tu-vit_base_patch16_clip_224', [122.77, 116.75, 104.09], None), ('resnet34', [123.675, 116.28, 103.53], None)])
+def test_pretrained_weights_get_images_as_they_were_trained_on(small_set, encoder, mean, std):
+    """A third of timm's weights were trained with another mean than ImageNet's (timm's own table of each name). What a
+    server would have to be asked for, here smp's resnet34, is ImageNet's where none can be reached."""
+    read, config = dataset(small_set, in_channels=3, encoder=encoder, encoder_weights='imagenet')
+    train_unet.settle_statistics(config, read)
+    assert config['mean'] == pytest.approx(mean, abs=0.01)
+    assert config['std'] == pytest.approx(std or config['std'], abs=0.01)
+
+
 @pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])
 def test_masks_that_shrink_stay_where_their_images_are(old, new):
     """The nearest pixel of two is always the second one: masks would lie half a pixel beside their images."""
