@@ -1062,8 +1062,8 @@ Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold group_pattern '
               'num_classes mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype '
-              'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels '
-              'initial_weights loss class_weights progressive_resizing'.split())   # idle for data sets of one's own
+              'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss '
+              'initial_weights class_weights progressive_resizing oversample_foreground'.split())  # idle for own data
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -1847,7 +1847,8 @@ def find_pairs(config):
         raise ConfigError(f'{", ".join(lone)}: without data; type data=PATH too (data=. is this folder)')
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
-        (pairs, rule), notes, files = read_list(root, config['skip_unpaired'], config['mask_pattern']), [], []
+        (pairs, rule), files = read_list(root, config['skip_unpaired'], config['mask_pattern']), []
+        notes = [f'{key}: no effect, the list names the files' for key in lone if key != 'mask_pattern']
     else:
         files = list_files(existing_folder(root))
         try:
@@ -6301,7 +6302,8 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world().rank or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
-        advice += [f"batch and weights are saved; run them again: import train_unet; train_unet.replay('{path}')"]
+        advice += ['batch and weights are saved; run them again (with model and loss_fn, if you gave them): '
+                   f"import train_unet; train_unet.replay('{path}')"]
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), *advice])
@@ -6488,7 +6490,7 @@ class Run:
         self.folder, self.last_save = Path(folder), time.monotonic()
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
-        self.is_own = False                                            # has a network or data that only Python can give
+        self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
         self.after = contextlib.ExitStack()                            # what the end of the run undoes
         self.trouble, self.unsaved = '', None                          # last complaint; best.pt until it is written
         self.launcher = os.getppid()                                   # torchrun, if there are several processes
@@ -6620,7 +6622,8 @@ class Run:
             self.write('config.py', config_text(config))
         totals = add_totals(state.totals)                              # collective: every process calls save
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
-        saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved}
+        saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved,
+                                                          'own_loss': self.own_loss}
                            | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
                            | describe_model(state.evaluated, config | amp_settings(state.dtype)))
         if world().size > 1:
@@ -7040,7 +7043,7 @@ def as_learnt(config, coding='', other=False):
         yield
     except DataError as error:
         is_beyond = lambda line: any(config['num_classes'] <= int(number) < IGNORE
-                                     for number in re.findall(r': (\d+)(?=[,}].*}"$)', line))
+                                     for number in re.findall(r': (\d+)[,}]', line.partition('{')[2]))
         rest = [line for line in error.problems if not re.search(refused, line) and not is_beyond(line)]
         if len(rest) < len(error.problems):
             known = f'{config["num_classes"]} classes' + (f': {clean(coding)}' if coding else '')
@@ -7110,13 +7113,21 @@ def take_initial(model, config):
              config['initial_weights'], anew)
 
 
-def settle_for_model(model, config, why):
-    """What a given network decides in place of the settings: it has an encoder of its own, and may want one size."""
+def settle_for_own(model, loss_fn, config, sources, why):
+    """What a given network or loss decides in place of the settings, told of those that were set: a network has an
+    encoder of its own, and may want one size."""
+    idle = ['architecture', 'encoder', 'decoder_channels'] * (model is not None)
+    idle += ['loss', 'class_weights'] * (loss_fn is not None)
+    if typed := [key for key in idle if sources[key] != 'default']:
+        warn([f'{", ".join(typed)}: no effect, network and loss of your own decide that themselves'])
+    for key in idle:
+        why.pop(key, None)
+    if model is None:
+        return
     config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
     if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
         config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
-    for key in ('encoder', 'decoder_channels', 'progressive_resizing'):
-        why.pop(key, None)
+    why.pop('progressive_resizing', None)
 
 
 def settle_statistics(config, dataset):
@@ -7465,8 +7476,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         if os.path.isfile(config['augment']):
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
-        if model is not None:
-            settle_for_model(model, config, why)
+        settle_for_own(model, loss_fn, config, sources, why)
         tell_data(data, config, sources, why)
         from_first(lambda: tell_detail(val_data))
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
@@ -7477,7 +7487,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn_of_held_parts(model)
     in_last = {'encoder_weights': None, 'initial_weights': None} if resuming else {}       # last.pt has the weights
     model = choose_model(model, config | in_last, data)
-    run.is_own = own_data or model.is_own
+    run.own_loss = not own_data and not isinstance(loss_fn, SegmentationLoss)
+    run.is_own = own_data or model.is_own or run.own_loss
     warn_of_size(model, precision)
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())
     if own_data:
@@ -7760,6 +7771,8 @@ def resume_state(state, run, config, precision, hardware, changed):
         advice = 'give the network that it began with' if run.is_own else \
             'one with a network of your own is resumed from Python, by model=NETWORK'
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}', advice], 'cannot resume') from None
+    if saved.get('own_loss') and not run.own_loss:
+        raise UserError(f'{path}: was trained by a loss of your own: go on from Python, with it', 'cannot resume')
     if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
         raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
     if state.images != images[:len(state.images)]:                     # older runs know the images alone

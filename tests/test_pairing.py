@@ -897,6 +897,14 @@ def test_a_share_for_validation_that_is_used_is_not_told_to_do_nothing(small_set
     assert not [note for note in inspect(small_set, val_fraction=0.4)[1].notes if 'no effect' in note]
 
 
+def test_folders_typed_beside_a_list_file_are_told_to_do_nothing(small_set):
+    rows = [f'images/{path.name},masks/{path.name}' for path in small_set.glob('images/*')]
+    (small_set / 'list.csv').write_text('\n'.join(['image,mask', *rows]))
+    notes = inspect(small_set / 'list.csv', images='scans', masks='labels')[1].notes
+    assert [note for note in notes if 'no effect' in note] == [
+        f'{key}: no effect, the list names the files' for key in ('images', 'masks')]
+
+
 def test_names_with_more_numbers_than_those_of_the_masks_are_asked_about(tmp_path):
     """Not one of these is known to be of the other, and that is told in words."""
     fill(tmp_path, [f'images/{n}_20_40.png' for n in range(3, 7)], [f'masks/{n}_5.png' for n in range(3, 7)])

@@ -678,9 +678,36 @@ def test_a_network_that_comes_in_eval_mode_is_trained(wrap):
 def test_settings_of_data_network_and_loss_are_told_to_do_nothing_for_ones_own(caplog):
     data = [torch.rand(3, 8, 8) for _ in range(4)]
     tu.train(model=own_network(), train_data=data, val_data=data, run_dir='own', num_epochs=1, image_size=32,
-             augment='strong', loss='dice', num_workers=0, loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)),
-             class_names=['ground', 'cell'])                           # those name the classes that loss_fn counts
-    assert 'image_size, augment, loss: no effect' in caplog.text and 'class_names:' not in caplog.text
+             augment='strong', loss='dice', oversample_foreground=0.5, num_workers=0,
+             loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)), class_names=['a', 'b'])
+    assert 'image_size, augment, loss, oversample_foreground: no effect' in caplog.text
+    assert 'class_names:' not in caplog.text                           # they name the classes that loss_fn counts
+
+
+def test_settings_that_a_network_or_loss_of_ones_own_replaces_are_told_to_do_nothing(small_set, caplog):
+    tu.train(data=str(small_set), model=own_network(), class_weights='auto', **TINY | {'num_epochs': 1})
+    assert 'Note: encoder, decoder_channels: no effect' in caplog.text
+    caplog.clear()
+    tu.train(data=str(small_set), loss_fn=lambda model, batch: model(batch['image']).square().mean((1, 2, 3)),
+             loss='focal', class_weights='auto', **TINY | {'num_epochs': 1})
+    assert 'Note: loss, class_weights: no effect' in caplog.text
+    caplog.clear()
+    tu.train(data=str(small_set), loss_fn=lambda model, batch: model(batch['image']).square().mean((1, 2, 3)),
+             **TINY | {'num_epochs': 1})
+    assert 'learning_rate = ' in caplog.text and 'loss = ' not in caplog.text
+
+
+def test_a_run_with_a_loss_of_ones_own_goes_on_with_that_loss_alone(small_set, caplog, capsys):
+    def loss_fn(model, batch):
+        if (folder / 'best.pt').exists():                               # after an epoch
+            os.kill(os.getpid(), signal.SIGTERM)
+        return model(batch['image']).square().mean((1, 2, 3))
+
+    folder = small_set.parent / 'run'
+    result = tu.train(data=str(small_set), loss_fn=loss_fn, run_dir=str(folder), **TINY)
+    assert f"Continue with:  train_unet.train(resume={str(result.run_dir)!r}, ...) and the network, loss" in caplog.text
+    assert tu.main([f'resume={result.run_dir}']) == 2
+    assert 'was trained by a loss of your own: go on from Python' in capsys.readouterr().err
 
 
 class Words(torch.utils.data.Dataset):

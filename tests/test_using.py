@@ -1089,10 +1089,13 @@ def test_other_data_of_more_classes_is_told_what_the_network_knows(two, three, c
     assert 'the network knows 2 classes' in told and 'num_classes=' not in told
 
 
-def test_other_data_are_offered_no_table_of_classes_that_the_network_lacks(two, small_set, capsys):
-    """Codes 0, 80, 160 and 240 would be four classes."""
+@pytest.mark.parametrize('codes', [4, 3])
+def test_other_data_are_offered_no_table_of_classes_that_the_network_lacks(codes, two, small_set, capsys):
+    """Codes 0, 80, 160 and 240 would be four classes, and 0, 80 and 160 three, with class names in a file."""
+    (small_set / 'class_dict.csv').write_text('name,value\nground,0\ncell,80\nwall,160\n')
     for path in small_set.glob('masks/*'):
-        PIL.Image.fromarray(np.uint8(80 * (np.indices(np.array(PIL.Image.open(path)).shape)[0] // 4 % 4))).save(path)
+        rows = np.indices(np.array(PIL.Image.open(path)).shape)[0]
+        PIL.Image.fromarray(np.uint8(80 * (rows // 4 % codes))).save(path)
     assert tu.main(['evaluate', str(two[0]), f'data={small_set}', 'device=cpu']) == 2
     told = capsys.readouterr().err
     tables = [ast.literal_eval(table) for table in re.findall('mask_values="({.*?})"', told)]
