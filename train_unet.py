@@ -2700,8 +2700,10 @@ def read_pillow(path, config, as_mask):
             content = np.fromfile(path, np.uint8)                      # cv2.imread wants ASCII names on Windows
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3] if colours.shape[2] == config['in_channels'] == 4 else [2, 1, 0]]
-        return mask_pixels(picture, config) if as_mask else pillow_pixels(
-            PIL.ImageOps.exif_transpose(picture), config['in_channels'], picture.format)
+        PIL.ImageOps.exif_transpose(picture, in_place=True)            # scan_pair checks that a mask is turned alike
+        if as_mask:
+            return mask_pixels(picture, config)
+        return pillow_pixels(picture, config['in_channels'], picture.format)
 
 
 def names_colours(config):
@@ -2711,7 +2713,6 @@ def names_colours(config):
 
 def mask_pixels(picture, config):
     """An opened mask -> (H, W) numbers, or (H, W, 3) colours. ValueError if its shape is in the alpha channel alone."""
-    PIL.ImageOps.exif_transpose(picture, in_place=True)                # scan_pair checks that its image is turned alike
     if config['mask_values'] == 'alpha':
         if not picture.has_transparency_data:
             raise ValueError('has no alpha channel, which mask_values=alpha takes')
@@ -2783,8 +2784,8 @@ def pillow_pixels(picture, channels, kind=''):
         array = np.array(picture)
         narrow = picture.mode == 'I' and kind in ('PNG', 'PPM')        # 16 bits, which Pillow widens
         return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
-    wanted = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}
-    return np.array(picture.convert(wanted.get(channels, 'RGB')))
+    mode = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}.get(channels, 'RGB')
+    return np.array(picture if picture.mode == mode else picture.convert(mode))        # convert would copy it
 
 
 def pillow_sees_all(path, config):
@@ -3623,12 +3624,12 @@ def scan_pair(image, mask, config):
     except UNREADABLE as error:
         raise DataError(f'{image}: cannot be read: ' + in_words(error).replace(str(image), 'it')) from None
     if codes.min() >= 0 and codes.max() < 2**20:                       # np.unique sorts, which takes longer
-        found = np.flatnonzero(np.bincount(codes.ravel()))
-        tally = lambda some: np.bincount(some, minlength=found[-1] + 1)[found]
+        counts = np.bincount(codes.ravel())
+        found = np.flatnonzero(counts)
+        counts, tally = counts[found], lambda some: np.bincount(some, minlength=found[-1] + 1)[found]
     else:
-        found = np.unique(codes)
+        found, counts = np.unique(codes, return_counts=True)
         tally = lambda some: np.bincount(np.searchsorted(found, some), minlength=len(found))
-    counts = tally(codes.ravel())
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     are_numbers = len(found) > 3 and 0 <= found[0] and found[-2] <= 32
     areas = counts
@@ -8044,15 +8045,14 @@ def colour_key(config, has_errors=True):
 def keep_small_things(picture, side):
     """A picture of few colours (H, W, 3), thickened so that small things stay visible when it shrinks to `side` pixels:
     of the colours that fall into one pixel the rarest wins. A photograph stays as it is."""
-    step, codes = math.ceil(max(picture.shape[:2]) / side), picture @ np.array([65536, 256, 1], np.int32)
-    counts = np.bincount(codes.ravel())
-    found = np.flatnonzero(counts)
-    if step == 1 or len(found) > MOST_CLASSES:
+    step, found = math.ceil(max(picture.shape[:2]) / side), PIL.Image.fromarray(picture).getcolors(MOST_CLASSES)
+    if step == 1 or not found:
         return picture
-    found = found[np.argsort(-counts[found])]                          # the rarest colour last
-    ranks = np.zeros(len(counts), np.uint8)
+    found.sort(key=lambda item: (-item[0], item[1]))                   # the rarest colour last
+    weights, ranks = np.array([65536, 256, 1], np.int32), np.zeros(2**24, np.uint8)    # nearly all of it never touched
+    found = np.array([colour for _, colour in found]) @ weights
     ranks[found] = np.arange(len(found))
-    codes = found[cv2.dilate(ranks[codes], np.ones((step, step)))]
+    codes = found[cv2.dilate(ranks[picture @ weights], np.ones((step, step)))]
     return np.stack([codes >> at & 255 for at in (16, 8, 0)], -1).astype(np.uint8)
 
 
@@ -8610,7 +8610,12 @@ def count_at_levels(bands, truth, levels, num_classes):
     counts, truth = 0, torch.from_numpy(truth)
     for band in bands:
         target, truth = truth[:band.shape[1]].to(band.device), truth[band.shape[1]:]
-        counts += torch.stack([confusion_matrix(classify(band, level), target, num_classes) for level in levels])
+        if num_classes == 2:                                           # how many levels each pixel is above, at once
+            found = confusion_matrix(sum(classify(band, level) for level in levels), target, len(levels) + 1)[:2]
+            below = found.cumsum(1).T[:-1]                             # (levels, 2)
+            counts += torch.stack([below, found.sum(1) - below], -1)
+        else:
+            counts += torch.stack([confusion_matrix(classify(band), target, num_classes)] * len(levels))
     return counts.cpu()                                                # once: this waits for the device
 
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -1318,3 +1319,29 @@ def test_a_threshold_on_a_drive_without_locks_is_not_stored_and_that_is_said(own
 
     monkeypatch.setattr('filelock.FileLock.acquire', refuse)
     assert not tu.store_threshold(own, 0.7, model) and 'support flock, so the best threshold' in caplog.text
+
+
+def test_thresholds_are_counted_in_one_pass(monkeypatch):
+    """... with the counts of each threshold alone, also where a logit is on a threshold, infinite or NaN."""
+    levels = sorted({0.37, *(i / 20 for i in range(1, 20))})
+    logits = torch.randn(1, 60, 50, generator=torch.Generator().manual_seed(0)) * 3
+    logits[0, 0, :20] = torch.tensor([math.log(level / (1 - level)) for level in levels])
+    logits[0, 1, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+    truth = np.random.default_rng(0).choice(np.uint8([0, 1, 255]), (60, 50))
+    expected = [tu.confusion_matrix(tu.classify(logits, level), torch.from_numpy(truth), 2) for level in levels]
+    calls, real = [], tu.confusion_matrix
+    monkeypatch.setattr(tu, 'confusion_matrix', lambda *what: calls.append(1) or real(*what))
+    found = tu.count_at_levels([logits[:, :25], logits[:, 25:]], truth, levels, 2)
+    assert torch.equal(found, torch.stack(expected)) and len(calls) == 2
+
+
+def test_reading_an_upright_image_copies_nothing(tmp_path, monkeypatch):
+    PIL.Image.new('RGB', (8, 6)).save(tmp_path / 'a.jpg')
+    monkeypatch.setattr(PIL.Image.Image, 'copy', lambda _: pytest.fail('a copy'))
+    assert tu.read_image(tmp_path / 'a.jpg', tu.CONFIG).shape == (6, 8, 3)
+
+
+def test_colours_are_counted_without_a_table_of_all(monkeypatch):
+    """A table of 2 ** 24 counts took 30 ms for each small picture of a sheet."""
+    monkeypatch.setattr(np, 'bincount', lambda *_, **__: pytest.fail('all colours'))
+    assert tu.keep_small_things(np.full((300, 300, 3), 255, np.uint8), 224).min() == 255
