@@ -145,7 +145,8 @@ CONFIG = {
     'architecture': 'Unet',       # any of segmentation_models_pytorch: Unet, FPN, DeepLabV3Plus, Segformer...
     'encoder': 'auto',            # 'resnet34' on a GPU, 'tu-resnet10t' on a CPU; any smp or 'tu-...' timm name
     'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
-    'decoder_channels': 'auto',   # width of the blocks of Unet, UnetPlusPlus, MAnet; 'auto': 256..16, on a CPU half
+    'decoder_channels': 'auto',   # width of the blocks of Unet, UnetPlusPlus, MAnet; 'auto': 256..16, half of that for
+                                  # tu-resnet10t on a CPU
     'initial_weights': None,      # run folder or best.pt to start from: its network, on other data or classes
 
     # --- training ---
@@ -4847,8 +4848,9 @@ def settle(config, hardware, data, is_demo):
     choose('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
     choose('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
     if config['architecture'] in HAVE_WIDTHS:
-        choose('decoder_channels', [128, 64, 32, 16, 8] if on_cpu else [256, 128, 64, 32, 16],
-               'half the usual width, for a CPU' if on_cpu else 'the usual width')
+        is_small = on_cpu and config['encoder'] == 'tu-resnet10t'
+        choose('decoder_channels', [128, 64, 32, 16, 8] if is_small else [256, 128, 64, 32, 16],
+               'half the usual width, as soon good on a CPU' if is_small else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))

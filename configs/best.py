@@ -5,7 +5,6 @@ Add encoder_weights=imagenet for photographs (downloads once).
 """
 config = {
     'encoder': 'resnet50',
-    'decoder_channels': [256, 128, 64, 32, 16],
     'augment': 'strong',
     'num_epochs': 200,
     'early_stopping_patience': 40,

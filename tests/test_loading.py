@@ -855,6 +855,15 @@ def test_the_default_network_begins_with_small_images_on_a_cpu(small_set, kind, 
     assert settled['progressive_resizing'] == share
 
 
+@pytest.mark.parametrize('kind, encoder, first', [
+    ('cpu', 'auto', 128), ('cpu', 'tu-resnet10t', 128), ('cpu', 'resnet18', 256), ('cuda', 'auto', 256)])
+def test_only_the_smallest_network_has_half_the_decoder(small_set, kind, encoder, first):
+    """Others lose by it what they were chosen for: camvid with a pretrained efficientnet 0.49 in place of 0.54."""
+    config, data = inspect(small_set, encoder=encoder, decoder_channels='auto')
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware(kind, ''), data, False)
+    assert settled['decoder_channels'] == [first // 2**n for n in range(5)]
+
+
 @pytest.mark.parametrize('side, policy, is_told', [
     (1200, 'resize', True), (400, 'resize', False), (1200, 'crop', False)])
 def test_images_that_become_small_are_told_of_crops(small_set, side, policy, is_told):
