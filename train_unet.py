@@ -93,6 +93,8 @@ import traceback
 import types
 import unicodedata
 import unittest.mock
+import urllib.parse
+import urllib.request
 import warnings
 import weakref
 import zipfile
@@ -132,7 +134,7 @@ CONFIG = {
                                   # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
                                   # albumentations file (A.save(pipeline, 'my.json'))
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
-    'std': 'auto',                # or with encoder_weights, on 8-bit RGB, those of the images they were trained on
+    'std': 'auto',                # or with encoder_weights, on 8-bit RGB or grey, those of theirs
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
@@ -841,6 +843,7 @@ log.setLevel(log.level or logging.INFO)
 log.propagate = False                                                  # Colab's root logger would write each line again
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it reports TIFFs that tifffile reads instead
 warnings.filterwarnings('ignore', 'Palette images with Transparency')  # to lose transparency is meant
+logging.getLogger('timm.models._builder').setLevel(logging.ERROR)      # it lists weights of the classifier's head
 logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what matters is raised, with the file's name
 
 # ===== runtime: what the machine has, and the precision that follows from it ==========
@@ -5041,28 +5044,32 @@ def build_network(config):
     name, encoder, weights = config['architecture'], config['encoder'], config['encoder_weights']
     classes = 1 if config['num_classes'] == 2 else config['num_classes']
     extra = {'decoder_channels': config['decoder_channels']} if name in HAVE_WIDTHS else {}
-    advice = f'; encoder_weights={weights!r} may be out of reach: encoder_weights=None starts from scratch'
+    advice = f'; encoder_weights={weights!r} may be out of reach or damaged: encoder_weights=None starts from scratch'
+    from safetensors import SafetensorError                            # smp needs it; of a file that is cut off
     if weights:
-        ask_hub_once()
         log.info('encoder weights: %s of %s (downloaded where they are not yet kept)', weights, encoder)
     try:
         has_one = weights and encoder.startswith('tu-')                # timm has one set of weights for each name
-        return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes, **extra,
-                                  encoder_weights=has_one or weights)
-    except (OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+        with asking_hub() if weights else contextlib.nullcontext():
+            return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes,
+                                      encoder_weights=has_one or weights, **extra)
+    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
         told = in_words(error) + (advice if weights else '')
         raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {told}') from None
 
 
-def ask_hub_once():
+@contextlib.contextmanager
+def asking_hub():
     """Use Hugging Face's cache alone if its server cannot be reached: the client would retry for half a minute."""
     from huggingface_hub import constants                              # comes with smp
-    host = re.sub(r'^\w+://|[:/].*$', '', constants.ENDPOINT)
-    if not os.environ.get('HTTPS_PROXY', os.environ.get('https_proxy')):
+    hub, is_offline = urllib.parse.urlsplit(constants.ENDPOINT), constants.HF_HUB_OFFLINE
+    if not is_offline and not {hub.scheme, 'all'} & urllib.request.getproxies().keys():
         try:
-            socket.create_connection((host, 443), timeout=3).close()
+            socket.create_connection((hub.hostname, hub.port or {'http': 80}.get(hub.scheme, 443)), timeout=3).close()
         except OSError:
-            constants.HF_HUB_OFFLINE = True
+            is_offline = True
+    with unittest.mock.patch.object(constants, 'HF_HUB_OFFLINE', is_offline):      # a notebook may ask again later
+        yield
 
 
 def build_model(config, own=None):
@@ -7134,8 +7141,8 @@ def settle_for_own(model, loss_fn, config, sources, why):
 
 
 def settle_statistics(config, dataset):
-    """mean and std: the user's, those of pretrained weights on 8-bit RGB, else those of the training images."""
-    suits = config['encoder_weights'] and config['in_channels'] == 3 and config['image_dtype'] == 'uint8'
+    """mean and std: the user's, those of pretrained weights on 8 bits, else those of the training images."""
+    suits = config['encoder_weights'] and config['in_channels'] in (1, 3) and config['image_dtype'] == 'uint8'
     typed = [key for key in ('mean', 'std') if config[key] != 'auto']
     if len(typed) < 2:
         found = encoder_statistics(config) if suits else image_statistics(dataset, config)
@@ -7153,12 +7160,13 @@ def settle_statistics(config, dataset):
 def encoder_statistics(config):
     """(mean, std) of the images that the encoder's weights were trained on, of 255, as smp says; ImageNet's, which most
     have, where smp would have to ask a server that is out of reach."""
-    ask_hub_once()
     try:
-        params = smp.encoders.get_preprocessing_params(config['encoder'], config['encoder_weights'])
+        with asking_hub():
+            params = smp.encoders.get_preprocessing_params(config['encoder'], config['encoder_weights'])
     except (OSError, ValueError, KeyError):
         params = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225], 'input_range': [0, 1]}
-    return [[255 / params['input_range'][1] * number for number in params[key]] for key in ('mean', 'std')]
+    found = [[255 / params['input_range'][1] * number for number in params[key]] for key in ('mean', 'std')]
+    return found if config['in_channels'] == 3 else np.mean(found, 1, keepdims=True).tolist()      # summed: grey as RGB
 
 
 def doubts_of_statistics(config, dataset):
@@ -8791,7 +8799,8 @@ def export(run, format='onnx', output=None, half=False):
         fresh, faults = Path(scratch, name), []
         for is_free in (True, False) if format != 'smp' else (True,):  # some can be written for one size only
             try:
-                again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
+                with unittest.mock.patch('timm.layers.padding.get_same_padding', same_padding):
+                    again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
                 break
             except OSError as error:                                   # not the name of what is thrown away
@@ -8874,6 +8883,11 @@ def trace_example(model, is_free):
     model.exporting = True                                             # torch.compiler.is_exporting is not reliable
     fold_upsampling(model, False)
     return images, {'images': {axis: torch.export.Dim.AUTO for axis in ((0, 2, 3) if is_free else (0,))}}
+
+
+def same_padding(side, kernel, stride, dilation):
+    """timm's padding of TensorFlow's networks in integers: with its ceil of a float no export of free sizes ends."""
+    return max((-(-side // stride) - 1) * stride + (kernel - 1) * dilation + 1 - side, 0)
 
 
 def pool_by_product(x, size):

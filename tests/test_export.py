@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_export.py
 """
+import itertools
 import json
 import math
 import os
@@ -145,6 +146,22 @@ def test_pt2_of_three_classes_agrees_and_says_what_it_needs(three, pt2_of_three,
     program = torch.export.load(path, extra_files=facts).module()
     assert_same_logits(three[0], program, pictures)
     assert_facts(facts, ['ground', 'disc', 'corner'])
+
+
+def test_no_export_asks_timm_how_tensorflow_pads_whose_answer_for_free_sizes_sympy_never_ends(
+        own, tmp_path, monkeypatch):
+    from timm.layers import Conv2dSame, padding
+    for numbers in itertools.product(range(1, 40), (1, 2, 3, 5), (1, 2, 4), (1, 2)):
+        assert tu.same_padding(*numbers) == padding.get_same_padding(*numbers)
+    model = tu.load(own, 'cpu')
+    model.network = nn.Sequential(Conv2dSame(3, 4, 3, 2), Conv2dSame(4, 4, 5, 2), nn.Upsample(scale_factor=4),
+                                  nn.Conv2d(4, 1, 1))
+    monkeypatch.setattr(tu, 'load', lambda *_: model)
+    monkeypatch.setattr(tu, 'drawn_images', lambda *_: [])             # they ask while nothing is traced
+    monkeypatch.setattr(tu, 'example_images', lambda *_: [])
+    monkeypatch.setattr(padding, 'get_same_padding', lambda *_: pytest.fail('asked'))
+    monkeypatch.setattr(tu, 'compare_exported', lambda *_: (0.0, 1.0))
+    assert tu.export(own, 'pt2', tmp_path / 'm.pt2') == 0
 
 
 def test_pt2_of_a_network_for_small_images_is_written_for_their_size(own, tmp_path, capsys):

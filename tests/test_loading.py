@@ -754,6 +754,9 @@ def test_pretrained_weights_get_images_as_they_were_trained_on(small_set, encode
     train_unet.settle_statistics(config, read)
     assert config['mean'] == pytest.approx(mean, abs=0.01)
     assert config['std'] == pytest.approx(std or config['std'], abs=0.01)
+    grey, config = dataset(small_set, in_channels=1, encoder=encoder, encoder_weights='imagenet')
+    train_unet.settle_statistics(config, grey)                         # its kernels are summed: as grey RGB
+    assert config['mean'] == pytest.approx([np.mean(mean)], abs=0.01)
 
 
 @pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])

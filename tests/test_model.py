@@ -151,24 +151,45 @@ def test_weights_of_timm_are_asked_for_in_its_own_way(recwarn):
     assert not [warning for warning in recwarn if 'encoder_weights' in str(warning.message)]
 
 
+def test_damaged_weights_of_timm_are_told_and_those_of_its_classifier_are_not(monkeypatch, tmp_path, caplog):
+    import timm
+    from safetensors.torch import load_file, save_file
+    path, name = tmp_path / 'model.safetensors', 'test_efficientnet'
+    monkeypatch.setattr('timm.models._builder.load_state_dict_from_hf', lambda *_, **__: load_file(path))
+    save_file(timm.create_model(name).state_dict(), path)
+    build(encoder=f'tu-{name}', encoder_weights='imagenet')
+    assert 'keys' not in caplog.text
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(tu.ConfigError, match='out of reach or damaged'):
+        build(encoder=f'tu-{name}', encoder_weights='imagenet')
+
+
 @pytest.mark.parametrize('reachable', [True, False])
-def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable):
+@pytest.mark.parametrize('endpoint, address', [
+    ('https://huggingface.co', ('huggingface.co', 443)), ('http://mirror:8081', ('mirror', 8081)),
+    ('http://mirror/hub', ('mirror', 80))])
+def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable, endpoint, address):
     """Its client would try again and again for half a minute; in its offline mode the cache still works."""
     from huggingface_hub import constants
 
     def connect(address, timeout):
-        asked.append((*address, timeout))
+        asked.append((address, timeout))
         if not reachable:
             raise OSError('no network')
         return SimpleNamespace(close=lambda: None)
 
     asked = []
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(constants, 'ENDPOINT', endpoint)
     monkeypatch.setattr(tu.socket, 'create_connection', connect)
-    for name in ('HTTPS_PROXY', 'https_proxy'):
+    for name in ('HTTPS_PROXY', 'https_proxy', 'HTTP_PROXY', 'http_proxy', 'ALL_PROXY', 'all_proxy'):
         monkeypatch.delenv(name, raising=False)
-    tu.ask_hub_once()
-    assert constants.HF_HUB_OFFLINE is not reachable and asked == [('huggingface.co', 443, 3)]
+    with tu.asking_hub():
+        assert constants.HF_HUB_OFFLINE is not reachable and asked == [(address, 3)]
+    assert not constants.HF_HUB_OFFLINE                                # a notebook may ask again with a network
+    monkeypatch.setenv('ALL_PROXY', 'http://proxy:3128')
+    with tu.asking_hub():
+        assert not constants.HF_HUB_OFFLINE and len(asked) == 1        # it is reached by the proxy
 
 
 # --- folded upsampling ----------------------------------------------------------------
