@@ -5102,19 +5102,21 @@ def refuse_lazy(network):
 
 @torch.no_grad()
 def begin_at_share(model, data):
-    """Let a fresh network predict classes of rare foreground, each below a tenth of the pixels, as often as they occur,
-    but with no less than Lin et al.'s 0.01 (2017, section 4.1; more than ten: than an equal part of a tenth), by the
-    biases of its last convolution: to learn that took epochs. Not if more than a tenth of the images have none, unless
-    the others come more often for that: a network that began so learnt to find none."""
+    """Let a fresh network predict rare classes, all but the most frequent one, as often as they occur if each is below
+    a tenth of the pixels, but with no less than Lin et al.'s 0.01 (2017, section 4.1; more than ten: than an equal part
+    of a tenth), by the biases of its last convolution: to learn that took epochs. Not if more than a tenth of the
+    images have no foreground, unless the others come more often for that: a network that began so learnt to find none.
+    """
     head = getattr(model.network, 'segmentation_head', nn.Identity())          # build_network may be edited
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
     rarity = data.rarity[data.pairs.rows('train')]
     do_most_show = np.count_nonzero(rarity) >= int(0.9 * len(rarity)) or too_few_show(rarity, model.config)
-    is_rare = data.shares[0] > 0.5 and data.shares[1:].max() < 0.1 and do_most_show
+    most = int(np.argmax(data.shares))
+    is_rare = data.shares[most] > 0.5 and np.delete(data.shares, most).max() < 0.1 and do_most_show
     if is_rare and layers and layers[-1].out_channels <= len(data.shares):
         least = min(0.01, 0.1 / (len(data.shares) - 1))                # less, and one of three seeds stuck for long
         shares = data.shares.clip(least)
-        shares[0] = 1 - shares[1:].sum()
+        shares[most] += 1 - shares.sum()
         biases = torch.from_numpy(np.log(shares / shares[0]))
         layers[-1].bias.copy_(biases[-len(layers[-1].bias):])          # two classes have one
 
