@@ -7055,7 +7055,7 @@ def as_learnt(config, coding='', other=False):
         yield
     except DataError as error:
         is_beyond = lambda line: any(config['num_classes'] <= int(number) < IGNORE
-                                     for number in re.findall(r': (\d+)[,}]', line.partition('{')[2]))
+                                     for number in re.findall(r': (\d+)[,}]', line.partition('"{')[2]))
         rest = [line for line in error.problems if not re.search(refused, line) and not is_beyond(line)]
         if len(rest) < len(error.problems):
             known = f'{config["num_classes"]} classes' + (f': {clean(coding)}' if coding else '')
@@ -7128,14 +7128,15 @@ def take_initial(model, config):
 def settle_for_own(model, loss_fn, config, sources, why):
     """What a given network or loss decides in place of the settings, told of those that were set: a network has an
     encoder of its own, and may want one size."""
-    idle = ['architecture', 'encoder', 'decoder_channels'] * (model is not None)
+    idle = ['architecture', 'encoder', 'encoder_weights', 'decoder_channels'] * (model is not None)
     idle += ['loss', 'class_weights'] * (loss_fn is not None)
     if typed := [key for key in idle if sources[key] != 'default']:
-        warn([f'{", ".join(typed)}: no effect, network and loss of your own decide that themselves'])
+        warn([f'{", ".join(typed)}: no effect, a network or loss of your own decides that itself'])
     for key in idle:
         why.pop(key, None)
     if model is None:
         return
+    config['encoder_weights'] = None                                   # their mean and std are not for this network
     config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
     if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
         config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
@@ -7145,16 +7146,13 @@ def settle_for_own(model, loss_fn, config, sources, why):
 def settle_statistics(config, dataset):
     """mean and std: the user's, those of pretrained weights on 8 bits, else those of the training images."""
     suits = config['encoder_weights'] and config['in_channels'] in (1, 3) and config['image_dtype'] == 'uint8'
-    typed = [key for key in ('mean', 'std') if config[key] != 'auto']
-    if len(typed) < 2:
-        found = encoder_statistics(config) if suits else image_statistics(dataset, config)
-    else:
-        found = config['mean'], config['std']
-    for key, value in zip(('mean', 'std'), found):
-        value = value if config[key] == 'auto' else config[key]
+    typed = {key: config[key] for key in ('mean', 'std') if config[key] != 'auto'}
+    for key, value in typed.items():
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
-        config[key] = value
+    if len(typed) < 2:
+        found = encoder_statistics(config) if suits else image_statistics(dataset, config)
+        config |= dict(zip(('mean', 'std'), found)) | typed
     if typed:
         warn(doubts_of_statistics(config, dataset))
 
@@ -7165,9 +7163,9 @@ def encoder_statistics(config):
     try:
         with asking_hub():
             params = smp.encoders.get_preprocessing_params(config['encoder'], config['encoder_weights'])
-    except (OSError, ValueError, KeyError):
-        params = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225], 'input_range': [0, 1]}
-    found = [[255 / params['input_range'][1] * number for number in params[key]] for key in ('mean', 'std')]
+    except (OSError, ValueError):
+        params = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
+    found = [[255 * number for number in params[key]] for key in ('mean', 'std')]
     return found if config['in_channels'] == 3 else np.mean(found, 1, keepdims=True).tolist()      # summed: grey as RGB
 
 
@@ -7484,12 +7482,12 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         torch.use_deterministic_algorithms(True, warn_only=True)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
+        settle_for_own(model, loss_fn, config, sources, why)
         settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         if os.path.isfile(config['augment']):
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
-        settle_for_own(model, loss_fn, config, sources, why)
         tell_data(data, config, sources, why)
         from_first(lambda: tell_detail(val_data))
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
@@ -7500,7 +7498,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn_of_held_parts(model)
     in_last = {'encoder_weights': None, 'initial_weights': None} if resuming else {}       # last.pt has the weights
     model = choose_model(model, config | in_last, data)
-    run.own_loss = not own_data and not isinstance(loss_fn, SegmentationLoss)
+    run.own_loss = not isinstance(loss_fn, SegmentationLoss)
     run.is_own = own_data or model.is_own or run.own_loss
     warn_of_size(model, precision)
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())
@@ -8627,7 +8625,7 @@ def count_at_levels(bands, truth, levels, num_classes):
             below = found.cumsum(1).T[:-1]                             # (levels, 2)
             counts += torch.stack([below, found.sum(1) - below], -1)
         else:
-            counts += torch.stack([confusion_matrix(classify(band), target, num_classes)] * len(levels))
+            counts += confusion_matrix(classify(band), target, num_classes).expand(len(levels), -1, -1)
     return counts.cpu()                                                # once: this waits for the device
 
 
@@ -9114,7 +9112,7 @@ def in_full(problems, path, most=20):
 
 def check(preset=None, **overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
-    then be downloaded (encoder_weights) or imported (tensorboard) is not tried."""
+    then be downloaded (encoder_weights, but for their mean and std) or imported (tensorboard) is not tried."""
     config, sources, notes = resolve_config(preset, overrides)
     if folder := find_resume(config):
         config, sources, notes = resume_config(folder, preset, overrides)

@@ -759,6 +759,17 @@ def test_pretrained_weights_get_images_as_they_were_trained_on(small_set, encode
     assert config['mean'] == pytest.approx([np.mean(mean)], abs=0.01)
 
 
+@pytest.mark.parametrize('more', [
+    {'encoder_weights': None}, {'image_dtype': 'float32'}, {'in_channels': 4}, {'mean': [9.0], 'std': [9.0]}])
+def test_only_images_like_those_of_pretrained_weights_get_their_statistics(small_set, monkeypatch, more):
+    monkeypatch.setattr(train_unet, 'encoder_statistics', lambda _: pytest.fail('asked'))
+    for path in small_set.glob('images/*') if 'in_channels' in more else ():
+        save(path, np.dstack([train_unet.read_image(path, train_unet.CONFIG)] * 2)[..., :4])
+    read, config = dataset(small_set, **{'in_channels': 3, 'encoder_weights': 'imagenet'} | more)
+    train_unet.settle_statistics(config, read)
+    assert len(config['mean']) == len(more.get('mean', [0] * config['in_channels']))
+
+
 @pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])
 def test_masks_that_shrink_stay_where_their_images_are(old, new):
     """The nearest pixel of two is always the second one: masks would lie half a pixel beside their images."""
@@ -859,7 +870,8 @@ def test_the_default_network_begins_with_small_images_on_a_cpu(small_set, kind, 
 
 
 @pytest.mark.parametrize('kind, encoder, first', [
-    ('cpu', 'auto', 128), ('cpu', 'tu-resnet10t', 128), ('cpu', 'resnet18', 256), ('cuda', 'auto', 256)])
+    ('cpu', 'auto', 128), ('cpu', 'tu-resnet10t', 128), ('cpu', 'resnet18', 256), ('cuda', 'auto', 256),
+    ('cuda', 'tu-resnet10t', 256)])
 def test_only_the_smallest_network_has_half_the_decoder(small_set, kind, encoder, first):
     """Others lose by it what they were chosen for: camvid with a pretrained efficientnet 0.49 in place of 0.54."""
     config, data = inspect(small_set, encoder=encoder, decoder_channels='auto')

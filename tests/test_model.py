@@ -192,6 +192,40 @@ def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable, endpo
         assert not constants.HF_HUB_OFFLINE and len(asked) == 1        # it is reached by the proxy
 
 
+def test_the_hub_is_asked_for_weights_alone_and_not_in_vain(monkeypatch):
+    from huggingface_hub import constants
+
+    def connect(*_, **__):
+        asked.append(1)
+        raise OSError('no network')
+
+    asked, of = [], {'encoder': 'resnet18', 'encoder_weights': 'ssl', 'in_channels': 3}
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(tu.socket, 'create_connection', connect)
+    monkeypatch.setattr(tu.urllib.request, 'getproxies', dict)
+    build()
+    assert not asked
+    with pytest.raises(tu.ConfigError, match='out of reach'):
+        build(**of)
+    tu.encoder_statistics(of)
+    assert len(asked) == 2
+    monkeypatch.setattr(tu.urllib.request, 'getproxies', lambda: {'https': 'http://proxy:3128'})
+    with tu.asking_hub():
+        assert not constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(tu.urllib.request, 'getproxies', dict)
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+    with tu.asking_hub():
+        assert len(asked) == 2
+    monkeypatch.setattr('segmentation_models_pytorch.encoders.get_preprocessing_params',
+                        lambda *what: {'mean': [1, 1, 1], 'std': [1, 1, int(what == ('resnet18', 'ssl'))]})
+    assert tu.encoder_statistics(of) == [[255] * 3, [255] * 3]
+
+
+def test_an_encoder_without_weights_ends_not_where_its_statistics_are_sought():
+    config = {'encoder': 'tu-botnet50ts_256', 'encoder_weights': 'imagenet', 'in_channels': 3}
+    assert tu.encoder_statistics(config)[0] == pytest.approx([123.675, 116.28, 103.53])      # what follows tells
+
+
 # --- folded upsampling ----------------------------------------------------------------
 
 

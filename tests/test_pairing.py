@@ -900,7 +900,7 @@ def test_a_share_for_validation_that_is_used_is_not_told_to_do_nothing(small_set
 def test_folders_typed_beside_a_list_file_are_told_to_do_nothing(small_set):
     rows = [f'images/{path.name},masks/{path.name}' for path in small_set.glob('images/*')]
     (small_set / 'list.csv').write_text('\n'.join(['image,mask', *rows]))
-    notes = inspect(small_set / 'list.csv', images='scans', masks='labels')[1].notes
+    notes = inspect(small_set / 'list.csv', images='scans', masks='labels', mask_pattern='{stem}')[1].notes
     assert [note for note in notes if 'no effect' in note] == [
         f'{key}: no effect, the list names the files' for key in ('images', 'masks')]
 

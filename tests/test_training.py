@@ -36,8 +36,8 @@ from torch import nn
 
 import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set
-from helpers import OWN, PLAIN, SMALL, Harm, Samples, assert_same, final, log_text, network, noisy_squares, squares
-from helpers import stop_at, stopping_at, train, train_own
+from helpers import OWN, PLAIN, SMALL, Harm, Samples, assert_same, edited, final, log_text, network, noisy_squares
+from helpers import squares, stop_at, stopping_at, train, train_own
 from helpers import WORDS
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -685,8 +685,11 @@ def test_settings_of_data_network_and_loss_are_told_to_do_nothing_for_ones_own(c
 
 
 def test_settings_that_a_network_or_loss_of_ones_own_replaces_are_told_to_do_nothing(small_set, caplog):
-    tu.train(data=str(small_set), model=own_network(), class_weights='auto', **TINY | {'num_epochs': 1})
-    assert 'Note: encoder, decoder_channels: no effect' in caplog.text
+    result = tu.train(data=str(small_set), model=own_network(), class_weights='auto', architecture='MAnet',
+                      **TINY | {'num_epochs': 1, 'encoder_weights': 'imagenet'})
+    assert 'Note: architecture, encoder, encoder_weights, decoder_channels: no effect' in caplog.text
+    mean = tu.load(result.run_dir, 'cpu', model=own_network()).config['mean']   # measured, not the encoder's
+    assert mean != pytest.approx([123.675, 116.28, 103.53], abs=0.1)
     caplog.clear()
     tu.train(data=str(small_set), loss_fn=lambda model, batch: model(batch['image']).square().mean((1, 2, 3)),
              loss='focal', class_weights='auto', **TINY | {'num_epochs': 1})
@@ -708,6 +711,17 @@ def test_a_run_with_a_loss_of_ones_own_goes_on_with_that_loss_alone(small_set, c
     assert f"Continue with:  train_unet.train(resume={str(result.run_dir)!r}, ...) and the network, loss" in caplog.text
     assert tu.main([f'resume={result.run_dir}']) == 2
     assert 'was trained by a loss of your own: go on from Python' in capsys.readouterr().err
+    tu.train(resume=str(folder), loss_fn=lambda model, batch: model(batch['image']).square().mean((1, 2, 3)))
+    with edited(folder / 'last.pt') as saved:
+        del saved['own_loss']                                          # of an older run nobody knows
+    assert tu.main([f'resume={folder}', 'num_epochs=3']) == 0
+
+
+@pytest.mark.parametrize('model, share', [(None, 0.18), (nn.Identity(), 0.0)])
+def test_only_a_network_of_ones_own_has_one_size(model, share):
+    config, why = {**tu.CONFIG, 'progressive_resizing': 0.18}, {'progressive_resizing': 'sooner good on a CPU'}
+    tu.settle_for_own(model, squares, config, dict.fromkeys(config, 'default'), why)
+    assert config['progressive_resizing'] == share and bool(why) == bool(share)
 
 
 class Words(torch.utils.data.Dataset):

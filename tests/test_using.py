@@ -1311,6 +1311,15 @@ def test_a_network_of_one_size_refuses_another_in_words(small_set, monkeypatch):
             command(run, image_size=96)
 
 
+@pytest.mark.parametrize('line, stays', [
+    ('type mask_values="{0: 0, 80: 1, 160: 2}" class_names="[a,b,c]"', False), ('{3F25}/a.png: 7, 8, 9', True),
+    ('type mask_values="{0: 0, 80: 1}"', True), ('a.png: 7, 9', True)])
+def test_lines_for_classes_that_a_network_lacks_go_and_what_is_wrong_stays(line, stays):
+    with pytest.raises(tu.DataError) as raised, tu.as_learnt(tu.CONFIG | {'num_classes': 2}, other=True):
+        raise tu.DataError([line])
+    assert (line in raised.value.problems) == stays
+
+
 def test_a_threshold_on_a_drive_without_locks_is_not_stored_and_that_is_said(own, caplog, monkeypatch):
     model = tu.load(own)
 
@@ -1333,6 +1342,12 @@ def test_thresholds_are_counted_in_one_pass(monkeypatch):
     monkeypatch.setattr(tu, 'confusion_matrix', lambda *what: calls.append(1) or real(*what))
     found = tu.count_at_levels([logits[:, :25], logits[:, 25:]], truth, levels, 2)
     assert torch.equal(found, torch.stack(expected)) and len(calls) == 2
+
+
+def test_several_classes_have_one_matrix_for_all_thresholds():
+    logits, truth = torch.randn(3, 9, 8, generator=torch.Generator().manual_seed(0)), np.full((9, 8), 2, np.uint8)
+    found = tu.count_at_levels([logits[:, :5], logits[:, 5:]], truth, [0.4, 0.5], 3)
+    assert torch.equal(found, torch.stack([tu.confusion_matrix(logits.argmax(0), torch.from_numpy(truth), 3)] * 2))
 
 
 def test_reading_an_upright_image_copies_nothing(tmp_path, monkeypatch):
