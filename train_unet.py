@@ -4853,7 +4853,7 @@ def settle(config, hardware, data, is_demo):
     if config['architecture'] in HAVE_WIDTHS:
         is_small = on_cpu and config['encoder'] == 'tu-resnet10t'
         choose('decoder_channels', [128, 64, 32, 16, 8] if is_small else [256, 128, 64, 32, 16],
-               'half the usual width, as soon good on a CPU' if is_small else 'the usual width')
+               'half the usual width, sooner good on a CPU' if is_small else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
@@ -5065,7 +5065,8 @@ def asking_hub():
     hub, is_offline = urllib.parse.urlsplit(constants.ENDPOINT), constants.HF_HUB_OFFLINE
     if not is_offline and not {hub.scheme, 'all'} & urllib.request.getproxies().keys():
         try:
-            socket.create_connection((hub.hostname, hub.port or {'http': 80}.get(hub.scheme, 443)), timeout=3).close()
+            port = hub.port or (80 if hub.scheme == 'http' else 443)
+            socket.create_connection((hub.hostname, port), timeout=3).close()
         except OSError:
             is_offline = True
     with unittest.mock.patch.object(constants, 'HF_HUB_OFFLINE', is_offline):      # a notebook may ask again later
@@ -7151,7 +7152,7 @@ def settle_statistics(config, dataset):
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
     if len(typed) < 2:
-        found = encoder_statistics(config) if suits else image_statistics(dataset, config)
+        found = from_first(lambda: encoder_statistics(config)) if suits else image_statistics(dataset, config)
         config |= dict(zip(('mean', 'std'), found)) | typed
     if typed:
         warn(doubts_of_statistics(config, dataset))

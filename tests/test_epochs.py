@@ -808,5 +808,3 @@ def test_a_score_that_was_lost_again_is_told_at_the_end():
 
     train_own(loss_fn=loss_fn, num_epochs=2)
     assert 'what was learnt by epoch 1 was lost again (best.pt has it)' in log_text()
-
-

@@ -759,6 +759,16 @@ def test_pretrained_weights_get_images_as_they_were_trained_on(small_set, encode
     assert config['mean'] == pytest.approx([np.mean(mean)], abs=0.01)
 
 
+def test_of_several_processes_the_first_alone_asks_what_the_weights_want(small_set, monkeypatch):
+    """Another might not reach the server, and train on images of another scale."""
+    read, config = dataset(small_set, in_channels=3, encoder='resnet34', encoder_weights='imagenet')
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(1, 2))
+    monkeypatch.setattr(train_unet, 'encoder_statistics', lambda _: pytest.fail('asked'))
+    monkeypatch.setattr(train_unet.dist, 'broadcast_object_list', lambda answer: answer.__setitem__(0, [[1.0], [2.0]]))
+    train_unet.settle_statistics(config, read)
+    assert (config['mean'], config['std']) == ([1.0], [2.0])
+
+
 @pytest.mark.parametrize('more', [
     {'encoder_weights': None}, {'image_dtype': 'float32'}, {'in_channels': 4}, {'mean': [9.0], 'std': [9.0]}])
 def test_only_images_like_those_of_pretrained_weights_get_their_statistics(small_set, monkeypatch, more):
