@@ -3746,7 +3746,7 @@ def look_at(images, masks, config, decode=False):
     def look(row):
         """-> (key in the cache, [mark, record] or None, problem or None)"""
         image, mask = os.fsdecode(images[row]), os.fsdecode(masks[row])
-        key = f'{image}\n{mask}'
+        key = '\n'.join(map(os.path.abspath, [image, *mask.split(UNITED)]))    # a resume takes data by its whole path
         try:
             mark, old = fingerprint(image) + fingerprint(mask), cache.get(key)
             entry = old if old and old[0] == mark else [mark, scan_pair(image, mask, config)]

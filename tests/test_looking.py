@@ -234,6 +234,13 @@ def test_file_of_another_size_is_looked_at_again(monkeypatch, small_set):
     assert scanned(monkeypatch, small_set) == ['003']
 
 
+def test_the_same_set_by_its_whole_path_is_not_looked_at_again(monkeypatch, small_set):
+    """A resume, or evaluate, reads the data by the whole path, whatever was typed for the training."""
+    monkeypatch.chdir(small_set.parent)
+    inspect(Path(small_set.name))
+    assert scanned(monkeypatch, small_set) == []
+
+
 def test_a_set_unpacked_anew_with_its_old_times_is_looked_at_again(tmp_path):
     for number in range(6):
         save(tmp_path / f'images/{number}.png', np.zeros((8, 8, 3)))
