@@ -5510,7 +5510,9 @@ def enlarged_bands(logits, size):
     rows = max(1, 2**26 // (len(logits) * width))
     if tuple(logits.shape[-2:]) == (height, width):
         yield logits
-    elif rows >= height:
+        return
+    logits = logits.contiguous()                                       # in channels_last it takes twice as long
+    if rows >= height:
         yield F.interpolate(logits[None], (height, width), mode='bilinear', align_corners=False)[0]
     else:
         wide = F.interpolate(logits[None], (logits.shape[-2], width), mode='bilinear', align_corners=False)[0]
