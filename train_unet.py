@@ -134,7 +134,7 @@ CONFIG = {
                                   # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
                                   # albumentations file (A.save(pipeline, 'my.json'))
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
-    'std': 'auto',                # or with encoder_weights, on 8-bit RGB or grey, those of theirs
+    'std': 'auto',                # or on 8 bits those of encoder_weights (RGB or grey) or initial_weights
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
@@ -7146,15 +7146,20 @@ def settle_for_own(model, loss_fn, config, sources, why):
     why.pop('progressive_resizing', None)
 
 
-def settle_statistics(config, dataset):
-    """mean and std: the user's, those of pretrained weights on 8 bits, else those of the training images."""
+def settle_statistics(config, dataset, model=None):
+    """mean and std: the user's, on 8 bits those of initial or pretrained weights or of a model of an earlier run, else
+    those of the training images."""
     suits = config['encoder_weights'] and config['in_channels'] in (1, 3) and config['image_dtype'] == 'uint8'
     typed = {key: config[key] for key in ('mean', 'std') if config[key] != 'auto'}
     for key, value in typed.items():
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
     if len(typed) < 2:
-        found = from_first(lambda: encoder_statistics(config)) if suits else image_statistics(dataset, config)
+        first = load(config['initial_weights'], 'cpu') if config['initial_weights'] else model
+        known = first.config if isinstance(first, SegmentationModel) else {}
+        is_alike = all(known.get(key) == config[key] for key in ('in_channels', 'image_dtype'))
+        found = (known['mean'], known['std']) if is_alike and config['image_dtype'] == 'uint8' else \
+            from_first(lambda: encoder_statistics(config)) if suits else image_statistics(dataset, config)
         config |= dict(zip(('mean', 'std'), found)) | typed
     if typed:
         warn(doubts_of_statistics(config, dataset))
@@ -7486,7 +7491,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         settle_for_own(model, loss_fn, config, sources, why)
-        settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
+        settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False), model)
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         if os.path.isfile(config['augment']):
