@@ -7083,6 +7083,9 @@ def prepare(config, sources, device, decode=False, own_data=False):
     chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
               if origin == 'you' or origin != 'default' and config[key] != CONFIG.get(key)}
     precision = resolve_precision(config, hardware, chosen)
+    if multiprocessing.current_process().daemon and config['num_workers'] != 0:
+        config = {**config, 'num_workers': 0}
+        log.info('num_workers = 0  (a process of multiprocessing.Pool can start none)')
     if config['channels_last'] == 'auto':
         config = {**config, 'channels_last': suits_channels_last(precision, hardware)}
         if not config['channels_last']:

@@ -604,6 +604,17 @@ def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monke
     train_unet.build_loader(images, config, torch.device('cpu'))
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
 
+@pytest.mark.parametrize('workers', ['auto', 2])
+def test_a_process_of_a_pool_loads_its_own_data(small_set, monkeypatch, caplog, workers):
+    """Ten settings in a multiprocessing.Pool: "daemonic processes are not allowed to have children", in the first epoch
+    on a CPU, and in the trial step with the defaults of a GPU."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, 'daemon', True)
+    config, sources, _ = train_unet.resolve_config(None, {'data': str(small_set), 'num_workers': workers})
+    with caplog.at_level('INFO'):
+        config, *_ = train_unet.prepare(config, sources, CPU)
+    assert config['num_workers'] == 0 and 'num_workers = 0  (a process of multiprocessing.Pool' in caplog.text
+
+
 
 @pytest.mark.parametrize('policy, side, workers', [('resize', 64, 2), ('resize', 2400, 1), ('resize', 4000, 0),
                                                    ('crop', 2400, 1), ('crop', 4000, 0)])
