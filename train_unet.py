@@ -5807,11 +5807,19 @@ def save_checkpoint(path, content):
     sync_folder(path.parent)
 
 
+OF_ANOTHER = 'it holds something else; weights of another program go into a network of that kind, which ' \
+             'train(model=NETWORK) takes'
+
+
 def verify_checkpoint(path):
     """Raise OSError if a checkpoint is torn: it is a zip file, and every entry carries a checksum."""
     if not os.path.isfile(path):                                       # opening a pipe would block
         what = 'is no file' if os.path.exists(path) else f'there is no such file{named_like(path)}'
         raise OSError(f'{path}: {what}')
+    with open(path, 'rb') as file:
+        head = file.read(9)
+    if head[:4] == b'\x80\2\x8a\n' or head[8:] == b'{':                 # torch's form before 1.6, safetensors
+        raise OSError(f'{path} is no checkpoint of this program: {OF_ANOTHER}')
     try:
         with zipfile.ZipFile(path) as file:
             if any(entry.compress_type for entry in file.infolist()) \
@@ -5830,8 +5838,7 @@ def load_checkpoint(path):
         content = torch.load(path, map_location='cpu', weights_only=True)
         if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
                 or not isinstance(content['config'], dict):
-            raise ValueError('it holds something else; weights of another program go into a network of that kind, '
-                             'which train(model=NETWORK) takes')
+            raise ValueError(OF_ANOTHER)
         refuse_explosion(content)
         return content
     except pickle.UnpicklingError:                                     # torch's words advise to load it nevertheless
@@ -8220,7 +8227,10 @@ def load(path, device='auto', model=None):
             raise ValueError(f'threshold {loaded.threshold}')
         loaded = laid_out(loaded, config, device)                      # in another layout 16 bits round differently
     except OSError as error:
-        raise UserError(f'{error}; a run folder holds a best.pt once an epoch is done', trouble) from None
+        advice = '' if path.exists() else '; a run folder holds a best.pt once an epoch is done'
+        if path.with_name('model.safetensors').exists() and not path.exists():
+            advice = '; train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp'
+        raise UserError(f'{error}{advice}', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
         is_other = isinstance(error, RuntimeError) and model is None   # from load_state_dict

@@ -707,6 +707,20 @@ def test_initial_weights_that_do_not_fit_are_refused(own, two, tmp_path, monkeyp
     assert told in capsys.readouterr().err and not [*tmp_path.glob('runs/*-*')]
 
 
+@pytest.mark.parametrize('name, told', [
+    ('old.pth', 'old.pth is no checkpoint of this program: it holds something else; weights of another program'),
+    ('smp/model.safetensors', 'model.safetensors is no checkpoint of this program: it holds something else; weights'),
+    ('smp', 'there is no such file; train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp')])
+def test_weights_of_other_programs_are_not_called_damaged(tmp_path, name, told):
+    """"File is not a zip file; a run folder holds a best.pt once an epoch is done" was said of each."""
+    network = tu.smp.Unet('tu-test_resnet', encoder_weights=None, decoder_channels=[8] * 5)
+    network.save_pretrained(tmp_path / 'smp')
+    torch.save(network.state_dict(), tmp_path / 'old.pth', _use_new_zipfile_serialization=False)
+    with pytest.raises(tu.UserError) as caught:
+        tu.load(tmp_path / name)
+    assert told in str(caught.value) and 'best.pt once' not in str(caught.value)
+
+
 # --- evaluate: scores -----------------------------------------------------------------
 
 
