@@ -133,8 +133,8 @@ CONFIG = {
     'augment': 'default',         # 'none', 'default' (mirrored left to right; from 26 epochs on, the more the longer,
                                   # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
                                   # albumentations file (A.save(pipeline, 'my.json'))
-    'mean': 'auto',               # per channel, in the unit of the images; 'auto': measured on the training images,
-    'std': 'auto',                # or on 8 bits those of encoder_weights (RGB or grey) or initial_weights
+    'mean': 'auto',               # per channel, in the unit of the images; 'auto': that of the training images, or
+    'std': 'auto',                # what initial_weights or, on 8-bit RGB or grey, encoder_weights are used to
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
@@ -7157,22 +7157,33 @@ def settle_for_own(model, loss_fn, config, sources, why):
 
 
 def settle_statistics(config, dataset, model=None):
-    """mean and std: the user's, on 8 bits those of initial or pretrained weights or of a model of an earlier run, else
-    those of the training images."""
-    suits = config['encoder_weights'] and config['in_channels'] in (1, 3) and config['image_dtype'] == 'uint8'
+    """Settle mean and std, and warn of doubtful ones that the user gave -> {key: reason} of the others."""
     typed = {key: config[key] for key in ('mean', 'std') if config[key] != 'auto'}
     for key, value in typed.items():
         if len(value) not in (1, config['in_channels']):
             raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
+    why = {}
     if len(typed) < 2:
-        first = load(config['initial_weights'], 'cpu') if config['initial_weights'] else model
-        known = first.config if isinstance(first, SegmentationModel) else {}
-        is_alike = all(known.get(key) == config[key] for key in ('in_channels', 'image_dtype'))
-        found = (known['mean'], known['std']) if is_alike and config['image_dtype'] == 'uint8' else \
-            from_first(lambda: encoder_statistics(config)) if suits else image_statistics(dataset, config)
+        *found, reason = usual_statistics(config, dataset, model)
         config |= dict(zip(('mean', 'std'), found)) | typed
+        why = {key: reason for key in ('mean', 'std') if key not in typed}
     if typed:
         warn(doubts_of_statistics(config, dataset))
+    return why
+
+
+def usual_statistics(config, dataset, model):
+    """(mean, std, reason): what a network that goes on knows, from initial_weights or as a model of an earlier run,
+    unless the images are of another kind or scale; what pretrained weights know; else what the training images have."""
+    trained = load_checkpoint(best_file(config['initial_weights']))['config'] if config['initial_weights'] else \
+        model.config if isinstance(model, SegmentationModel) else {}
+    if trained and all(trained[key] == config[key] for key in ('in_channels', 'image_dtype')):
+        known = trained['mean'], trained['std']
+        if not doubts_of_statistics(config | dict(zip(('mean', 'std'), known)), dataset):
+            return *known, 'of the network that goes on'
+    if config['encoder_weights'] and config['in_channels'] in (1, 3) and config['image_dtype'] == 'uint8':
+        return *from_first(lambda: encoder_statistics(config)), 'of encoder_weights'
+    return *image_statistics(dataset, config), 'of the training images'
 
 
 def encoder_statistics(config):
@@ -7501,7 +7512,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         settle_for_own(model, loss_fn, config, sources, why)
-        settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False), model)
+        why |= settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False), model)
         train_data = SegmentationDataset(data, 'train', config, is_training=True)
         val_data = SegmentationDataset(data, 'val', config, is_training=False)
         if os.path.isfile(config['augment']):
@@ -9149,7 +9160,7 @@ def check(preset=None, **overrides):
     except UserError as error:
         error.problems = in_full(error.problems, Path('runs') / 'check' / 'problems.txt')
         raise
-    settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
+    why |= settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
     train_data = SegmentationDataset(data, 'train', {**config, 'cache_images': False}, is_training=True)
     print_settings(config, sources, why)                               # first, or what follows would scroll away
     print('\n'.join(clean(line) for line in ['', *describe_data(data, config)]))

@@ -656,14 +656,22 @@ def test_a_run_starts_from_the_weights_of_another(own, two, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize('is_given', [False, True], ids=['initial_weights', 'model'])
-def test_a_network_goes_on_with_the_mean_and_std_that_it_knows(own, two, tmp_path, monkeypatch, is_given):
-    """Those of pretrained weights were measured anew, of another scale: IoU began at 0.70 where it had been 0.77."""
-    monkeypatch.chdir(tmp_path)
-    how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')}
-    first = tu.train(**TINY | {'num_epochs': 1}, data=str(two[1]), mean=100, std=60)
+@pytest.mark.parametrize('mean, std, is_kept', [(100, 60, True), (1, 0.1, False)], ids=['known', 'of another scale'])
+def test_a_network_goes_on_with_the_mean_and_std_that_it_knows(two, tmp_path, caplog, is_given, mean, std, is_kept):
+    """Those of pretrained weights were measured anew: IoU began at 0.70 where it had been 0.77."""
+    how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')} | {'num_epochs': 1}
+    first = tu.train(**TINY | {'num_epochs': 1}, data=str(two[1]), mean=mean, std=std)
     given = {'model': first.model} if is_given else {'initial_weights': str(first.run_dir)}
-    result = tu.train(**how | {'num_epochs': 1}, data=str(two[1]), **given)
-    assert (result.model.config['mean'], result.model.config['std']) == ([100], [60])
+    caplog.clear()
+    config = tu.train(**how, data=str(two[1]), **given).model.config
+    assert ((config['mean'], config['std']) == ([mean], [std])) == is_kept
+    assert f'({"of the network that goes on" if is_kept else "of the training images"})' in caplog.text
+
+
+def test_images_of_other_channels_have_a_mean_of_their_own(two, caplog):
+    how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')}
+    result = tu.train(**how | {'num_epochs': 1}, data=str(two[1]), initial_weights=str(two[0]), in_channels=1)
+    assert len(result.model.config['mean']) == 1 and '(of the training images)' in caplog.text
 
 
 def test_other_classes_get_a_last_layer_of_their_own(own, three, tmp_path, monkeypatch, caplog):
