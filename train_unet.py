@@ -7401,7 +7401,9 @@ def check_own(model, loss_fn, train_data, val_data):
                             'DataLoader give its .dataset, of a folder data=PATH alone')
     part = "lambda model, batch: loss(model(batch['x']), batch['y']).flatten(1).mean(1), with reduction='none'"
     aside = ''
-    if train_data is None:                                             # smp's losses give the mean of a batch
+    if (getattr(loss_fn, '__module__', '') or '').startswith('segmentation_models'):   # they give the mean of a batch
+        part = "lambda model, batch: loss(model(batch['x']), batch['y']).expand(len(batch['y']))"
+    if train_data is None:
         part = "lambda model, batch: loss(model(batch['image']), batch['mask'].long()).expand(len(batch['mask']))"
         aside = " (BCEWithLogitsLoss wants batch['mask'][:, None].float(); what is ignored is 255)"
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_criterion(loss_fn)):

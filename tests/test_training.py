@@ -605,6 +605,14 @@ def test_what_is_written_instead_of_a_loss_of_smp_trains_on_a_folder(small_set):
     assert len(tu.train(loss_fn=eval(advice, {'loss': loss}), **settings).history) == 1
 
 
+def test_what_is_written_instead_of_a_loss_of_smp_trains_on_data_of_ones_own():
+    loss, data = smp.losses.DiceLoss('binary'), [{'x': torch.rand(3, 8, 8), 'y': torch.ones(1, 8, 8)}] * 4
+    with pytest.raises(tu.UserError) as error:
+        train(loss_fn=loss)
+    advice = str(error.value).partition('make it a part of one: ')[2]
+    assert len(train(None, data, data, eval(advice, {'loss': loss}), num_epochs=1).history) == 1
+
+
 @pytest.mark.parametrize('end', [lambda x: (x > 0).float(), torch.Tensor.detach, torch.round])
 def test_a_loss_without_a_gradient_is_told(end):
     """round has one, of zeros: it trains nothing, but that is not seen."""
