@@ -7537,7 +7537,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From an unsettled config to a Result, in a run folder that is locked already."""
-    own_data, resuming = train_data is not None, config['resume'] is not None
+    own_data, resuming, run.own_loss = train_data is not None, config['resume'] is not None, loss_fn is not None
     goes_on = config['initial_weights'] or isinstance(model, SegmentationModel) and not own_data
     if not resuming:
         refuse_used(run.folder)
@@ -7570,7 +7570,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     warn_of_held_parts(model)
     in_last = {'encoder_weights': None, 'initial_weights': None} if resuming else {}       # last.pt has the weights
     model = choose_model(model, config | in_last, data)
-    run.own_loss = not isinstance(loss_fn, SegmentationLoss)
     run.is_own = own_data or model.is_own or run.own_loss
     warn_of_size(model, precision)
     state = build_state(model, config, precision, device, data.sizes if data is not None else ())

@@ -726,6 +726,14 @@ def test_a_run_with_a_loss_of_ones_own_goes_on_with_that_loss_alone(small_set, c
     assert tu.main([f'resume={folder}', 'num_epochs=3']) == 0
 
 
+def test_a_loss_derived_from_ours_is_ones_own_too(small_set, capsys):
+    loss_fn = type('Halved', (tu.SegmentationLoss,), {'losses': lambda self, *both: super(
+        type(self), self).losses(*both) / 2})(tu.CONFIG | {'num_classes': 2})
+    result = tu.train(data=str(small_set), loss_fn=loss_fn, **TINY | {'num_epochs': 1})
+    assert tu.main([f'resume={result.run_dir}', 'num_epochs=2']) == 2
+    assert 'was trained by a loss of your own: go on from Python' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('model, share', [(None, 0.18), (nn.Identity(), 0.0)])
 def test_only_a_network_of_ones_own_has_one_size(model, share):
     config, why = {**tu.CONFIG, 'progressive_resizing': 0.18}, {'progressive_resizing': 'sooner good on a CPU'}
