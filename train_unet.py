@@ -6641,7 +6641,8 @@ class Run:
         torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()         # once: now, or it replaces ours
         for name, handler in {'SIGTERM': stop, 'SIGINT': stop, 'SIGUSR1': stop, 'SIGHUP': signal.SIG_IGN,
                               'SIGCHLD': hear}.items():
-            if number := getattr(signal, name, None):                  # Windows has only the first two
+            number = getattr(signal, name, None)                       # Windows has only the first two
+            if number and signal.getsignal(number) is not None:        # None: of what embeds Python, such as R
                 self.after.callback(signal.signal, number, signal.signal(number, handler))
 
     def open_board(self):

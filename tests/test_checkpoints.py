@@ -358,6 +358,16 @@ def test_a_terminal_that_is_closed_ends_no_training():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_signal_that_is_not_pythons_is_left_to_its_owner(monkeypatch):
+    """Where a program embeds Python, as R does, its own handler of SIGINT is None here: None cannot be put back."""
+    usual, usual_set, calls = signal.getsignal, signal.signal, []
+    monkeypatch.setattr(signal, 'getsignal', lambda number: None if number == signal.SIGINT else usual(number))
+    monkeypatch.setattr(signal, 'signal', lambda number, handler: (
+        calls.append(number) if number == signal.SIGINT else usual_set(number, handler)))
+    train_own()
+    assert not calls
+
+
 # --- resuming gives what the undisturbed run gives ------------------------------------
 
 
