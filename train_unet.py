@@ -7990,10 +7990,14 @@ def take_best(model, config, run):
         if not saved:
             return {}
         tell_best(saved['metrics'], saved['epoch'], config)
-        model.load_state_dict(saved['weights'])
+        shapes = [{name: getattr(value, 'shape', None) for name, value in weights.items()}
+                  for weights in (saved['weights'], model.state_dict())]
+        if shapes[0] != shapes[1]:                                     # load_state_dict would take those that fit
+            raise ValueError('its weights are of another network')
         if isinstance(model, SegmentationModel):                       # as load has it
             model.threshold = saved['threshold']
             model.config |= {key: saved['config'][key] for key in ('use_amp', 'amp_dtype')}
+        model.load_state_dict(saved['weights'])
         return saved['metrics'] | {'epoch': saved['epoch']}
     except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         log.warning('best.pt: %s; the last weights are returned instead', in_words(error))

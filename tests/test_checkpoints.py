@@ -1479,6 +1479,16 @@ def test_scores_that_are_no_numbers_do_not_end_a_resume_with_a_traceback(scores,
     assert 'the last weights are returned instead' in caplog.text
 
 
+def test_a_best_file_that_fits_in_part_changes_no_weight(run_of_two, caplog):
+    saved = tu.load_checkpoint('run/best.pt')
+    weights = {name: value.fill_(7) for name, value in saved['weights'].items()}
+    last = [*weights][-1]
+    tu.save_checkpoint(tu.Path('run/best.pt'), saved | {'weights': weights | {last: torch.ones(9, 9)}})
+    model = tu.train(resume='run').model
+    assert 'the last weights are returned instead' in caplog.text
+    assert_same(model.state_dict(), tu.load_last('run')[0]['weights'])
+
+
 def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
     train_own(num_epochs=1)
     with zipfile.ZipFile('run/last.pt') as whole, zipfile.ZipFile('bomb.pt', 'w', zipfile.ZIP_DEFLATED) as bomb:
