@@ -4857,14 +4857,14 @@ def settle(config, hardware, data, is_demo):
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
-    planned = epochs * WindowSampler(count, config).num_windows
+    per_epoch = WindowSampler(count, config).num_windows               # optimizer steps of an epoch
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
-           f'{planned:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
+           f'{epochs * per_epoch:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
     is_sparse = too_few_show(data.rarity[data.pairs.rows('train')], config)
     choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
            + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
     choose('learning_rate', *usual_rate(config))
-    steps = config['num_epochs'] * max(1, count // effective)
+    steps = config['num_epochs'] * per_epoch
     choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'),
            f'averages over {"5 % of the run" if steps > 40 else "two steps"}')
     size, free = cached_bytes(config, data), free_memory() / processes_here()

@@ -1657,6 +1657,14 @@ def test_the_reason_for_the_moving_average_is_true_of_short_runs_too(small_set, 
     assert why['ema_decay'] == f'averages over {words}'
 
 
+def test_the_moving_average_counts_the_steps_that_are_run(tmp_path):
+    """12 images in batches of 8 are two steps."""
+    words = {'data': str(draw_set(tmp_path / 'set', count=15)), 'num_epochs': 100, 'batch_size': 8}
+    config, sources, _ = tu.resolve_config(None, TINY | words)
+    config, *_, data, _ = tu.prepare(config, sources, tu.torch.device('cpu'))
+    assert len(data.pairs.rows('train')) == 12 and config['ema_decay'] == 1 - 20 / 200
+
+
 # --- how a network begins -------------------------------------------------------------
 
 
