@@ -6365,7 +6365,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         path = folder / f'bad_batch{world().rank or ""}.pt'
         save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
         advice += ['batch and weights are saved; run them again (with model and loss_fn, if you gave them): '
-                   f"import train_unet; train_unet.replay('{path}')"]
+                   f'import train_unet; train_unet.replay({str(path)!r})']
     raise TrainingDiverged([
         f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), *advice])

@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_step.py
 """
+import ast
 import contextlib
 import copy
 import dataclasses
@@ -596,6 +597,15 @@ def test_replay_of_a_network_of_ones_own_asks_for_it():
         train(model=model)
     with pytest.raises(tu.UserError, match='give model and loss_fn too'):
         tu.replay('run/bad_batch.pt')
+
+
+def test_the_line_that_replays_is_python_whatever_the_folder_is_called():
+    """On Windows a path has backslashes."""
+    folder = 'it\'s \\new'
+    with pytest.raises(tu.TrainingDiverged) as error:
+        train(nn.Sequential(nn.Conv2d(3, 1, 1), Nothing()), run_dir=folder)
+    path, = re.findall(r'replay\((.*)\)', str(error.value))
+    assert ast.literal_eval(path) == str(Path(folder) / 'bad_batch.pt')
 
 
 # --- out of memory --------------------------------------------------------------------
