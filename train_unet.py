@@ -6983,7 +6983,7 @@ class Result:
 def forget_shown():
     """Drop the Results of earlier runs that IPython keeps because a cell has shown them: each holds a model."""
     shell = running_shell()
-    for names in (shell.user_ns.get('Out', {}), shell.user_ns, shell.user_ns_hidden,
+    for names in (shell.user_ns.get('_oh', {}), shell.user_ns, shell.user_ns_hidden,
                   vars(shell.displayhook)) if shell else ():
         for name, value in names.items():
             if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
@@ -7494,8 +7494,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     if not ONE_TRAINING.acquire(blocking=False):                       # random states and signals are the process's
         raise UserError('another training is at work in this process; give each a process of its own')
     run, is_new, before = None, False, random_states()
-    forget_shown()
     try:
+        forget_shown()
         config, sources, notes = resolve_config(preset, overrides)
         if train_data is not None:
             config['data'] = OWN_DATA

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 import weakref
 from collections import UserDict
 from pathlib import Path
@@ -1585,6 +1586,14 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
             for cell in book.cells]
     assert '(40, 40)' in said[-5] and 'stopped by 2 after' in said[-2] and 'and on' in said[-1]
     assert said[4] == said[7] and int(said[4]) >= 1 and int(said[-3]) == 0
+
+
+def test_results_are_forgotten_where_a_notebook_has_a_variable_of_its_own_called_out(monkeypatch):
+    shell = types.SimpleNamespace(user_ns={'Out': 3, '_oh': {1: tu.Result([], {}, None, Path())}}, user_ns_hidden={},
+                                  displayhook=types.SimpleNamespace())
+    monkeypatch.setattr(tu, 'running_shell', lambda: shell)
+    tu.forget_shown()
+    assert shell.user_ns == {'Out': 3, '_oh': {1: ''}}
 
 
 def test_a_module_that_is_loaded_again_says_each_line_once(monkeypatch, capsys):
