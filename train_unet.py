@@ -5105,8 +5105,8 @@ def refuse_lazy(network):
 def begin_at_share(model, data):
     """Let a fresh network predict rare classes, all but the most frequent one, as often as they occur if each is below
     a tenth of the pixels, but no less than least_share, by the biases of its last convolution: to learn that took
-    epochs. Not if more than a tenth of the images have no foreground, unless the others come more often for that: a
-    network that began so learnt to find none."""
+    epochs. Not if more than a tenth of the images (rounded up) have no foreground, unless the others come more often
+    for that: a network that began so learnt to find none."""
     bias = last_bias(model)
     rarity = data.rarity[data.pairs.rows('train')]
     do_most_show = np.count_nonzero(rarity) >= int(0.9 * len(rarity)) or too_few_show(rarity, model.config)
@@ -5145,6 +5145,8 @@ def match_shares(state, batches):
                  'too rarely', math.exp(most))
         for _ in range(100):
             shift = shift + (wanted / wanted.sum() / mean(shift)).log()
+        if world().size > 1:                                           # equal to the bit
+            dist.broadcast(shift, 0)
         for model in (state.model, state.average) if state.average is not None else (state.model,):
             last_bias(model).add_((shift - shift[0])[-len(last_bias(model)):])
 
@@ -7850,8 +7852,8 @@ def resume_state(state, run, config, precision, hardware, changed):
                 run.after.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(saved['threads'])                # equal to the bit
             else:
-                log.warning('The run used %d threads, this machine has %d: results will differ in the last bits',
-                            saved['threads'], torch.get_num_threads())
+                log.warning('The run used %d threads, more than this machine has: results will differ in the last bits',
+                            saved['threads'])
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         advice = 'give the network that it began with' if run.is_own else \
@@ -8005,7 +8007,7 @@ def take_best(model, config, run):
 
 
 def is_trivial(metrics):
-    """Whether a score is hardly above that of one class everywhere: less than twice it, or a twentieth nearer to 1."""
+    """Whether a score is hardly above that of one class everywhere: not over twice it, nor a twentieth nearer to 1."""
     constant = metrics.get('constant_iou', 0)
     return 0 < constant < 1 and metrics['iou'] <= constant + min(constant, 0.05 * (1 - constant))
 
