@@ -2793,14 +2793,15 @@ def pillow_pixels(picture, channels, kind=''):
 
 
 def pillow_sees_all(path, config):
-    """Whether Pillow reads all of a TIFF: one page, grey or RGB bands of at most 8 bits, or one band of any depth that
-    Pillow knows, which uint32 and int8 are not."""
+    """Whether Pillow reads all of a TIFF: one page without gaps, grey or RGB bands of at most 8 bits, or one band of
+    any depth that Pillow knows, which uint32 and int8 are not."""
     with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
         page, *others = file.pages
         check_pixels(path, page.chunks[:2], config)                    # a tile may be larger than the image
         bits, samples = np.max(page.bitspersample), page.samplesperpixel
         is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # else inverted
-        if is_bool or (bits, page.sampleformat) in ((32, 1), (8, 2)):  # uint32 and int8, which Pillow would wrap
+        is_sparse = 0 in page.databytecounts                           # Pillow would show the head of the file there
+        if is_bool or is_sparse or (bits, page.sampleformat) in ((32, 1), (8, 2)):     # uint32, int8: it would wrap
             return False
         plain = samples == len(picture.getbands()) and bits <= 8 and 1 not in page.extrasamples
         return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 1: a smaller copy, 4: mask
@@ -3045,10 +3046,10 @@ class TiffRows:
         """One row of tiles, or one strip -> (rows, W, samples)."""
         page, across = self.page, -(-self.shape[1] // self.page.tilewidth) if self.page.is_tiled else 1
         rows = min(self.step, self.shape[0] - number * self.step)
-        block = np.zeros((rows, *self.shape[1:]), page.dtype)
+        block = np.full((rows, *self.shape[1:]), page.nodata, page.dtype)
         for index in range(number * across, (number + 1) * across):
-            segment, position, _ = page.decode(read_segment(self.path, page, index), index)
-            if segment is not None:                                    # a sparse tile is zero
+            segment, position, _ = page.decode(read_segment(self.path, page, index) or None, index)
+            if segment is not None:                                    # a sparse tile is not stored
                 part = block[:, position[-2]:]
                 part[:, :segment.shape[-2]] = segment[0, :rows, :part.shape[1]]
         return block

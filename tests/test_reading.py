@@ -165,6 +165,25 @@ def test_a_large_tiff_with_overviews_is_read_by_rows(tmp_path, monkeypatch):
     assert np.array_equal(rows[30:99], image[30:99])
 
 
+@pytest.mark.parametrize('compression', ['zlib', None])
+@pytest.mark.parametrize('missing', [0, 9])
+def test_tiles_that_a_tiff_leaves_out_hold_no_data(tmp_path, monkeypatch, compression, missing):
+    """As GDAL's SPARSE_OK does with what is empty. Uncompressed, Pillow takes the head of the file for them."""
+    image = np.random.default_rng(0).integers(10, 255, (64, 96, 3), dtype=np.uint8)
+    image[:32, 32:64] = image[32:, 64:] = missing
+    parts = [image[top:top + 32, left:left + 32].copy() for top in (0, 32) for left in (0, 32, 64)]
+    for name, shown, kind in (('x', image, 'rgb'), ('mask', image[..., 0], 'minisblack')):
+        tiles = (part if shown.ndim == 3 else part[..., 0] if part.min() > missing else None for part in parts)
+        tifffile.imwrite(tmp_path / f'{name}.tif', tiles, shape=shown.shape, dtype=np.uint8, photometric=kind,
+                         tile=(32, 32), compression=compression, extratags=[(42113, 's', 0, f'{missing}', True)])
+    assert np.array_equal(codes_of(tmp_path / 'mask.tif'), image[..., 0])
+    config = {**train_unet.CONFIG, 'image_dtype': 'uint8'}
+    assert np.array_equal(train_unet.open_image(tmp_path / 'x.tif', config), image)
+    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
+    rows = train_unet.open_image(tmp_path / 'x.tif', config)
+    assert isinstance(rows, train_unet.TiffRows) and np.array_equal(rows[0:64], image)
+
+
 # --- depths ---------------------------------------------------------------------------
 
 
