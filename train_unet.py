@@ -2698,7 +2698,7 @@ def read_pillow(path, config, as_mask):
     with open_pillow(path, config) as picture:
         if picture.format == 'PNG':                                    # its end may be zeros, which decode as black
             open_pillow(path, config).verify()
-        if pillow_mode(picture) == 'RGB48':
+        if pillow_mode(picture) == 'RGB48' and not (as_mask and config['mask_values'] == 'alpha'):
             if picture.getexif().get(274, 1) != 1:                     # OpenCV's versions differ in following it
                 raise ValueError(ROTATED)
             content = np.fromfile(path, np.uint8)                      # cv2.imread wants ASCII names on Windows

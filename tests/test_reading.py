@@ -215,6 +215,15 @@ def test_a_portable_pixmap_of_16_bits_keeps_them(tmp_path):
     assert train_unet.image_dtype_of(train_unet.read_header(str(tmp_path / 'x.ppm'), config)[2]) == 'uint16'
 
 
+def test_the_alpha_of_a_mask_of_16_bits_is_taken(tmp_path):
+    """It was left out, and all that its colours cover became foreground."""
+    pixels = np.full((6, 5, 4), 200 * 257, np.uint16)
+    pixels[2:, :, 3] = 0
+    cv2.imwrite(str(tmp_path / 'x.png'), pixels)
+    codes = train_unet.read_mask(str(tmp_path / 'x.png'), {**train_unet.CONFIG, 'mask_values': 'alpha'})
+    assert np.array_equal(codes, pixels[..., 3] >> 8)
+
+
 def test_jpeg_2000_keeps_16_bits(tmp_path):
     """As the bands of Sentinel-2 are published."""
     values = np.arange(64).reshape(8, 8) * 1000
