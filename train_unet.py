@@ -2643,7 +2643,7 @@ UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, Attr
               EOFError, AssertionError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
               tokenize.TokenError)                    # what decoders have been seen to raise on damaged files
 
-ROTATED = 'carries a rotation (EXIF orientation), which is applied to 8-bit images only; save it upright'
+ROTATED = 'carries a rotation (EXIF orientation), which is not applied to images of this kind; save it upright'
 
 # What Pillow may open: no formats that are programs (PostScript would be run by Ghostscript).
 PILLOW_FORMATS = ('PNG', 'JPEG', 'JPEG2000', 'BMP', 'DIB', 'GIF', 'WEBP', 'PPM', 'TIFF')
