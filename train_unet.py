@@ -3619,9 +3619,9 @@ class OtherSize(str):
 
 def scan_pair(image, mask, config):
     """Read the header of an image and all of its mask -> a record for JSON: 'size' (H, W); 'mode', and that of the
-    mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge' and in
-    'areas' (in_areas); 'palette', colours of the codes that are indices (None: of one that is not). DataError if a file
-    is unusable."""
+    mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge', in
+    'areas' (in_areas) and 'inside' (beside their like alone); 'palette', colours of the codes that are indices (None:
+    of one that is not). DataError if a file is unusable."""
     try:
         height, width, mode = read_header(image, config)
         with ONE_LARGE if height * width > 2**24 else contextlib.nullcontext():
@@ -4691,11 +4691,11 @@ def least_shown(count, config):
 
 class WindowSampler(torch.utils.data.Sampler):
     """Batches of (epoch, index) for one rank, window by window. A window is what one optimizer step sees:
-    effective_batch images over all ranks, in a seeded order. A remainder of less than half a window (rounded down)
-    joins the window before it. Each rank takes its share of a window in micro-batches of at most batch_size. Where less
-    than oversample_foreground of the images show foreground, each of these comes once in an epoch and the places that
-    are left go to them in proportion to their `rarity` (num_images,): again with num_images added to the index, a third
-    time with twice that, and so on."""
+    effective_batch images over all ranks, in a seeded order. A remainder of one image, or of less than half a window
+    (rounded down), joins the window before it. Each rank takes its share of a window in micro-batches of at most
+    batch_size. Where less than oversample_foreground of the images show foreground, each of these comes once in an
+    epoch and the places that are left go to them in proportion to their `rarity` (num_images,): again with num_images
+    added to the index, a third time with twice that, and so on."""
 
     def __init__(self, num_images, config, rank=0, world_size=1, rarity=None):
         self.num_images, self.seed = num_images, config['seed']
