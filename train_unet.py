@@ -8202,7 +8202,7 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     if captions is None:
         captions = dict.fromkeys(chosen_samples(dataset.rarity > 0), '')
     count, rows, root = model.config['num_classes'], [], dataset.config['data']
-    root = os.path.abspath(DEMO_FOLDER if root == 'demo' else root)
+    root = os.path.abspath(DEMO_FOLDER) if root == 'demo' else absolute(root)
     root = os.path.dirname(root) if os.path.isfile(root) else root
     for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype):
         rows.append((os.path.abspath(dataset.name(index)).removeprefix(root + os.sep) + captions[index],

@@ -1179,6 +1179,15 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
 
 
+def test_the_worst_images_of_a_set_below_home_are_named_from_its_folder(own, tmp_path, two, monkeypatch):
+    """bash hands data=~/set over as it is. The whole path would push the score off the page."""
+    monkeypatch.setenv('HOME', str(two[1].parent))
+    rows = []
+    monkeypatch.setattr(tu, 'sheet', lambda some, *_: rows.extend(some))
+    tu.evaluate(own, data=f'~/{two[1].name}')
+    assert rows and all(caption.startswith('images') for caption, _ in rows)
+
+
 def test_single_pixels_stay_visible_on_a_sheet(tmp_path):
     """At a third of the size eight of these nine would fall between the pixels."""
     mask = np.zeros((672, 672), np.uint8)
