@@ -3055,10 +3055,16 @@ class TiffRows:
         return block
 
 
+def some_rows(image):
+    """Up to 64 rows from all over an image (H, W, C) or TiffRows -> (rows, W, C)."""
+    rows = np.linspace(0, image.shape[0] - 1, min(64, image.shape[0])).astype(int)
+    return np.concatenate([image[row:row + 1] for row in rows.tolist()])
+
+
 def refuse_other_scale(image, name, config):
-    """DataError for a float32 image (H, W, C) most of which is 100 standard deviations away from the trained mean."""
+    """DataError for a float32 image, (H, W, C) or TiffRows, most of which is 100 standard deviations from the mean."""
     if config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std']):
-        some = image[::max(1, image.shape[0] // 256), ::max(1, image.shape[1] // 256)]
+        some = some_rows(image)[:, ::max(1, image.shape[1] // 256)]
         if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
             raise DataError(f'{name}: values around {np.median(some):g} are far from all that the network was trained '
                             'on; 16-bit pixels are scaled if they are stored as uint16, else divide them by 65535')
@@ -3066,10 +3072,11 @@ def refuse_other_scale(image, name, config):
 
 def open_image(path, config):
     """An image file -> (H, W, C): an array, or for a large TIFF the TiffRows that give it by rows."""
+    image = None
     if os.path.splitext(path)[1].lower() in ('.tif', '.tiff') and os.path.isfile(path):
         with contextlib.suppress(DataError, *UNREADABLE):
-            return TiffRows(path, config)
-    image = read_image(path, config)
+            image = TiffRows(path, config)
+    image = read_image(path, config) if image is None else image
     refuse_other_scale(image, path, config)
     return image
 
@@ -8091,9 +8098,8 @@ FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), 
 
 
 def contrast(image):
-    """The first and 99th percentile of an image (H, W, C) or TiffRows, from 64 of its rows."""
-    rows = np.linspace(0, image.shape[0] - 1, min(64, image.shape[0])).astype(int)
-    return np.percentile(np.concatenate([image[row:row + 1] for row in rows.tolist()]), (1, 99))
+    """The first and 99th percentile of an image (H, W, C) or TiffRows, from some of its rows."""
+    return np.percentile(some_rows(image), (1, 99))
 
 
 def viewable(image, limits=None):

@@ -184,6 +184,17 @@ def test_tiles_that_a_tiff_leaves_out_hold_no_data(tmp_path, monkeypatch, compre
     assert isinstance(rows, train_unet.TiffRows) and np.array_equal(rows[0:64], image)
 
 
+def test_a_large_tiff_of_another_scale_is_refused_as_a_small_one_is(tmp_path, monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 65535, (64, 64, 3)).astype(np.float32)
+    tifffile.imwrite(tmp_path / 'x.tif', pixels, photometric='rgb', rowsperstrip=4)
+    config = train_unet.CONFIG | {'image_dtype': 'float32', 'mean': [0.5] * 3, 'std': [0.2] * 3}
+    for largest in (2**25, 100):
+        monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', largest)
+        with pytest.raises(DataError, match='x.tif: values around 3.* are far from all'):
+            train_unet.open_image(tmp_path / 'x.tif', config)
+    assert isinstance(train_unet.open_image(tmp_path / 'x.tif', config | {'std': [1e4] * 3}), train_unet.TiffRows)
+
+
 # --- depths ---------------------------------------------------------------------------
 
 
