@@ -4543,10 +4543,11 @@ def shared_zeros(shape, dtype=np.uint8):
 
 
 class SegmentationDataset(torch.utils.data.Dataset):
-    """Samples {'image': (C, H, W), 'mask': (H, W) uint8, 'index': row}; validation adds 'full_mask' at original size.
-    The key is (epoch, index), so that augmentation is a function of (seed, epoch, index): the same for any number of
-    workers, after a resume and on any rank. (albumentations alone would repeat itself with workers.) An index beyond
-    the number of images is one of them once more, augmented otherwise: see WindowSampler."""
+    """Samples {'image': (C, H, W), 'mask': (H, W) uint8, 'index': place in the split, '_left_out': whether it could not
+    be read}; validation adds 'full_mask' at original size. The key is (epoch, index), so that augmentation is a
+    function of (seed, epoch, index): the same for any number of workers, after a resume and on any rank.
+    (albumentations alone would repeat itself with workers.) An index beyond the number of images is one of them once
+    more, augmented otherwise: see WindowSampler."""
 
     def __init__(self, data, split, config, is_training):
         self.pairs, self.coding, self.config = data.pairs, data.coding, config
@@ -9109,7 +9110,7 @@ def saved_bytes(model, batch, loss_fn, dtype):
 
 
 def estimate_memory(config, dtype):
-    """Bytes by part of one training step, from fake tensors: nothing is allocated and nothing computed.
+    """Bytes by part of one training step, from fake tensors: nothing is computed, and only weights are allocated.
 
     workspace is a guess: twice the largest activation, for the gradients that flow through it.
     """
