@@ -8576,7 +8576,7 @@ def cut_tiles(rows, side):
 
 def rendered_rows(bands, image, model, save):
     """Bands of logits -> rows as predict writes them: class ids, an overlay on the image, probabilities (0 to 255)."""
-    limits, top = contrast(image) if save == 'overlay' else None, 0
+    limits, top = contrast(image) if save == 'overlay' and image.dtype != np.uint8 else None, 0
     for logits in bands:
         if save == 'probability':
             picture = (chances(logits) * 255).round().to(torch.uint8).cpu().numpy()

@@ -573,6 +573,14 @@ def test_a_large_tiff_is_read_and_written_by_rows(two, tmp_path, monkeypatch, la
         assert asked and (policy == 'resize' or max(asked) <= 64)
 
 
+def test_an_overlay_on_8_bits_asks_for_no_contrast(two, tmp_path, monkeypatch):
+    """It is not stretched; to look for its limits decoded a large TIFF twice."""
+    monkeypatch.delattr(tu, 'contrast')
+    monkeypatch.setattr(tu, 'WINDOWED_ABOVE', 1000)
+    tifffile.imwrite(tmp_path / 'x.tif', np.zeros((64, 64, 3), np.uint8), photometric='rgb')
+    assert tu.predict(two[0], [str(tmp_path / 'x.tif')], tmp_path / 'out', save='overlay') == 0
+
+
 def test_a_large_tiff_of_one_bit_is_an_8_bit_image(two, tmp_path, monkeypatch):
     monkeypatch.setattr(tu, 'WINDOWED_ABOVE', 100)
     tifffile.imwrite(tmp_path / 'x.tif', np.random.default_rng(0).random((64, 64)) > 0.5, photometric='minisblack')
