@@ -577,8 +577,9 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     told = {SHORT_NAMES.get(key, key) for key in re.findall(r"did you mean '(\w+)'", ' '.join(problems))}
     problems += [f'CONFIG has no {key!r}: put its line back' for key in sorted(lacking - told)]
     config |= dict.fromkeys(lacking)
+    config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume', 'augment')
+               if isinstance(config[key], str)}
     problems += check_names(config)
-    config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume') if isinstance(config[key], str)}
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
         given = [f'preset {str(preset)!r}'] if preset is not None else []
         if overrides:

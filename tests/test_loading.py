@@ -189,6 +189,13 @@ def test_padding_is_ignored(tmp_path, policy):
         assert (mask == 255).sum() == 32 * 32 - place[:, :32].size
 
 
+def test_an_augmentation_file_may_lie_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'my.json').write_text('{}')
+    config, _, _ = train_unet.resolve_config(None, {'augment': '~/my.json'})
+    assert config['augment'] == str(tmp_path / 'my.json')
+
+
 def test_validation_is_not_augmented(small_set):
     data, config = dataset(small_set, 'val', augment='strong')
     image, mask = data.read(0)
