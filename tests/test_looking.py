@@ -970,8 +970,8 @@ def test_check_says_where_each_setting_came_from(small_set, capsys):
     assert train_unet.main(['check', f'data={small_set}', *WORDS, 'lr=0.01']) == 0
     origins = dict(re.findall(r'^  (\w+) .*  (\S.*)$', capsys.readouterr().out, re.MULTILINE))
     assert (origins['learning_rate'], origins['momentum'], origins['mean'], origins['num_classes'],
-            origins['channels_last']) == ('you', 'default', 'found in the data', 'found in the masks',
-                                          'the usual choice here')
+            origins['image_dtype'], origins['channels_last']) == (
+        'you', 'default', 'of the training images', 'found in the masks', 'found in the data', 'the usual choice here')
 
 
 def test_check_says_what_comes_from_a_run(small_set, capsys):
@@ -982,7 +982,7 @@ def test_check_says_what_comes_from_a_run(small_set, capsys):
         found = re.findall(r'^  (\w+) .*  (\S.*)$', capsys.readouterr().out, re.MULTILINE)
         origins[words[0].split('=')[0]] = dict(found)
     assert origins['resume']['encoder'] == origins['resume']['batch_size'] == 'the run'
-    assert origins['data']['encoder'] == 'initial_weights' and origins['data']['mean'] == 'found in the data'
+    assert origins['data']['encoder'] == 'initial_weights' and origins['data']['std'] == 'of the network that goes on'
 
 
 def test_patches_beside_what_they_were_cut_from_are_told(tmp_path):
