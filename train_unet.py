@@ -3732,7 +3732,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 24                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 25                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -5168,9 +5168,9 @@ def least_share(count):
 
 
 def last_bias(model):
-    """The biases of a network's last convolution; None where build_network was edited to have none."""
+    """The biases of a network's last convolution; None where it, or a head of one's own, has none."""
     head = getattr(model.network, 'segmentation_head', nn.Identity())
-    layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d) and layer.bias is not None]
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.Conv2d)]
     return layers[-1].bias if layers else None
 
 

@@ -1736,6 +1736,16 @@ def test_a_run_from_another_task_moves_the_last_biases_once(two, tmp_path, caplo
     assert caplog.text.count('last layer: its biases are set') == is_other
 
 
+def test_a_head_without_biases_of_its_own_goes_on_too(small_set):
+    """Biases of a layer before the last were taken for those of the classes: 16 of them ended with a RuntimeError."""
+    network = smp.Unet(TINY['encoder'], encoder_weights=None, decoder_channels=[8] * 5)
+    network.segmentation_head = nn.Sequential(nn.Conv2d(8, 16, 1), nn.ReLU(), nn.Conv2d(16, 1, 1, bias=False))
+    how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')} | {'num_epochs': 1}
+    first = tu.train(data=str(small_set), model=network, **how)
+    assert tu.last_bias(first.model) is None
+    assert len(tu.train(data=str(draw_set(small_set, values=(255, 0))), model=first.model, **how).history) == 1
+
+
 def test_a_class_that_few_images_show_is_left_as_it_was(three):
     model = tu.load(three[0], 'cpu')
     tu.last_bias(model).data[1] += 9
