@@ -173,7 +173,7 @@ def test_tiles_that_a_tiff_leaves_out_hold_no_data(tmp_path, monkeypatch, compre
     image[:32, 32:64] = image[32:, 64:] = missing
     parts = [image[top:top + 32, left:left + 32].copy() for top in (0, 32) for left in (0, 32, 64)]
     for name, shown, kind in (('x', image, 'rgb'), ('mask', image[..., 0], 'minisblack')):
-        tiles = (part if shown.ndim == 3 else part[..., 0] if part.min() > missing else None for part in parts)
+        tiles = (None if part.max() == missing else part if shown.ndim == 3 else part[..., 0] for part in parts)
         tifffile.imwrite(tmp_path / f'{name}.tif', tiles, shape=shown.shape, dtype=np.uint8, photometric=kind,
                          tile=(32, 32), compression=compression, extratags=[(42113, 's', 0, f'{missing}', True)])
     assert np.array_equal(codes_of(tmp_path / 'mask.tif'), image[..., 0])
@@ -231,8 +231,11 @@ def test_the_alpha_of_a_mask_of_16_bits_is_taken(tmp_path):
     pixels = np.full((6, 5, 4), 200 * 257, np.uint16)
     pixels[2:, :, 3] = 0
     cv2.imwrite(str(tmp_path / 'x.png'), pixels)
-    codes = train_unet.read_mask(str(tmp_path / 'x.png'), {**train_unet.CONFIG, 'mask_values': 'alpha'})
-    assert np.array_equal(codes, pixels[..., 3] >> 8)
+    config = {**train_unet.CONFIG, 'mask_values': 'alpha', 'image_dtype': 'float32'}
+    assert np.array_equal(train_unet.read_mask(str(tmp_path / 'x.png'), config), pixels[..., 3] >> 8)
+    image = (pixels[..., :3] + 5).astype(np.uint16)
+    cv2.imwrite(str(tmp_path / 'y.png'), image)
+    assert np.allclose(train_unet.read_image(str(tmp_path / 'y.png'), config), image / 65535, atol=1e-6)
 
 
 def test_jpeg_2000_keeps_16_bits(tmp_path):
