@@ -3056,16 +3056,16 @@ class TiffRows:
         return block
 
 
-def some_rows(image):
-    """Up to 64 rows from all over an image (H, W, C) or TiffRows -> (rows, W, C)."""
-    rows = np.linspace(0, image.shape[0] - 1, min(64, image.shape[0])).astype(int)
+def some_rows(image, most=64):
+    """Up to `most` rows from all over an image (H, W, C) or TiffRows -> (rows, W, C)."""
+    rows = np.linspace(0, image.shape[0] - 1, min(most, image.shape[0])).astype(int)
     return np.concatenate([image[row:row + 1] for row in rows.tolist()])
 
 
 def refuse_other_scale(image, name, config):
     """DataError for a float32 image, (H, W, C) or TiffRows, most of which is 100 standard deviations from the mean."""
     if config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std']):
-        some = some_rows(image)[:, ::max(1, image.shape[1] // 256)]
+        some = some_rows(image, 8)[:, ::max(1, image.shape[1] // 256)]         # of a TIFF each takes a row of tiles
         if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
             raise DataError(f'{name}: values around {np.median(some):g} are far from all that the network was trained '
                             'on; 16-bit pixels are scaled if they are stored as uint16, else divide them by 65535')
