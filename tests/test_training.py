@@ -1767,6 +1767,17 @@ def test_a_rare_class_that_is_little_known_is_no_sign_of_another_task(three, sha
     assert torch.equal(tu.last_bias(model), before) != is_moved
 
 
+def test_shares_are_looked_at_where_a_network_goes_on_with_our_loss(two, monkeypatch):
+    calls, how = [], {'data': str(two[1]), 'num_epochs': 1}
+    monkeypatch.setattr(tu, 'match_shares', lambda state, batches: calls.append(sum(len(b['image']) for b in batches)))
+    first = tu.train(**TINY | how)
+    how |= {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels', 'num_epochs')}
+    assert not calls
+    tu.train(model=first.model, **how)
+    tu.train(model=first.model, loss_fn=lambda model, batch: model(batch['image']).flatten(1).mean(1), **how)
+    assert len(calls) == 1 and calls[0] > TINY['batch_size']
+
+
 def test_a_head_without_biases_of_its_own_goes_on_too(small_set):
     """Biases of a layer before the last were taken for those of the classes: 16 of them ended with a RuntimeError."""
     network = smp.Unet(TINY['encoder'], encoder_weights=None, decoder_channels=[8] * 5)
