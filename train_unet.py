@@ -7565,9 +7565,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if config['tensorboard']:
         run.open_board()
     if config['deterministic']:
-        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
-        run.after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        make_deterministic(run)
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         settle_for_own(model, loss_fn, config, sources, why)
@@ -7596,8 +7594,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     elif goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
-        rows = split_evenly(np.concatenate(loader.batch_sampler.windows())[:16], config['batch_size'])
-        match_shares(state, load_batches(train_data, rows, config, device))
+        match_shares(state, first_batches(loader, 16, config, device))
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
         if not own_data:
@@ -7613,6 +7610,19 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         if state.history:                                              # with events since the last epoch
             run.write('history.csv', history_csv(state.history))
     return finish(state, val_data, config, run)
+
+
+def make_deterministic(run):
+    """Repeatable GPU kernels until the end of the run."""
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')        # cuBLAS asks for it
+    run.after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def first_batches(loader, most, config, device):
+    """The first images of the epoch, up to `most`, in batches."""
+    rows = np.concatenate(loader.batch_sampler.windows())[:most]
+    return load_batches(loader.dataset, split_evenly(rows, config['batch_size']), config, device)
 
 
 def build_loaders(train_data, val_data, config, device):
