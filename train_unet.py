@@ -3065,7 +3065,8 @@ def some_rows(image, most=64):
 def refuse_other_scale(image, name, config):
     """DataError for a float32 image, (H, W, C) or TiffRows, most of which is 100 standard deviations from the mean."""
     if config['image_dtype'] == 'float32' and 'auto' not in (config['mean'], config['std']):
-        some = some_rows(image, 8)[:, ::max(1, image.shape[1] // 256)]         # of a TIFF each takes a row of tiles
+        most = 8 if isinstance(image, TiffRows) else 256               # of a file each may take a whole row of tiles
+        some = some_rows(image, most)[:, ::max(1, image.shape[1] // 256)]
         if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
             raise DataError(f'{name}: values around {np.median(some):g} are far from all that the network was trained '
                             'on; 16-bit pixels are scaled if they are stored as uint16, else divide them by 65535')
@@ -5130,11 +5131,9 @@ def begin_at_share(model, data):
 
 @torch.no_grad()
 def match_shares(state, batches):
-    """Let a network that goes on predict each class as often as these batches show it, by the biases of its last
-    convolution, if it predicts one over three times or under a third as often, as one of another task does: from one
-    of cracks (2 % of the pixels) membranes (78 %) were not learnt in eight epochs. (New priors: Saerens et al. 2002)
-    Of three classes or more those below least_share say nothing: the rarest of 11 a network of the same may not know.
-    """
+    """Let a network that goes on from another task predict each class as often as these batches show it, by the biases
+    of its last convolution: from a network of cracks (2 % of the pixels) membranes (78 %) were not learnt in eight
+    epochs."""
     before, logits, truth = Snapshot(state.parts), [], []              # in train mode, as what is learnt first
 
     def watch(model, batch):
@@ -5147,21 +5146,30 @@ def match_shares(state, batches):
     for batch in batches:
         in_halves(functools.partial(run_loss, watch, state.model, 'float32'), batch)       # which all layers know
     before.put_back()
-    logits, truth = torch.cat(logits), torch.cat(truth)
+    shift = from_first(lambda: shift_to_shares(torch.cat(logits), torch.cat(truth)))
+    for model in (state.model, state.average):
+        if shift and model is not None:
+            bias = last_bias(model)
+            bias += bias.new_tensor(shift[-len(bias):])
+
+
+def shift_to_shares(logits, truth):
+    """(N, K) logits, (N,) class ids -> [K numbers] that, added to the logits, give each class the mean probability of
+    its share (Saerens et al. 2002), no less than least_share; what is not shown keeps its own. [] where none is
+    predicted over three times or under a third as often as it is shown: networks of the same task were off by up to
+    1.9. Of three classes or more those below least_share say nothing: such a network may not know the rarest of 11."""
     mean = lambda shift: (logits + shift).softmax(1).mean(0).clamp_min(1e-9)
     shown, found, shift = torch.bincount(truth, minlength=logits.shape[1]) / len(truth), mean(0), 0
-    wanted = torch.where(shown > 0, shown.clamp_min(least_share(len(shown))), found)       # what is not shown may stay
     is_told = shown > (least_share(len(shown)) if len(shown) > 2 else 0)
     most = max((shown / found)[is_told].log().abs().tolist(), default=0)
-    if most > math.log(3):                                             # networks of the same task: up to 1.9
-        log.info('last layer: its biases are set to the shares of the classes here; it had one %.3g times too often or '
-                 'too rarely', math.exp(most))
-        for _ in range(100):
-            shift = shift + (wanted / wanted.sum() / mean(shift)).log()
-        if world().size > 1:                                           # equal to the bit
-            dist.broadcast(shift, 0)
-        for model in (state.model, state.average) if state.average is not None else (state.model,):
-            last_bias(model).add_((shift - shift[0])[-len(last_bias(model)):])
+    if most <= math.log(3):
+        return []
+    log.info('last layer: its biases are set to the shares of the classes here; it had one %.3g times too often or too '
+             'rarely', math.exp(most))
+    wanted = torch.where(shown > 0, shown.clamp_min(least_share(len(shown))), found)
+    for _ in range(100):
+        shift = shift + (wanted / mean(shift)).log()
+    return (shift - shift[0]).tolist()
 
 
 def least_share(count):
@@ -8312,9 +8320,9 @@ def load(path, device='auto', model=None):
             raise ValueError(f'threshold {loaded.threshold}')
         loaded = laid_out(loaded, config, device)                      # in another layout 16 bits round differently
     except OSError as error:
-        advice = '' if path.exists() else '; a run folder holds a best.pt once an epoch is done'
-        if path.with_name('model.safetensors').exists() and not path.exists():
-            advice = '; train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp'
+        advice = 'train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp' if \
+            path.with_name('model.safetensors').exists() else 'a run folder holds a best.pt once an epoch is done'
+        advice = '' if path.exists() else f'; {advice}'
         raise UserError(f'{error}{advice}', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'

@@ -749,7 +749,9 @@ def test_nothing_is_far_from_what_the_images_hold(tmp_path, level, spread, dtype
 def test_a_mean_in_another_unit_than_the_images_is_told(small_set, caplog, mean, std, is_told):
     """ImageNet's from 0 to 1, as tutorials print them, made inputs of up to 1,100 out of 8 bits."""
     read, config = dataset(small_set, mean=mean, std=std)
-    train_unet.settle_statistics(config, read)
+    typed = {'mean': mean, 'std': std}
+    why = train_unet.settle_statistics(config, read)
+    assert why == {key: 'of the training images' for key in typed if typed[key] == 'auto'}
     assert ('or type them in the unit of the images' in caplog.text) == is_told
 
 
@@ -769,12 +771,25 @@ def test_pretrained_weights_get_images_as_they_were_trained_on(small_set, encode
     """A third of timm's weights were trained with another mean than ImageNet's (timm's own table of each name). What a
     server would have to be asked for, here smp's resnet34, is ImageNet's where none can be reached."""
     read, config = dataset(small_set, in_channels=3, encoder=encoder, encoder_weights='imagenet')
-    train_unet.settle_statistics(config, read)
+    assert {*train_unet.settle_statistics(config, read).values()} == {'of encoder_weights'}
     assert config['mean'] == pytest.approx(mean, abs=0.01)
     assert config['std'] == pytest.approx(std or config['std'], abs=0.01)
     grey, config = dataset(small_set, in_channels=1, encoder=encoder, encoder_weights='imagenet')
     train_unet.settle_statistics(config, grey)                         # its kernels are summed: as grey RGB
     assert config['mean'] == pytest.approx([np.mean(mean)], abs=0.01)
+
+
+def test_images_of_another_depth_have_a_mean_of_their_own(small_set):
+    """0 and 1 would pass for images of the scale of mean 100, deviation 60."""
+    known = {**train_unet.CONFIG, 'mean': [100.0], 'std': [60.0], 'image_dtype': 'uint8'}
+    model = train_unet.SegmentationModel(torch.nn.Identity(), known)
+    read, config = dataset(small_set, mean='auto', std='auto')
+    assert train_unet.usual_statistics(config, read, model)[2] == 'of the network that goes on'
+    half = np.arange(1600).reshape(40, 40) % 2
+    for path in (small_set / 'images').iterdir():
+        save(path, np.uint16(65535 * half))
+    read, config = dataset(small_set, mean='auto', std='auto', image_dtype='float32')
+    assert train_unet.usual_statistics(config, read, model)[2] == 'of the training images'
 
 
 def test_of_several_processes_the_first_alone_asks_what_the_weights_want(small_set, monkeypatch):
