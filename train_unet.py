@@ -2357,12 +2357,7 @@ def settings_that_pair(config, root, files):
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
-    there = Counter(path.lower() for folder, name in files for path in (folder, posixpath.join(folder, bare(name))))
-    name_of = lambda file: os.path.splitext(os.path.basename(file.path))[0]
-    of_images = {os.path.join(root, *file): os.path.splitext(file[1])[0] for file in files
-                 if {*map(told_role, Path(file[0]).parts)} == {'image'}}
-    names = {*of_images.values()}                                      # of images, and of masks
-    of_masks = {os.path.splitext(name)[0] for folder, name in files if read_place(folder)[1] == 'mask'}
+    is_of_another = other_images(root, files)
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
     folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
@@ -2380,9 +2375,7 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        is_named_otherwise = lambda image, mask: mask.path not in of_images and name_of(image) in of_masks \
-            and name_of(image) != name_of(mask) in names
-        if any(is_of_another(*two, root, there) for two in some) or any(itertools.starmap(is_named_otherwise, pairs)):
+        if any(is_of_another(image.path, mask.path) for image, mask in pairs[::len(pairs) // 500 + 1]):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])
@@ -2397,9 +2390,10 @@ def settings_that_pair(config, root, files):
         if any(UNITED in path and not flat(path) for _, path in some):
             continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
-        is_chance = 20 * len(pairs) < sum(held[place] for place in where) if settings else False       # it fits a few
         digits = [re.findall(r'\d+', settings.get(f'{role}_pattern', '')) for role in ('image', 'mask')]
-        is_chance |= digits[0] != digits[1] and len(pairs) == 1 and len(files) > 2     # or one pair: frame 8 with 0
+        most = 20 if digits[0] == digits[1] else 10                    # frame 8 of each film with its frame 0
+        is_chance = settings and (most * len(pairs) < sum(held[place] for place in where)
+                                  or digits[0] != digits[1] and len(pairs) == 1)
         are_masks = has_photos and flat_images == 1
         is_nearly_paired = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
         least = 0 if skip and not is_nearly_paired and not config['masks'] else -4         # typed: not questioned
@@ -2410,19 +2404,32 @@ def settings_that_pair(config, root, files):
     return works
 
 
-def is_of_another(image, mask, root, there):
-    """Whether a mask is named after another image beside its own, as 7_0_mask.png is after 7_0.jpg where it has been
-    paired with 7_6.jpg, or after a folder beside its image's, as clipA_1_mask.png is where clipB/1.jpg is its image.
-    there: how often each folder and bare file is below root."""
-    (folder, image), (of_masks, mask) = (posixpath.split(relative(path, root).replace(os.sep, '/').lower())
-                                         for path in (image, mask))
-    (stem, suffix), (of_mask, _) = map(os.path.splitext, (image, mask))
-    namesake, itself = posixpath.join(folder, bare(of_mask) + suffix), posixpath.join(of_masks, bare(mask))
-    if bare(of_mask) != bare(stem) and there[namesake] > (namesake == itself):
-        return True
-    words, (above, last_folder) = {*re.split('[-_ .]', of_mask)}, posixpath.split(folder)
-    return last_folder not in words and any(there[posixpath.join(above, word)] for word in words
-                                            if not word.isdigit() and not told_role(word))
+def words_in(path):
+    """The folders of a path, the name of its file without the suffix, and all words in them: p1_7 holds p1 and p."""
+    path = os.path.splitext(path.lower())[0]
+    return {*path.split('/'), *re.findall(r'[^\W\d_]+\d*', path), *re.findall(r'[^\W\d_]+', path)}
+
+
+def other_images(root, files):
+    """A function: image, mask -> whether names tell that the mask is of another image: 7_0_mask.png, where 7_0.jpg lies
+    beside the image 7_6.jpg, or clipA_1_mask.png, where the image is clipB/1.jpg or clipB_1.jpg."""
+    there = Counter(posixpath.join(folder, bare(name)).lower() for folder, name in files)
+    roles = {folder: read_place(folder)[1] for folder, _ in files}
+    mask_role = 'mask' if 'mask' in roles.values() else ''
+    of_images, of_masks = ({word for file in files if (roles[file[0]] == mask_role) is are_masks
+                            for word in words_in(posixpath.join(*file))} for are_masks in (False, True))
+    clips = {part for folder, role in roles.items() if role != mask_role for part in folder.lower().split('/')
+             if not part.isdigit() and not told_role(part)}            # perhaps without a mask
+
+    def is_of_another(image, mask):
+        image, mask = (relative(path, root).replace(os.sep, '/').lower() for path in (image, mask))
+        (folder, name), (place, mask_name) = map(posixpath.split, (image, mask))
+        (stem, suffix), (mask_stem, _) = map(os.path.splitext, (name, mask_name))
+        namesake, itself = posixpath.join(folder, bare(mask_stem) + suffix), posixpath.join(place, bare(mask_name))
+        mine, other = words_in(image) - words_in(mask), words_in(mask) - words_in(image)
+        return bare(mask_stem) != bare(stem) and there[namesake] > (namesake == itself) \
+            or mine & of_masks and other & of_images or other & words_in(mask_name) & clips
+    return is_of_another
 
 
 def are_numbered(pairs, images, masks):

@@ -826,6 +826,31 @@ def test_frames_of_one_clip_get_no_masks_of_another(tmp_path, image, mask, told)
     assert pairs and all(re.search('clip.', image)[0] == re.search('clip.', mask)[0] for image, mask in pairs.items())
 
 
+@pytest.mark.parametrize('image, mask, drawn, has_lines', [
+    ('{c}/images/slice{n}.png', 'masks/{c}_{n}.png', 2, True), ('images/{c}_{n:03}.png', 'gt/{c}_{n}.png', 3, False),
+    ('rgb/{n}_{c}.png', 'masks/{c}/{n}.png', 2, True), ('{c}/images/x_{n}.png', 'labels/{c}/x_{n}.png', 3, True),
+    ('{c}/{c}{n:02}.png', '{c}/labels/{c}{n:02}.png', 2, True),
+    ('rgb/{c}_{n}_t0.png', 'masks/{c}_{n:03}.png', 2, False)])
+@pytest.mark.parametrize('films', [('Lima', 'Oslo', 'Rome'), ('s1_left', 's1_right', 's2_left')])
+def test_no_line_pairs_the_images_of_one_film_with_the_masks_of_another(tmp_path, image, mask, drawn, has_lines, films):
+    """One frame has no mask, nor has any of the films that are not drawn. Oslo/images/slice0 was offered Lima_0."""
+    frames = [(c, n) for c in films for n in range(8)]
+    fill(tmp_path, [], [mask.format(c=c, n=n) for c, n in frames if c in films[:drawn] and (c, n) != (films[0], 5)])
+    for number, (c, n) in enumerate(frames):
+        save(tmp_path / image.format(c=c, n=n), np.random.default_rng(number).integers(0, 256, (8, 8, 3)))
+    lines, right = typed_lines(ask(tmp_path)), {image.format(c=c, n=n): mask.format(c=c, n=n) for c, n in frames}
+    assert bool(lines) == has_lines
+    for line in lines:
+        assert partners(inspect(tmp_path, **typed(line))[1], tmp_path).items() <= right.items()
+
+
+def test_masks_named_after_their_own_folder_are_offered(tmp_path):
+    """As if they were of pictures in parts/, they got no line."""
+    fill(tmp_path, [f'{kind}/{n}.png' for kind in ('rgb', 'depth') for n in range(6)],
+         [f'parts/{n}_parts.png' for n in range(6)])
+    assert 'images="rgb" masks="parts"' in typed_lines(ask(tmp_path))
+
+
 @pytest.mark.parametrize('image, mask', [
     ('images/vid{c}_{n:03}.jpg', 'masks/vid{c}_{n:03}_mask.png'), ('images/vid{c}_{n}.png', 'masks/vid{c}_{n}.png'),
     ('images/vid{c}_frame{n:03}.jpg', 'masks/vid{c}_mask{n:03}.png'), ('vid{c}_{n:03}.jpg', 'vid{c}_{n:03}_mask.png'),
