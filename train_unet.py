@@ -1649,7 +1649,7 @@ def match_split(images, masks):
         pairs = [pair for pair in pairs if not are_strangers(*pair)]
         if (score := len(pairs) - len(clashes)) > most:
             best, most = (pairs, rule, clashes), score
-        if len(pairs) == len(images) == len(masks) and not clashes:
+        if len(pairs) == len(images) == len(masks):                    # so nothing clashes
             break
     pairs, rule, clashes = best
     used = {file.path for group in [*pairs, *clashes] for file in group}
@@ -2579,10 +2579,9 @@ def pattern_answers(files):
                     seen[first + suffix, second + kind] += 1
     whole = itertools.permutations(same if len(same) <= 8 else (), 2)
     for first, second in [*whole, *(pair for pair, _ in seen.most_common(12))]:
-        if first != second:
-            yield {'mask_pattern': second}
-            yield {'image_pattern': first, 'mask_pattern': second}
-            yield {'image_pattern': second, 'mask_pattern': first}     # if the example was a mask
+        yield {'mask_pattern': second}
+        yield {'image_pattern': first, 'mask_pattern': second}
+        yield {'image_pattern': second, 'mask_pattern': first}         # if the example was a mask
     most = max(seen.values(), default=0)
     usual = [pair for pair, count in seen.items() if 2 * count > most and pair[1].startswith('{stem}')]
     for first, kinds in grouped(usual, lambda pair: pair[0]).items():
