@@ -5255,6 +5255,9 @@ def try_size(model, sizes=()):
                                   f'logits {wanted}{binary}{small}')
             if ends_in_chances(logits):
                 raise ConfigError('model: ends in a sigmoid or softmax; wanted are the logits before it')
+            if model.is_own:                                           # of MONAI's DynUNet, which keeps its outputs,
+                with torch.no_grad():                                  # no copy could be made while they have a graph
+                    model(images)
         except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None

@@ -361,6 +361,20 @@ def test_a_network_whose_hooks_a_copy_would_share_is_not_averaged(small_set, cap
     assert (tu.load('own', model=Hooked()).predict(image) == result.model.predict(image)).all()
 
 
+class Keeping(nn.Sequential):
+    """Keeps what it computed, as MONAI's DynUNet does for deep supervision."""
+    def forward(self, images):
+        self.kept = [super().forward(images)]
+        return self.kept[0]
+
+
+def test_a_network_that_keeps_its_outputs_is_averaged(small_set, caplog):
+    network = Keeping(*own_network())
+    network(torch.rand(1, 3, 64, 64))                                  # as in a notebook, to see whether it works
+    tu.train(model=network, data=str(small_set), **OWN_RUN | {'ema_decay': 0.9, 'num_epochs': 1})
+    assert 'weights are not averaged' not in caplog.text
+
+
 def test_a_network_that_cannot_be_copied_is_not_averaged(small_set, caplog):
     locked = own_network()
     locked.lock = threading.Lock()                                     # as loggers and SummaryWriter hold one
