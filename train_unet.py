@@ -7466,6 +7466,10 @@ def check_own(model, loss_fn, train_data, val_data):
         raise UserError(f'give {" and ".join(missing)} too: data sets of your own come with a network and a loss')
     if model is not None and not isinstance(model, nn.Module):
         raise UserError(f'model={shown(model)}: must be a network (nn.Module); architecture=NAME names one of smp')
+    kind = type(model)
+    if (kind.__module__, kind.__name__) == (__name__, 'SegmentationModel') and kind is not SegmentationModel:
+        raise UserError('model: is of train_unet as it was before importlib.reload, and would normalise twice: give '
+                        'train_unet.load(result.run_dir)')
     for name, data in (('train_data', train_data), ('val_data', val_data)):
         is_map = hasattr(data, '__getitem__') and hasattr(data, '__len__') \
             and not isinstance(data, (str, torch.utils.data.IterableDataset))
