@@ -7201,14 +7201,26 @@ def with_initial_network(config, sources):
 
 
 def take_initial(model, config):
-    """Start from the weights of another run. Those of another shape, as in the last layer where there are other
-    classes or channels, stay new."""
+    """Start from the weights of another run. The first convolution's are fitted to other channels; others of another
+    shape, as in the last layer where there are other classes, stay new."""
     saved, own = load(config['initial_weights'], 'cpu').network.state_dict(), model.network.state_dict()
-    fits = {name: value for name, value in saved.items() if value.shape == own[name].shape}
-    model.network.load_state_dict(own | fits)
-    anew = ', '.join(shorten([name for name in own if name not in fits], 4)) or 'none'
-    log.info('initial weights: %d of %d tensors are those of %s; new: %s', len(fits), len(own),
-             config['initial_weights'], anew)
+    taken = {name: value for name, value in saved.items() if value.shape == own[name].shape}
+    fitted = {name: for_channels(saved[name], value.shape[1]) for name, value in own.items() if name not in taken
+              and value.ndim == saved[name].ndim == 4 and value[:, 0].shape == saved[name][:, 0].shape}
+    model.network.load_state_dict(own | taken | fitted)
+    listed = lambda names: ', '.join(shorten(names, 4)) or 'none'
+    log.info('initial weights: %d of %d tensors are those of %s%s; new: %s', len(taken), len(own),
+             config['initial_weights'], f'; fitted to other channels: {listed(fitted)}' if fitted else '',
+             listed(name for name in own if name not in taken | fitted))
+
+
+def for_channels(kernels, count):
+    """(out, in, h, w) -> (out, count, h, w), as smp fits pretrained ones: the sum for one channel, else each in turn,
+    weaker if there are more."""
+    if count == 1:
+        return kernels.sum(1, keepdim=True)
+    before = kernels.shape[1]
+    return kernels[:, torch.arange(count) % before] * (before / count)
 
 
 def settle_for_own(model, loss_fn, config, sources, why):
