@@ -3821,7 +3821,7 @@ def inspect_data(config, decode=False):
         config = {**config, 'ignore_index': None}                      # 255 is white there
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
-    of_training = itertools.compress(records, pairs.splits == SPLITS.index('train'))
+    of_training = [*itertools.compress(records, pairs.splits == SPLITS.index('train'))]
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     if config['mask_values'] is None:
         refuse_mixtures(records)
@@ -3888,8 +3888,8 @@ def in_grey(records, config):
     and what is ignored stay."""
     codes = {*itertools.chain.from_iterable(record['codes'] for record in records)}
     for most in (0, 32) if config['mask_values'] is None else (0,):
-        greys = {code: as_grey(code, most) for code in codes}
-        if max(greys.values()) < COLOUR:
+        if all(as_grey(code, most) < COLOUR for code in codes):
+            greys = {code: as_grey(code, most) for code in codes}
             told = [record | {'codes': [*map(greys.get, record['codes'])]} for record in records]
             if not most or is_noisy(pixels_of(told), pixels_of(told, 'areas')):
                 return told
@@ -3904,7 +3904,8 @@ def doubts_of_sides(pairs, records, coding, meaning):
     background there: two people have drawn them, one of them the other way round."""
     both = [row for row, record in enumerate(records)
             if coding.num_classes == 2 and {0, 1} <= {*map(meaning.get, record['codes'])}]
-    counts = [[by_class(pixels_of([records[row]], where), meaning)[:2] for where in ('pixels', 'edge')] for row in both]
+    counts = [[np.bincount([*map(meaning.get, records[row]['codes'])], records[row][where], 2)[:2]
+               for where in ('pixels', 'edge')] for row in both]
     counts = np.array(counts, float).reshape(-1, 2, 2)                 # of each mask, whole and edge, the two classes
     whole, edge = (counts[..., 1] / counts.sum(-1).clip(1)).T
     swapped, usual = (whole > 0.5) & (edge > 0.9), edge < 0.1
@@ -3916,11 +3917,12 @@ def doubts_of_sides(pairs, records, coding, meaning):
 
 def pixels_of(records, where='pixels'):
     """{code: its pixels in these masks}; where='edge': in their first and last rows and columns; 'areas': in_areas"""
-    counts = Counter()
-    for record in records:
-        for code, pixels in zip(record['codes'], record[where]):       # after in_grey a code may occur twice
-            counts[code] += pixels
-    return counts
+    codes, counts = (np.array([*itertools.chain.from_iterable(record[key] for record in records)], np.int64)
+                     for key in ('codes', where))                      # after in_grey a code may occur twice
+    found, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    sums = np.bincount(place, counts, len(found)).astype(np.int64)     # exact below 2**53
+    order = np.argsort(first)
+    return Counter(dict(zip(found[order].tolist(), sums[order].tolist())))
 
 
 def palettes_of(records):
