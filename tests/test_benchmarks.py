@@ -167,6 +167,17 @@ def test_a_contender_that_fails_is_no_success(split_set, tmp_path, monkeypatch, 
     assert images_per_second.main() == 1 and '| plain, tuned ' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('contenders', [['ours'], ['ours', 'plain'], ['ours', 'plain', 'monai']])
+def test_each_round_begins_with_another_contender(split_set, tmp_path, monkeypatch, contenders):
+    first = {}
+    monkeypatch.setattr(images_per_second, 'measure', lambda job, _: first.setdefault(job.seed, job) and [])
+    monkeypatch.setattr(images_per_second, 'is_installed', lambda *_: True)
+    words = ['--steps=2', '--batch=2', '--rounds=3', '--encoders=y', '--device=cpu', f'--data={split_set}']
+    monkeypatch.setattr(sys, 'argv', ['x', *words, f'--out={tmp_path / "x.json"}', '--contenders', *contenders])
+    images_per_second.main()
+    assert len({(job.contender, job.variant) for job in first.values()}) == 3
+
+
 def test_json_is_whole_and_says_where_it_comes_from(tmp_path):
     path = common.save_json('x', {'a': float('1.5')}, tmp_path / 'deep' / 'x.json', n=1)
     record = json.loads(path.read_text())

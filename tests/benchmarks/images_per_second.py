@@ -80,7 +80,7 @@ def main():
         data = prepare_data(args, Path(folder) / 'data')
         for number in range(args.rounds):
             for encoder in args.encoders:
-                turn = number * 5 % len(variants)
+                turn = number * len(variants) // args.rounds
                 for contender, variant in variants[turn:] + variants[:turn]:
                     bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
                     job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
