@@ -160,6 +160,20 @@ def test_frugal_peers_keep_memory_and_read_alone_on_a_cpu(split_set, tmp_path, m
     assert seen == {'documented': (False, 2), 'tuned': (True, 0) if frugal and device == 'cpu' else (False, 2)}
 
 
+@pytest.mark.parametrize('frugal', [False, True])
+def test_frugal_reaches_the_loader_of_fastai(split_set, frugal, monkeypatch):
+    vision, seen = pytest.importorskip('fastai.vision.all'), []
+    monkeypatch.setattr(common, 'count_cores', lambda: 1)
+
+    class Learner(vision.Learner):
+        def fit_one_cycle(self, *_):
+            seen.append(self.dls.train.fake_l.num_workers)
+
+    monkeypatch.setattr(vision, 'Learner', Learner)
+    peers.fastai(peers.Job('fastai', 'tuned', 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, frugal=frugal))
+    assert (seen == [0]) == frugal
+
+
 def test_a_contender_that_fails_is_no_success(split_set, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(images_per_second, 'measure', lambda *_: [])
     words = [f'--data={split_set}', '--contenders', 'plain', '--steps=2', '--batch=2', '--rounds=1', '--device=cpu']

@@ -256,7 +256,8 @@ def fastai(job):
                           item_tfms=Resize(job.size, method='squish'),
                           batch_tfms=[IntToFloatTensor(div_mask=255),
                                       Normalize.from_stats(*imagenet_stats)])
-        loaders = block.dataloaders(Path(job.folder) / 'images', bs=job.batch, device=device)
+        alone = {'num_workers': 0} if job.frugal else {}
+        loaders = block.dataloaders(Path(job.folder) / 'images', bs=job.batch, device=device, **alone)
     else:
         loader = build_loader(job)
         loaders = DataLoaders(loader, loader, device=device)
