@@ -953,6 +953,17 @@ def test_evaluate_says_nothing_of_how_often_images_come_in_training(own, tmp_pat
     assert 'they come more' not in said and 'no validation images' not in said
 
 
+def test_evaluate_says_nothing_of_a_val_fraction_that_nobody_typed(own, tmp_path, capsys):
+    data = draw_set(tmp_path / 'other', count=8, seed=1)
+    for path in sorted(data.glob('*/*.png')):
+        target = path.parent / ('val' if path.stem > '005' else 'train') / path.name
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    assert tu.main(['evaluate', str(own), f'data={data}']) == 0
+    said = capsys.readouterr().out
+    assert '2 val images of' in said and 'val_fraction' not in said
+
+
 def test_other_data_is_scored_at_the_stored_threshold(own, tmp_path, capsys):
     tu.store_threshold(own, 0.9, tu.load(own))
     other = draw_set(tmp_path / 'cells.v1', count=4, seed=3)
