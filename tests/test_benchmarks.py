@@ -340,6 +340,18 @@ def test_after_equal_epochs_both_contenders_are_compared(split_set, tmp_path, mo
     assert 'After 2 epochs at 32 x 32' in capsys.readouterr().out
 
 
+def test_plain_trains_before_ours_has_changed_the_process(split_set, tmp_path, monkeypatch):
+    """After train_unet.keep_freed_memory a plain step on a CPU takes two thirds of its time."""
+    begun = []
+    monkeypatch.setattr(time_to_iou, 'measure', lambda job, *_: begun.append((job['contender'], job['set'])) or [
+        {'seconds': 1.0, 'epoch': 1, 'score': 0.5}])
+    (tmp_path / 'other').symlink_to(split_set)
+    words = ['--sets', 'set', 'other', '--seeds=1', f'--data={tmp_path}', f'--out={tmp_path / "x.json"}']
+    monkeypatch.setattr(sys, 'argv', ['time_to_iou.py', *words])
+    time_to_iou.main()
+    assert begun == [('plain', 'set'), ('plain', 'other'), ('ours', 'set'), ('ours', 'other')]
+
+
 def test_the_time_of_the_plain_recipe_is_told_from_when_it_was_first_there():
     curve = lambda *points: [{'seconds': seconds, 'score': score} for seconds, score in points]
     runs = [{'set': 'x', 'size': [8, 8], 'budget': 420, 'epochs': None, 'contender': name, 'curve': found}

@@ -17,7 +17,8 @@ its own validation and its checkpoints. Off the clock are only the imports and t
 point of its curve is taken when an epoch is closed, best.pt and last.pt written; scored are the
 weights that its validation looked at (the moving average). It is stopped after the budget, or when
 it has reached the plain recipe's final score, whichever is later, at most after --limit budgets.
-The files of a set are read once before either starts: both find them in the page cache.
+The files of a set are read once before either starts: both find them in the page cache. Plain trains
+on all sets before ours does on any: in a process where ours has run, memory is kept (mallopt).
 
 Both are judged by score() below, in NumPy, outside of either: validation images at --size, masks by
 the nearest pixel, one confusion matrix of the whole set. Two classes: IoU of the foreground, on
@@ -37,7 +38,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import (base_parser, default_data, describe_machine, exit_with, json_path,
+from common import (base_parser, data_folder, default_data, describe_machine, exit_with, json_path,
                     median_and_spread, print_table, save_json, whole_number)
 import albumentations  # noqa: F401  (train_unet imports it when it is used: not on the clock)
 import cv2
@@ -57,8 +58,9 @@ MASK_KINDS = ('.png', '.bmp', '.tif', '.tiff')
 
 def parse_args():
     """The options."""
-    parser = base_parser(__doc__, rounds=None, data=default_data())
+    parser = base_parser(__doc__, rounds=None, data=False)
     option = parser.add_argument
+    option('--data', type=data_folder, default=default_data(), help='the folder that holds the folders of the sets')
     option('--sets', nargs='+', default=list(SETS), help=f'folders in --data ({", ".join(SETS)})')
     option('--size', default='128', help='pixels, 128 or 96x128 (height x width)')
     option('--budget', type=float, default=420, help='seconds of the plain recipe (420)')
@@ -95,7 +97,7 @@ def main():
     chosen = {'plain': ['plain'], 'ours': [label], 'both': ['plain', label]}[args.contender]
     jobs = [{'set': name, 'contender': contender, 'seed': seed, 'size': args.size,
              'budget': args.budget, 'epochs': args.epochs}
-            for name in args.sets for contender in chosen for seed in range(args.seeds)]
+            for contender in chosen for name in args.sets for seed in range(args.seeds)]
     for number, job in enumerate(jobs, 1):
         done = [run for run in runs if all(run.get(key) == value for key, value in job.items())]
         if done and not args.redo:
