@@ -253,7 +253,7 @@ def test_images_per_second(split_set, results, monkeypatch):
     found, printed = results(images_per_second, f'--data={split_set}', '--contenders', 'ours', 'plain', '--rounds=1',
                              '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_resnet', '--device=cpu')
     assert len(found['runs']) == 10 and all(run['images_per_second'] > 0 for run in found['runs'])
-    assert '| ours, equal ' in printed and '1.000' in printed
+    assert '| ours, equal ' in printed and '1.000' in printed and '; 1 of 4 steps timed; ' in printed
 
 
 @pytest.mark.parametrize('contender, variant', peers.list_variants(['ours', 'plain']))

@@ -16,8 +16,8 @@ The clock hangs on torch's own hook after every optimizer step, so that no loop 
 An epoch warms up; measured is the middle of the second: the steady rate, without starting workers,
 validation and checkpoints (time_to_iou.py has those), and without its first and last steps, beside
 which workers read nothing because the batches of a short epoch are ready or being waited for.
-Each measurement is a process of its own, so that threads, allocator and imports of one contender do
-not leak into the next; contenders take turns, in another order every round, so that a slow minute
+Each pair of figures is a process of its own, so that threads, allocator and imports of one contender
+do not leak into the next; contenders take turns, in another order every round, so that a slow minute
 of the machine hits all. 'ours is faster' is the median over the rounds of the ratio within a
 round, of 'equal'; 'as it comes' is that of 'auto'.
 """
@@ -49,7 +49,8 @@ def parse_args():
     option('--size', type=whole_number, default=128, help='pixels (128)')
     option('--batch', type=whole_number, default=8, help='images per step (8)')
     option('--steps', type=whole_number, default=5 * AHEAD,
-           help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count ({5 * AHEAD})')
+           help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count; '
+                f'of fewer than {2 * AHEAD + 4} only one or two do ({5 * AHEAD})')
     option('--precision', default='float32', choices=['float32', 'bfloat16'],
            help='of all but ours, auto (float32); bfloat16 is mixed precision')
     option('--frugal', action='store_true', help='on a CPU, tuned peers also keep freed memory, and read '
@@ -92,8 +93,9 @@ def main():
                                      args.out, n=args.rounds, seed=f'0..{args.rounds - 1}')
                     bar.update()
     for encoder in args.encoders:
-        title = (f'{encoder}, {args.size} x {args.size}, batch {args.batch}, {args.precision}; medians of '
-                 f'{args.rounds} rounds, spread: half the distance between the quartiles')
+        timed = args.steps - 2 * count_ends(args.steps) - 1
+        title = (f'{encoder}, {args.size} x {args.size}, batch {args.batch}, {args.precision}; {timed} of {args.steps} '
+                 f'steps timed; medians of {args.rounds} rounds, spread: half the distance between the quartiles')
         print_table(title, build_rows([r for r in records if r['encoder'] == encoder], variants))
     print(f'\n{describe_machine()}\n{path}')
     return int(failed > 0)
@@ -188,10 +190,15 @@ def time_steps(job, peers):
         raise RuntimeError(f'{len(marks)} steps instead of {expected}: not the same work')
     if on_gpu:
         torch.cuda.synchronize()
-    ahead = min(AHEAD, job.steps // 2 - 1)
+    ahead = count_ends(job.steps)
     first, *others, last = marks[-job.steps:][ahead:job.steps - ahead]
     seconds = first.elapsed_time(last) / 1000 if on_gpu else last - first
     return {'images_per_second': (len(others) + 1) * job.batch / seconds, 'parameters': sizes[-1]}
+
+
+def count_ends(steps):
+    """The first, and as many last, steps of an epoch that do not count: at most all but two."""
+    return min(AHEAD, steps // 2 - 1)
 
 
 def build_rows(records, variants):
