@@ -1,8 +1,8 @@
 """For a GPU with Tensor Cores and a run that is longer than the compiling.
 
 Costs: one to two minutes of compiling before the first step; repeatable only within GPU rounding. On a single NVIDIA
-GPU the compiled code runs as CUDA graphs (not with a network or loss of your own, nor with size_policy=crop and
-ema_decay=None): these keep the memory of a step, and validation needs its own beside it.
+GPU the compiled code runs as CUDA graphs (not with a network or loss of your own, activation_checkpointing, or
+size_policy=crop and ema_decay=None): these keep the memory of a step, and validation needs its own beside it.
 On a CPU it resolves to what the CPU is good at, compiled. Whether compiling pays back on your machine
 `python train_unet.py tune` measures.
 """

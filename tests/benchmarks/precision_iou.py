@@ -4,8 +4,8 @@
     python tests/benchmarks/precision_iou.py --data nuclei_dsb2018 --size 256 --encoder resnet34
 
 The real program trains in a process of its own, seed by seed and precision by precision; the score
-is the best validation IoU that it reports. The defaults are small (a tiny network on a part of the
-demo), because a CPU without bfloat16 units takes several times longer for it.
+is the best validation IoU that it reports. The defaults are small (a tiny network on small
+images of the demo), because a CPU without bfloat16 units takes several times longer for it.
 """
 import csv
 import os

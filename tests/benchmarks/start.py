@@ -3,8 +3,8 @@
     python tests/benchmarks/start.py --data demo
 
 Beside them: Python alone, and Python importing the same libraries. Contenders take turns. The first
-step is read off the program's own progress bar, in a terminal of its own; the program is then told
-to stop. Data are scanned anew each time (`first step`) and found in the cache (`again`).
+step is read off the program's own progress bar, in a terminal of its own; the program is then
+killed. Data are scanned anew each time (`first step`) and found in the cache (`again`).
 """
 import contextlib
 import fcntl
