@@ -13,10 +13,12 @@ import threading
 import time
 import types
 
+import PIL.Image
 import pytest
 import torch
 from torch import nn
 
+import train_unet
 from conftest import FORKS, ROOT, TINY, draw_set, run_script
 from helpers import WORDS
 
@@ -523,6 +525,16 @@ def test_what_is_refused_ends_with_the_code_that_start_expects(forks, tmp_path):
 
 
 @pytest.mark.usefixtures('quick_runs')
+def test_the_largest_photo_is_the_one_of_most_pixels(tmp_path):
+    for kind in ('images', 'masks'):
+        (tmp_path / kind / 'val').mkdir(parents=True)
+        (tmp_path / kind / 'train').mkdir()
+        for split, name, size in (('train', 'c', (32, 32)), ('val', 'wide', (99, 20)), ('val', 'tall', (90, 90))):
+            PIL.Image.new('L', size).save(tmp_path / kind / split / f'{name}.png')
+    config = train_unet.resolve_config(None, {'data': str(tmp_path)})[0]
+    assert large_image.choose_photo(types.SimpleNamespace(config=config)).endswith('tall.png')
+
+
 def test_large_image(small_set, results, monkeypatch):
     def watched(command, **_):
         words = [str(word) for word in command[2:]]

@@ -81,7 +81,7 @@ def choose_photo(model):
     """The largest validation image of a run."""
     pairs = train_unet.find_pairs(model.config)
     files = [path.decode() for path in pairs.images[pairs.rows('val')]]
-    return max(files, key=lambda path: PIL.Image.open(path).size)
+    return max(files, key=lambda path: math.prod(PIL.Image.open(path).size))
 
 
 def near_borders(length, tile):
