@@ -28,7 +28,7 @@ WRITES_ONNX = pytest.mark.skipif(TORCH < [2, 9], reason='torch 2.6 cannot write 
 FORKS = multiprocessing.get_context('forkserver')
 
 # A network small enough for tests: one second per epoch.
-TINY = dict(encoder='tu-test_resnet', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
+TINY = dict(encoder='tu-test_five_convs', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
             use_amp=False, num_workers=0, device='cpu', encoder_weights=None)
 ENOUGH = TINY | {'image_size': 64, 'num_epochs': 6, 'learning_rate': 0.01}       # to find the discs of draw_set
 
@@ -137,6 +137,12 @@ def fonts(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope='session', autouse=True)
+def encoder():
+    """timm knows TINY's; no process that pytest starts does, but those of the fixture forks."""
+    import small_encoder                                               # noqa: F401
+
+
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     """Runs and caches of a test go into its temporary folder."""
@@ -146,18 +152,25 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def without_curves(request, monkeypatch):
-    """To draw them takes a quarter of a tiny training; the tests of what comes out of a run look at them."""
-    if not request.path.stem.startswith('test_using'):
-        monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda figure, file, **_: file.write(b''))
+    """To draw them takes a quarter of a tiny training; those of the fixtures two and three are drawn. What evaluate
+    draws has an image in it: the tests of what comes out of a run look at that."""
+    from matplotlib.figure import Figure
+
+    def savefig(figure, file, real=Figure.savefig, **how):
+        if request.path.stem.startswith('test_using') and figure.axes[0].images:
+            real(figure, file, **how)
+        else:
+            file.write(b'')
+    monkeypatch.setattr(Figure, 'savefig', savefig)
 
 
 @pytest.fixture(scope='session')
 def forks():
     """A process that has imported everything: what it forks need not, which saves most of a small job's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('PYTHONPATH', str(ROOT))
+        patch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), str(ROOT / 'tests')]))
         FORKS.set_forkserver_preload(['train_unet', 'albumentations', 'segmentation_models_pytorch', 'torch._dynamo',
-                                      'matplotlib.figure'])
+                                      'matplotlib.figure', 'small_encoder'])
         first = FORKS.Process(target=os.getpid)
         first.start()
     first.join(120)

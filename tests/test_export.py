@@ -192,9 +192,14 @@ class OneSize(nn.Module):
         return self.network(images)
 
 
+def few_layers():
+    """A network that is exported in a second."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Upsample(scale_factor=2),
+                         nn.Conv2d(4, 1, 1))
+
+
 def test_a_network_that_takes_one_size_is_exported_for_that_size(small_set, tmp_path, capsys, monkeypatch):
-    build = tu.build_network
-    monkeypatch.setattr(tu, 'build_network', lambda config: OneSize(build(config)))
+    monkeypatch.setattr(tu, 'build_network', lambda config: OneSize(few_layers()))
     run = tu.train(**ENOUGH | {'num_epochs': 1}, data=str(small_set)).run_dir
     assert tu.export(run, 'pt2', tmp_path / 'model.pt2') == 0
     said = capsys.readouterr().out
@@ -232,7 +237,7 @@ def test_what_half_export_says_is_the_difference_to_the_trained_network(three, t
 
 
 def test_an_export_is_not_asked_for_sizes_that_the_network_does_not_take(small_set, tmp_path):
-    words = TINY | {'architecture': 'PAN', 'image_size': 128, 'num_epochs': 1}
+    words = TINY | {'architecture': 'PAN', 'encoder': 'tu-test_resnet', 'image_size': 128, 'num_epochs': 1}
     run = tu.train(**words, data=str(small_set)).run_dir
     assert tu.export(run, 'smp', tmp_path / 'smp') == 0
 

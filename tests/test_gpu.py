@@ -13,7 +13,7 @@ import train_unet as tu
 pytestmark = pytest.mark.skipif([int(part) for part in torch.__version__.split('.')[:2]] < [2, 14],
                                 reason='fake CUDA tensors without a driver crash older versions (seen with 2.6)')
 GPU = torch.device('cuda:0')
-TINY = {**tu.CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [16, 12, 8, 8, 8], 'num_classes': 3,
+TINY = {**tu.CONFIG, 'encoder': 'tu-test_five_convs', 'decoder_channels': [16, 12, 8, 8, 8], 'num_classes': 3,
         'image_size': [64, 64], 'image_dtype': 'uint8', 'mean': [120.0] * 3, 'std': [60.0] * 3,
         'learning_rate': 1e-3, 'ema_decay': 0.99}
 CASES = [{}, {'num_classes': 2}, {'class_weights': [1.0, 2.0, 3.0]}, {'loss': 'focal+dice'},

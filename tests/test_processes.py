@@ -127,7 +127,7 @@ def run_forked(count, script, codes=(0,)):
 
 PATIENCE = 120                                                         # seconds: others may use the machine too
 WINDOWS, STOP = 4, 5                                                   # steps of an epoch; the one that is disturbed
-SETTINGS = TINY | {'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'learning_rate': 0.01}
+SETTINGS = TINY | {'decoder_channels': [8] * 5, 'learning_rate': 0.01}
 
 
 def work(folder, environment, prepare, words):
