@@ -552,7 +552,8 @@ def test_command_ends_with_2_and_no_traceback(folder, build, text, capsys):
 
 def test_the_real_command_ends_with_2_and_no_traceback(folder):
     truncate('images/b.jpg', 0.5)(folder)
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *WORDS],
+    words = [*WORDS[1:], 'encoder=tu-test_resnet']                     # this process has not imported small_encoder
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *words],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert 'images/b.jpg' in done.stderr and 'Traceback' not in done.stderr + done.stdout

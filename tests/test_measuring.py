@@ -154,7 +154,7 @@ def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_p
         line, = [record for record in caplog.records if told in record.message]
         assert line.levelname == 'WARNING'
     told = (tu.Path('run') / 'log.txt').read_text()
-    for line in ('settings: data=', 'image_size="[32, 32]"', 'Network: Unet with tu-test_resnet, '):
+    for line in ('settings: data=', 'image_size="[32, 32]"', 'Network: Unet with tu-test_five_convs, '):
         assert line in told
     caplog.clear()
     assert tu.main(['check', *words, 'size_policy=crop']) == 0
@@ -176,7 +176,7 @@ def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
     capsys.readouterr()
     assert tu.main(['check', f'resume={run}', 'num_epochs=3']) == 0
     printed = capsys.readouterr().out
-    assert f'data                        {str(small_set)!r}' in printed and "'tu-test_resnet'" in printed
+    assert f'data                        {str(small_set)!r}' in printed and "'tu-test_five_convs'" in printed
     assert tu.main(['tune', f'resume={run}']) == 2
     assert 'tune has no use for it' in capsys.readouterr().err
     with pytest.raises(tu.ConfigError, match='resume=.*: tune has no use for it'):
