@@ -524,7 +524,6 @@ def test_what_is_refused_ends_with_the_code_that_start_expects(forks, tmp_path):
     assert run_here(['batchsize=4'], tmp_path) == 2
 
 
-@pytest.mark.usefixtures('quick_runs')
 def test_the_largest_photo_is_the_one_of_most_pixels(tmp_path):
     for kind in ('images', 'masks'):
         (tmp_path / kind / 'val').mkdir(parents=True)
@@ -535,6 +534,7 @@ def test_the_largest_photo_is_the_one_of_most_pixels(tmp_path):
     assert large_image.choose_photo(types.SimpleNamespace(config=config)).endswith('tall.png')
 
 
+@pytest.mark.usefixtures('quick_runs')
 def test_large_image(small_set, results, monkeypatch):
     def watched(command, **_):
         words = [str(word) for word in command[2:]]

@@ -490,6 +490,7 @@ def test_another_memory_layout_at_a_resume_keeps_the_momentum(run_of_one):
     hook.remove()
     momentum = [kept['exp_avg'] for kept in calls[-3]]                 # of the first real step
     assert sum(m.is_contiguous() for m in momentum) == len(momentum) and len(before) == len(momentum)
+    assert all(m.any() and torch.equal(m, before[number]['exp_avg']) for number, m in enumerate(momentum))
 
 
 def test_what_healing_arrived_at_comes_with_a_resume():
