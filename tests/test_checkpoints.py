@@ -478,6 +478,14 @@ def test_whatever_a_step_depends_on_comes_with_a_resume(settings):
     assert_same(final(), final('undisturbed'))
 
 
+def test_checkpoints_hold_the_averaged_weights_that_were_validated():
+    train_own(num_epochs=1, ema_decay=0.9)
+    saved = tu.load_checkpoint('run/last.pt')
+    assert any(not torch.equal(value, saved['model'][name]) for name, value in saved['average'].items())
+    for weights in (saved['weights'], tu.load_checkpoint('run/best.pt')['weights']):
+        assert_same(weights, saved['average'])
+
+
 def test_another_memory_layout_at_a_resume_keeps_the_momentum(run_of_one):
     before = torch.load('run/last.pt', weights_only=True)['optimizer']['state']
     calls = []
