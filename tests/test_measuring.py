@@ -312,7 +312,7 @@ def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatc
         settings = {**TINY, 'data': str(small_set), 'cache_images': cache, 'num_workers': 0}
         assert tu.tune(seconds=0.1, **settings) == 0
         shares += re.findall(r'waiting for data: (\S+)% of the time of 2 steps in float32', capsys.readouterr().out)
-    assert float(shares[0]) > 2 * float(shares[1])
+    assert float(shares[0]) > max(10, 2 * float(shares[1]))
     broken = lambda *_: (_ for _ in ()).throw(tu.DataError('x.png: cannot be read'))
     os.remove('runs/tuned.py')
 

@@ -81,7 +81,7 @@ def main():
         data = prepare_data(args, Path(folder) / 'data')
         for number in range(args.rounds):
             for encoder in args.encoders:
-                turn = number * len(variants) // args.rounds
+                turn = number * max(1, len(variants) // args.rounds) % len(variants)
                 for contender, variant in variants[turn:] + variants[:turn]:
                     bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
                     job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
