@@ -2375,7 +2375,7 @@ def settings_that_pair(config, root, files):
         if any(image.path in mask.path.split(UNITED) for image, mask in pairs) \
                 or not any(None in two or same_shape(*two) or config['rescale_masks'] == 'stretch' for two in sizes):
             continue                                                   # no pair fits: not images and their masks
-        if any(is_of_another(image.path, mask.path) for image, mask in pairs[::len(pairs) // 500 + 1]):
+        if any(is_of_another(image.path, mask.path) for image, mask in pairs[::len(pairs) // 5000 + 1]):
             continue
         skip = bool(images or masks)
         image, mask = (file.path.split(UNITED)[0] for file in pairs[len(pairs) // 2])

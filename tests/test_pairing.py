@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_pairing.py
 import csv
 import itertools
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -842,6 +843,17 @@ def test_no_line_pairs_the_images_of_one_film_with_the_masks_of_another(tmp_path
     assert bool(lines) == has_lines
     for line in lines:
         assert partners(inspect(tmp_path, **typed(line))[1], tmp_path).items() <= right.items()
+
+
+@pytest.mark.parametrize('files, image, mask, is_told', [
+    ('7_0.jpg 7_6.jpg 7_0_mask.png', '7_6.jpg', '7_0_mask.png', True),          # 7_0.jpg has that one
+    ('7_0.jpg 7_6.jpg 7_0_mask.png', '7_0.jpg', '7_0_mask.png', False),
+    ('1/img_3.png 3/img_1.png masks/1/3.png masks/3/1.png', '1/img_3.png', 'masks/1/3.png', False),    # frame 3
+    ('photo/1.png image/1.png masks/1_image.png', 'photo/1.png', 'masks/1_image.png', False),     # no film is 'image'
+    ('Rome/1.png Oslo/1.png Lima/1.png masks/Lima_1.png', 'Rome/1.png', 'masks/Lima_1.png', True)])
+def test_names_tell_that_a_mask_is_of_another_image(tmp_path, files, image, mask, is_told):
+    is_of_another = train_unet.other_images(tmp_path, [posixpath.split(file) for file in files.split()])
+    assert bool(is_of_another(str(tmp_path / image), str(tmp_path / mask))) == is_told
 
 
 def test_masks_named_after_their_own_folder_are_offered(tmp_path):
