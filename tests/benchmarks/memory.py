@@ -20,6 +20,14 @@ NETWORK = {'decoder_channels': [256, 128, 64, 32, 16]}   # smp's own, for all
 CONTENDERS = ('plain', 'default', 'fast', 'fast-eager', 'low_memory')
 
 
+def count_passes(name):
+    """The forward passes that a contender takes an effective batch in."""
+    preset = name.partition('-')[0]
+    if preset in ('plain', 'default'):
+        return 1
+    return train_unet.load_preset(preset).get('accumulation_steps', 1)
+
+
 def build(name, args):
     """One contender: 'plain', 'default' or a preset; '-eager' leaves out the compiler."""
     settings = {'data': args.data, 'device': args.device, 'image_size': args.size}
@@ -29,12 +37,10 @@ def build(name, args):
         return Plain(read_batches(dataset, args.batch), found.device, dataset.num_classes,
                      encoder_name=args.encoder, **NETWORK)
     preset, _, eager = name.partition('-')
-    preset = None if preset == 'default' else preset
-    wish = train_unet.load_preset(preset) if preset else {}
-    passes = wish.get('accumulation_steps', 1)
+    passes = count_passes(name)
     eager = {'compile_model': False} if eager else {}
-    return Ours(preset, encoder=args.encoder, **NETWORK, **eager, **settings,
-                batch_size=args.batch // passes, accumulation_steps=passes)
+    return Ours(None if preset == 'default' else preset, encoder=args.encoder, **NETWORK, **eager,
+                **settings, batch_size=args.batch // passes, accumulation_steps=passes)
 
 
 def measure(name, args):
@@ -63,6 +69,10 @@ def main():
     args = parser.parse_args()
     if args.measure:
         return measure(args.measure, args)
+    for name in args.contenders:
+        if args.batch % count_passes(name):                            # or its step would be of fewer images
+            parser.error(f'--batch={args.batch}: {name} takes a batch in {count_passes(name)} passes; '
+                         'type a multiple')
     words = [f'--{key}={getattr(args, key)}'
              for key in ('data', 'device', 'encoder', 'size', 'batch', 'steps')]
     found = {name: [] for name in args.contenders}

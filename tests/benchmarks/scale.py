@@ -144,7 +144,8 @@ def main():
     option = parser.add_argument
     option('--parts', nargs='+', choices=PARTS, default=list(PARTS))
     option('--counts', nargs='+', type=whole_number, default=[1000, 10_000, 40_000, 100_000])
-    option('--workers', type=int, default=2, help='loader processes in part first (2)')
+    option('--workers', type=int, choices=range(65), metavar='N', default=2,
+           help='loader processes in part first (2)')
     option('--batches', type=whole_number, default=50, help='batches before memory is read (50)')
     option('--processes', nargs='+', type=whole_number, default=[1, 2])
     option('--images', type=whole_number, default=160, help='images in part processes (160)')
