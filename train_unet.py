@@ -4763,8 +4763,6 @@ class WindowSampler(torch.utils.data.Sampler):
 
 def start_worker(_):
     """Workers decode; one thread each, or they fight for the cores."""
-    if sys.platform == 'linux' and os.getppid() != multiprocessing.parent_process().pid:
-        os._exit(1)                                                    # the parent is dead; torch would not notice
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
     with contextlib.suppress(AttributeError, OSError):
@@ -4772,6 +4770,8 @@ def start_worker(_):
     names = ['SIGINT', 'SIGTERM', 'SIGUSR1'] if world().size > 1 else ['SIGINT']       # SLURM signals all processes
     for name in names:                                                 # what to do about them the parent decides
         signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
+    if sys.platform == 'linux' and os.getppid() != multiprocessing.parent_process().pid:
+        os._exit(1)                                                    # the parent is dead; torch watches from here on
 
 
 def sample_bytes(config):

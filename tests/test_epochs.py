@@ -476,6 +476,8 @@ def test_where_memory_runs_out_no_start_of_workers_is_blamed(platform, monkeypat
                                               ('darwin', 'keep Datasets in a .py file')])
 def test_workers_that_always_die_end_the_run(two_minutes, platform, advice, monkeypatch):
     monkeypatch.setattr(sys, 'platform', platform)
+    usual = multiprocessing.context._default_context                   # from Python 3.14 on it is not that of darwin
+    monkeypatch.setattr(usual, '_actual_context', multiprocessing.get_context('fork'))
 
     def loss_fn(model, batch):
         if workers() and torch.is_grad_enabled():

@@ -643,9 +643,12 @@ ORPHANS = '''
 import os, signal, time, torch, train_unet
 parent = os.getpid()
 
-def start_late(number):
+def wait(*_):
     while os.getppid() == parent:
         time.sleep(0.01)
+
+def start_late(number):
+    signal.signal = wait                                               # what it does last
     train_unet.start_worker(number)
 
 loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2, multiprocessing_context='fork',
