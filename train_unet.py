@@ -8338,7 +8338,7 @@ def load(path, device='auto', model=None):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
-        loaded = build_model(config, model)
+        loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])
         loaded.pixels, loaded.coding = saved.get('pixels'), saved.get('coding')
@@ -8355,7 +8355,7 @@ def load(path, device='auto', model=None):
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
         is_other = isinstance(error, RuntimeError) and model is None   # from load_state_dict
         raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
-    return loaded.to(device).float().eval()                            # whatever torch's default type is
+    return loaded.to(device).eval()
 
 
 def load_with(run, overrides, verb):

@@ -494,6 +494,13 @@ def test_a_network_of_16_bits_gets_float32_weights(caplog):
     assert 'they are now' in caplog.text
 
 
+def test_a_network_of_16_bits_is_loaded_with_the_weights_that_were_trained(small_set):
+    """As transformers gives one; they were rounded to bfloat16 without a word."""
+    result = tu.train(model=own_network().bfloat16(), data=str(small_set), **OWN_RUN)
+    again = tu.load('own', model=own_network().bfloat16())
+    assert all(torch.equal(old, new) for old, new in zip(result.model.parameters(), again.parameters(), strict=True))
+
+
 def test_a_buffer_whose_elements_share_their_memory_trains():
     model = network()
     model.register_buffer('scale', torch.ones(1).expand(4))
