@@ -7525,6 +7525,22 @@ def usual_settings(device):
         yield
 
 
+def as_found(command):
+    """check and tune in a notebook, as train there: whatever it has set, and without a trace in torch."""
+    @functools.wraps(command)
+    def run(*given, **named):
+        before, cudnn = random_states(), torch.backends.cudnn
+        kept = cudnn.benchmark, torch.get_deterministic_debug_mode()
+        try:
+            with usual_settings(choose_device('auto')):
+                return command(*given, **named)
+        finally:
+            cudnn.benchmark, mode = kept
+            torch.set_deterministic_debug_mode(mode)
+            set_random_states(before)
+    return run
+
+
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
     """Train -> Result. Settings are those of CONFIG: train(preset='fast', data='PATH', num_epochs=5).
 
@@ -9251,6 +9267,7 @@ def in_full(problems, path, most=20):
     return lines
 
 
+@as_found
 def check(preset=None, **overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights, but for their mean and std) or imported (tensorboard) is not tried."""
@@ -9322,6 +9339,7 @@ class Candidate:
         return self.median * (1.03 if self.dtype == 'float16' else 1)
 
 
+@as_found
 def tune(preset=None, seconds=60.0, **overrides):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 

@@ -2,8 +2,10 @@
 
 Run: python -m pytest tests/test_measuring.py
 """
+import functools
 import math
 import os
+import random
 import re
 import shlex
 import signal
@@ -212,6 +214,28 @@ def test_check_and_tune_tell_of_a_batch_that_batchnorm_refuses(small_set, capsys
     for command in ('check', 'tune'):
         assert tu.main([command, *words]) == 2
         assert 'type batch_size=2 or more' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('command', [tu.check, functools.partial(tu.tune, seconds=0.1)], ids=['check', 'tune'])
+def test_what_a_notebook_has_set_changes_no_check_and_no_tune_and_stays(command, small_set, monkeypatch):
+    """Without gradients tune ended in a RuntimeError of torch; by float64 check asked for another image_size."""
+    monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', False)
+
+    def state():
+        return (torch.is_grad_enabled(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
+                torch.backends.cudnn.benchmark, torch.get_rng_state().tolist(), random.getstate())
+
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.no_grad():
+            before = state()
+            assert command(**TINY, data=str(small_set)) == 0
+            assert state() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
 
 
 # --- tune: what it measures and recommends --------------------------------------------
