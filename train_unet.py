@@ -5028,8 +5028,9 @@ class SegmentationModel(nn.Module):
 
 def refuse_other(logits, channels=None):
     """ConfigError for what is no tensor of logits (B, K, H, W), K being `channels` if given."""
-    if not torch.is_tensor(logits) or logits.ndim != 4:
+    if not torch.is_tensor(logits) or logits.ndim != 4 or not logits.is_floating_point():
         what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
+        what += '' if not torch.is_tensor(logits) or logits.is_floating_point() else f', {logits.dtype}'
         raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a module '
                           "that returns its part, such as network(images)['out'] (in training it may give all parts, "
                           'to a loss_fn of your own)')
@@ -5250,6 +5251,7 @@ def try_size(model, sizes=()):
             is_saving = config['activation_checkpointing'] and is_of_smp(model)
             with torch.set_grad_enabled(torch.is_grad_enabled() and not is_saving):
                 logits = model.eval()(images)
+            refuse_other(logits)
             if logits.shape != wanted:
                 binary = ', one channel for the foreground (of two: x[:, 1:] - x[:, :1])' if classes == 2 else ''
                 small = '; enlarge them by F.interpolate' * (logits.shape[:2] == wanted[:2])
@@ -8036,7 +8038,10 @@ def warn_of_held_parts(model):
     if model is None or not model.training:                            # as a whole in eval mode: load() gives it so
         return
     held = [module for module in model.modules() if not module.training]
-    model.train()
+    try:
+        model.train()
+    except NotImplementedError as error:                               # of torch.export
+        raise UserError(f'model: cannot be trained ({in_words(error)}): give the network that it was made of') from None
     if any(module.training for module in held):
         warn(['the network came with parts in eval mode, which are trained like the rest: its train() can keep them'])
 

@@ -181,12 +181,18 @@ class Deep(nn.Conv2d):
         return torch.stack([logits, logits], 1) if self.training else logits
 
 
+class Decided(nn.Conv2d):
+    def forward(self, images):
+        return super().forward(images).argmax(1, keepdim=True)
+
+
 @pytest.mark.parametrize('network, words', [
     (Several(), 'gives a dict; wanted are the logits alone'),
     (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
     (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\).*if that is the size type'),
     (Deep(3, 1, 1), r'gives a tensor \(\d, 2, 1, 64, 64\); wanted are the logits alone'),
     (own_network().append(nn.Sigmoid()), 'ends in a sigmoid or softmax; wanted are the logits before it'),
+    (Decided(3, 2, 1), r'gives a tensor \(1, 1, 64, 64\), torch.int64; wanted are the logits alone'),
 ])
 def test_a_network_of_ones_own_that_does_not_fit_the_data_is_refused_in_words(small_set, network, words):
     with pytest.raises(tu.ConfigError, match=words):
@@ -564,6 +570,12 @@ def test_an_image_that_breaks_before_the_first_step_is_told_with_the_way_out(sma
 def test_a_network_without_weights_to_train_is_refused_in_words():
     with pytest.raises(tu.UserError, match='has no weights to train'):
         train(network().requires_grad_(False))
+
+
+def test_an_exported_network_that_knows_no_training_is_refused_in_words(small_set):
+    exported = torch.export.export(own_network().eval(), (torch.zeros(1, 3, 64, 64),)).module()
+    with pytest.raises(tu.UserError, match='model: cannot be trained .*: give the network that it was made of'):
+        tu.train(model=exported, data=str(small_set), **OWN_RUN)
 
 
 def test_a_model_that_is_no_network_is_told():
