@@ -7470,7 +7470,8 @@ def is_criterion(loss_fn):
     asked = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     with contextlib.suppress(ValueError, TypeError):                   # some built-in functions have no signature
         first = str(next(iter(inspect.signature(asked).parameters.values()), '')).partition(':')[0]
-        return first in 'logits pred preds prediction predictions y_pred y_hat output outputs input inputs'.split()
+        return first in 'logits pred preds prediction predictions y_pred y_hat output outputs net_output input inputs ' \
+                        'x y_true target targets'.split()
     return False
 
 
@@ -7498,7 +7499,7 @@ def check_own(model, loss_fn, train_data, val_data):
         part = "lambda model, batch: loss(model(batch['x']), batch['y']).expand(len(batch['y']))"
     if train_data is None:
         part = "lambda model, batch: loss(model(batch['image']), batch['mask'].long()).expand(len(batch['mask']))"
-        aside = " (BCEWithLogitsLoss wants batch['mask'][:, None].float(); what is ignored is 255)"
+        aside = " (of two classes, and for MONAI's losses, batch['mask'][:, None].float(); what is ignored is 255)"
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn) or is_criterion(loss_fn)):
         raise UserError(f'loss_fn={shown(loss_fn)}: is asked as loss_fn(model, batch) for one loss per sample; make it '
                         f'a part of one{aside}: {part}')

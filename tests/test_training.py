@@ -624,7 +624,8 @@ def test_names_of_fewer_classes_than_a_loss_counts_end_no_run(names, told, caplo
 @pytest.mark.parametrize('wrong', [nn.MSELoss(), nn.CrossEntropyLoss(reduction='none'), nn.MSELoss, 'dice',
                                    F.cross_entropy, smp.losses.DiceLoss('binary'),
                                    lambda logits, target: F.mse_loss(logits, target),
-                                   lambda pred, y, weight=None: (pred - y).abs().mean()])
+                                   lambda pred, y, weight=None: (pred - y).abs().mean(),
+                                   lambda y_true, y_pred: y_true, lambda net_output, gt: gt, lambda x, y: y])
 def test_a_loss_that_takes_no_model_is_refused_with_what_to_write_instead(wrong):
     with pytest.raises(tu.UserError, match=r"lambda model, batch: loss\(model\(batch\['x'\]\)"):
         train(loss_fn=wrong)
@@ -638,6 +639,15 @@ def test_what_is_written_instead_of_a_loss_of_smp_trains_on_a_folder(small_set):
         tu.train(loss_fn=loss, **settings)
     advice = str(error.value).partition(' is 255): ')[2]
     assert len(tu.train(loss_fn=eval(advice, {'loss': loss}), **settings).history) == 1
+
+
+def test_the_mask_that_a_loss_is_told_to_take_of_two_classes_has_the_shape_of_the_logits():
+    """A Dice of one's own, p * y, made (B, B, H, W) of (B, 1, H, W) and (B, H, W), and trained without a word."""
+    with pytest.raises(tu.UserError) as error:
+        tu.train(loss_fn=lambda pred, target: (pred.sigmoid() * target).sum(), data='set')
+    told = re.search(r'of two classes[^;]*(batch[^;]*);', str(error.value))[1]
+    mask = eval(told, {'batch': {'mask': torch.ones(2, 8, 8, dtype=torch.uint8)}})
+    assert (mask.shape, mask.dtype) == ((2, 1, 8, 8), torch.float32)
 
 
 def test_what_is_written_instead_of_a_loss_of_smp_trains_on_data_of_ones_own():
