@@ -8344,6 +8344,7 @@ def load(path, device='auto', model=None):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
     given again, as it was to train; one that saw data sets of its own is not loaded here. Raises UserError."""
     path, trouble = best_file(path), 'cannot load the model'
+    check_own(model, None, None, None)
     try:
         saved = load_checkpoint(path)
         if not is_settled(saved):
@@ -8375,7 +8376,8 @@ def load(path, device='auto', model=None):
         raise UserError(f'{error}{advice}', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
-        is_other = isinstance(error, RuntimeError) and model is None   # from load_state_dict
+        own = own if model is None else '; give the network as it was given to train, wrapped or not'
+        is_other = isinstance(error, RuntimeError)                     # from load_state_dict
         raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
     return loaded.to(device).eval()
 

@@ -142,6 +142,10 @@ def test_a_network_of_ones_own_trains_on_a_folder_and_is_loaded_again(small_set)
     assert (again.predict(image) == result.model.predict(image)).all()
     with pytest.raises(tu.UserError, match="load.'own/best.pt', model=NETWORK"):
         tu.load('own')
+    with pytest.raises(tu.UserError, match='makes no model; give the network as it was given to train, wrapped or not'):
+        tu.load('own', model=nn.DataParallel(own_network()))
+    with pytest.raises(tu.UserError, match="model='unet': must be a network"):
+        tu.load('own', model='unet')
     with pytest.raises(tu.UserError, match='resumed from Python, by model=NETWORK'):
         tu.train(resume='own', num_epochs=3)
     more = tu.train(model=own_network(), resume='own', num_epochs=3)
