@@ -7470,8 +7470,8 @@ def is_criterion(loss_fn):
     asked = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     with contextlib.suppress(ValueError, TypeError):                   # some built-in functions have no signature
         first = str(next(iter(inspect.signature(asked).parameters.values()), '')).partition(':')[0]
-        return first in 'logits pred preds prediction predictions y_pred y_hat output outputs net_output input inputs ' \
-                        'x y_true target targets'.split()
+        return first in 'logits pred preds prediction predictions y_pred y_hat output outputs net_output input ' \
+                        'inputs x y_true target targets'.split()
     return False
 
 
