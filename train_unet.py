@@ -3387,12 +3387,13 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         lines.append('so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like '
                      'photographs')
     noisy, has_main = has_soft_edges(plain, areas) or lossy and not colours, False
+    usual = max(plain, key=values.get)
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
         reach = 48 if colours else 16
         seen = values if colours and lossy else areas                  # in areas of colours, too, JPEG makes noise
         main = [code for code in peaks(seen, codes, reach) if any(map(areas.get, nearest(codes, [code], reach // 4)))]
-        near, usual = nearest(codes, main, reach), max(plain, key=values.get)
+        near = nearest(codes, main, reach)
         shown = [code for code in codes if near.get(code) != usual]    # all but the background
         is_near = min(share_of(near, values), share_of(near.keys() & shown, values) / (share_of(shown, values) or 1))
         if 1 < len(main) <= MOST_CLASSES and is_near > 1 / 2:          # else these are photographs
@@ -3407,7 +3408,9 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         and 2 * sum(images[code] == 1 for code in filled) > len(filled)
     if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
-    elif (not lossy or max(values) <= 127) and (plain[:1] in ([0], [COLOUR]) or many):
+    elif many and not lossy and usual == COLOUR + 0xffffff:
+        lines.append('if all but white is foreground, as in pictures cut out on white, type mask_values="<255"')
+    elif (not lossy or max(values) <= 127) and plain[:1] in ([0], [COLOUR]):
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
@@ -3417,7 +3420,6 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         are_classes &= np.median([areas[code] for code in plain]) > 0  # else most are of soft edges
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
-    usual = max(plain, key=values.get)
     if not many and len(plain) > 2 and usual not in (0, COLOUR) and share_of([usual], values) > 1 / 2:
         table = {code: int(code != usual) for code in plain} | dict.fromkeys(special, IGNORE)
         lines.append(f'if all but {name_code(usual)} is foreground type mask_values={suggest(table)}')

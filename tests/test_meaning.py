@@ -830,6 +830,19 @@ def test_jpeg_masks_are_offered_a_level_above_their_noise_not_nonzero(tmp_path, 
     assert all((mask_of(data, config, str(n)) == disc).mean() > 0.98 for n in range(4))
 
 
+def test_pictures_cut_out_on_white_are_offered_all_but_white(tmp_path):
+    """Skin of photographs on a white page: nonzero would be all of it, and >127 the page."""
+    disc = (np.mgrid[:64, :64] ** 2).sum(0) < 1000
+    for n in range(4):
+        colours = np.random.default_rng(n).integers(60, 254, (64, 64, 3)).astype(np.uint8)
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', np.where(disc[..., None], colours, 255))
+    error = ask(tmp_path)
+    config, data = inspect(tmp_path, **typed(offered(error, 'mask_values="<')))
+    assert 'nonzero' not in str(error)
+    assert all(((mask_of(data, config, str(n)) > 0) == disc).all() for n in range(4))
+
+
 def test_a_dark_colour_beside_black_is_a_class(tmp_path):
     """A class drawn in #232323, with soft edges: as near to black as noise may be, but far too much of it."""
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
