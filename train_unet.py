@@ -3162,7 +3162,8 @@ class Coding:
             if self.ignored >= 0:
                 left_out |= (codes == self.ignored) | (codes == COLOUR + self.ignored * 0x010101)
             if codes.max() >= COLOUR:                                  # takes seven times the memory of the codes
-                codes = np.where(codes >= COLOUR, np.max([codes >> at & 0xff for at in (16, 8, 0)], 0), codes)
+                light = np.min if self.below and self.threshold == 254 else np.max     # <255 is all but white
+                codes = np.where(codes >= COLOUR, light([codes >> at & 0xff for at in (16, 8, 0)], 0), codes)
             return np.where(left_out, IGNORE, (codes > self.threshold) != self.below).astype(np.uint8)
         ids = looked_up(tuple(self.table.items()))[codes]
         if not ids.all():

@@ -835,6 +835,7 @@ def test_pictures_cut_out_on_white_are_offered_all_but_white(tmp_path):
     disc = (np.mgrid[:64, :64] ** 2).sum(0) < 1000
     for n in range(4):
         colours = np.random.default_rng(n).integers(60, 254, (64, 64, 3)).astype(np.uint8)
+        colours[:9, :, 0] = 255                                        # overexposed
         save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)) + n)
         save(tmp_path / f'masks/{n}.png', np.where(disc[..., None], colours, 255))
     error = ask(tmp_path)
