@@ -3383,10 +3383,8 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
                 f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
     colours, many = plain[-1] >= COLOUR, len(plain) > MOST_CLASSES
     what = 'colours' if colours else 'values'
-    lines = [list_values(values, images, plain, special)]
-    if many:
-        lines.append('so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like '
-                     'photographs')
+    lines = [list_values(values, images, plain, special)] + many * [
+        'so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like photographs']
     noisy, has_main = has_soft_edges(plain, areas) or lossy and not colours, False
     usual = max(plain, key=values.get)
     if noisy:
