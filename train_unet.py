@@ -7513,36 +7513,23 @@ ONE_TRAINING = threading.Lock()
 
 
 @contextlib.contextmanager
-def usual_settings(device):
+def usual_settings():
     """torch as it is by itself, whatever a notebook has set: gradients off, another default device or type (which
-    DataLoader or some network does not take), or an open autocast, which keeps its copies of the weights to its end."""
-    usual = torch.get_default_dtype()
+    DataLoader or some network does not take), or an open autocast, which keeps its copies of the weights to its end.
+    Afterwards all is as it was found, as if nothing had been drawn; of TF32 the last setting stays."""
     is_open = torch.autocast_increment_nesting() > 1
     torch.autocast_decrement_nesting()
     with contextlib.ExitStack() as settings, torch.inference_mode(False), torch.enable_grad():
-        settings.callback(torch.set_default_dtype, usual)
+        settings.callback(set_random_states, random_states())
+        settings.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
+        settings.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        settings.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
-        if is_open:
-            settings.enter_context(torch.autocast(device.type, enabled=False, cache_enabled=False))
+        for kind in ('cpu', choose_device('auto').type) * is_open:
+            settings.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if torch.empty(0).device.type != 'cpu':                        # else it would cost time in each call
             settings.enter_context(torch.device('cpu'))
         yield
-
-
-def as_found(command):
-    """check and tune in a notebook, as train there: whatever it has set, and without a trace in torch."""
-    @functools.wraps(command)
-    def run(*given, **named):
-        before, cudnn = random_states(), torch.backends.cudnn
-        kept = cudnn.benchmark, torch.get_deterministic_debug_mode()
-        try:
-            with usual_settings(choose_device('auto')):
-                return command(*given, **named)
-        finally:
-            cudnn.benchmark, mode = kept
-            torch.set_deterministic_debug_mode(mode)
-            set_random_states(before)
-    return run
 
 
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
@@ -7563,7 +7550,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     check_own(model, loss_fn, train_data, val_data)
     if not ONE_TRAINING.acquire(blocking=False):                       # random states and signals are the process's
         raise UserError('another training is at work in this process; give each a process of its own')
-    run, is_new, before = None, False, random_states()
+    run, is_new = None, False
     try:
         forget_shown()
         config, sources, notes = resolve_config(preset, overrides)
@@ -7584,7 +7571,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         name = 'run' if train_data is not None else data.name if data.is_dir() else data.stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
-        with Run(folder) as run, usual_settings(device):
+        with Run(folder) as run, usual_settings():
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
         if world().size > 1:
             atexit.register(leave_processes)
@@ -7600,7 +7587,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         if is_mistake and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:    # best.pt: not new
             shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
         ONE_TRAINING.release()
-        set_random_states(before)                                      # the caller's, as if nothing had been drawn
         if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
             gc.collect()                                               # imports during the run leave cycles of frames
             torch.cuda.empty_cache()
@@ -7612,7 +7598,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     goes_on = config['initial_weights'] or isinstance(model, SegmentationModel) and not own_data
     if not resuming:
         refuse_used(run.folder)
-    run.after.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
     with as_learnt(config) if resuming else contextlib.nullcontext():
         config, hardware, precision, data, why = prepare(config, sources, device, own_data=own_data)
     config |= {'run_dir': str(run.folder), 'resume': None, 'data': OWN_DATA if own_data else absolute(config['data']),
@@ -7620,7 +7605,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if config['tensorboard']:
         run.open_board()
     if config['deterministic']:
-        make_deterministic(run)
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')    # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True, warn_only=True)       # repeatable GPU kernels, where there are any
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         settle_for_own(model, loss_fn, config, sources, why)
@@ -7665,13 +7651,6 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         if state.history:                                              # with events since the last epoch
             run.write('history.csv', history_csv(state.history))
     return finish(state, val_data, config, run)
-
-
-def make_deterministic(run):
-    """Repeatable GPU kernels until the end of the run."""
-    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')        # cuBLAS asks for it
-    run.after.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
-    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def first_batches(loader, most, config, device):
@@ -9276,7 +9255,7 @@ def in_full(problems, path, most=20):
     return lines
 
 
-@as_found
+@usual_settings()
 def check(preset=None, **overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights, but for their mean and std) or imported (tensorboard) is not tried."""
@@ -9348,7 +9327,7 @@ class Candidate:
         return self.median * (1.03 if self.dtype == 'float16' else 1)
 
 
-@as_found
+@usual_settings()
 def tune(preset=None, seconds=60.0, **overrides):
     """Measure every precision the hardware has with the real training step, and write the winner as a preset.
 
