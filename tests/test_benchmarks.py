@@ -120,7 +120,7 @@ def test_each_script_has_help(script, capsys, monkeypatch):
 @pytest.mark.parametrize('script, words, told', [
     ('memory', ['--data=nowhere'], 'nowhere: there is no such folder'),
     ('memory', ['--batch=6', '--contenders', 'low_memory'], 'low_memory takes a batch in 4 passes'),
-    ('scale', ['--workers=-1'], 'invalid choice: -1'),
+    ('scale', ['--workers=-1'], '-1: must be a whole number above -1'),
     ('limit', ['--rounds=0'], '0: must be a whole number above 0'),
     ('precision_iou', ['--seeds=-1'], '-1: must be a whole number above 0'),
     ('start', ['--out=.'], 'no file can be written there'),

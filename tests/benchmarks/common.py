@@ -46,10 +46,10 @@ def base_parser(doc, rounds=5, seeds=3, data=None):
     return parser
 
 
-def whole_number(text):
-    """An option that counts something: a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'{text}: must be a whole number above 0')
+def whole_number(text, least=1):
+    """An option that counts something: a whole number above 0, or from 0 on."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f'{text}: must be a whole number above {least - 1}')
     return int(text)
 
 

@@ -10,6 +10,7 @@ size       seconds per image of a training step, against the side of the images
 """
 import argparse
 import csv
+import functools
 import json
 import os
 import subprocess
@@ -144,7 +145,7 @@ def main():
     option = parser.add_argument
     option('--parts', nargs='+', choices=PARTS, default=list(PARTS))
     option('--counts', nargs='+', type=whole_number, default=[1000, 10_000, 40_000, 100_000])
-    option('--workers', type=int, choices=range(65), metavar='N', default=2,
+    option('--workers', type=functools.partial(whole_number, least=0), default=2,
            help='loader processes in part first (2)')
     option('--batches', type=whole_number, default=50, help='batches before memory is read (50)')
     option('--processes', nargs='+', type=whole_number, default=[1, 2])
