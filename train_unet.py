@@ -1607,6 +1607,11 @@ def grouped(items, key):
     return groups
 
 
+def shared_start(texts):
+    """What all of these begin with. (os.path.commonprefix is deprecated from Python 3.15 on.)"""
+    return ''.join(letters[0] for letters in itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*texts)))
+
+
 def match_pairs(images, masks):
     """match_split over all files, or over each split by itself where folders of images and of masks tell splits, since
     each may want its own rule: in DRIVE 21_training goes with 21_manual1 and 01_test with 01_manual1."""
@@ -2556,7 +2561,7 @@ def folder_answers(files):
     for above, image in itertools.product([above for above, masks in of_masks.items() if len(masks) > 1], shapes):
         if belong & {(image, mask) for mask in of_masks[above]} \
                 and not shapes[image] & set().union(*map(shapes.get, of_masks[above])):
-            end = os.path.commonprefix([mask[::-1] for mask in of_masks[above]])[::-1]
+            end = shared_start([mask[::-1] for mask in of_masks[above]])[::-1]
             word = max((word for word in MASK_WORDS if end.lower().endswith(word)), key=len, default='')
             yield {'images': image, 'masks': posixpath.join(above, f'*{end[len(end) - len(word):]}')}  # */*Mask
 
@@ -2585,8 +2590,8 @@ def pattern_answers(files):
     most = max(seen.values(), default=0)
     usual = [pair for pair, count in seen.items() if 2 * count > most and pair[1].startswith('{stem}')]
     for first, kinds in grouped(usual, lambda pair: pair[0]).items():
-        start = os.path.commonprefix(seconds := [second for _, second in kinds])
-        end = os.path.commonprefix([second[len(start):][::-1] for second in seconds])[::-1]
+        start = shared_start(seconds := [second for _, second in kinds])
+        end = shared_start([second[len(start):][::-1] for second in seconds])[::-1]
         start, end = re.sub(r'[^\W\d_]+$', '', start), re.sub(r'^[^\W\d_]+', '', end)       # left and right: no *t
         if len(kinds) > 1 and start != '{stem}':                       # x_left.png and x_right.png
             yield {'mask_pattern': f'{start}*{end}'}
@@ -4039,7 +4044,7 @@ def folder_without(pairs, rows):
     """What to type for the smallest folder with a split that names tell, if it lacks the images of these rows."""
     images = [*map(os.fsdecode, pairs.images)]                         # raw/ beside processed/train and processed/val
     are_in = lambda place, rows: [images[row].startswith(f'{place}{os.sep}') for row in rows]
-    held = Path(os.path.commonprefix([images[row] for row in np.flatnonzero(pairs.splits)]) + 'x').parent
+    held = Path(shared_start([images[row] for row in np.flatnonzero(pairs.splits)]) + 'x').parent
     place = next((place for place in (held, *held.parents) if any(are_in(place, pairs.rows('train')))), None)
     return '' if not place or any(are_in(place, rows)) else f'; without those: {as_typed("data", place, True)}'
 

@@ -94,6 +94,7 @@ def pytest_configure(config):
     """python -m pytest tests -m kills, or -m device"""
     for marker, what in ASKED_FOR.items():
         config.addinivalue_line('markers', f'{marker}: {what}; only when asked for')
+    config.addinivalue_line('filterwarnings', 'error::DeprecationWarning:train_unet')
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
