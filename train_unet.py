@@ -4771,6 +4771,7 @@ def start_worker(_):
     """Workers decode; one thread each, or they fight for the cores."""
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(end_worker)
     with contextlib.suppress(AttributeError, OSError):
         os.setpgid(0, 0)                                               # torchrun signals whole process groups
     names = ['SIGINT', 'SIGTERM', 'SIGUSR1'] if world().size > 1 else ['SIGINT']       # SLURM signals all processes
@@ -4778,6 +4779,12 @@ def start_worker(_):
         signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)        # Windows has no SIGUSR1
     if sys.platform == 'linux' and os.getppid() != multiprocessing.parent_process().pid:
         os._exit(1)                                                    # the parent is dead; torch watches from here on
+
+
+def end_worker(error, _):
+    """In place of a traceback, and of a parent that waits for a batch that is lost, such as where /dev/shm is full."""
+    print(f'a data worker cannot hand over its batch: {in_words(error)}', file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def sample_bytes(config):

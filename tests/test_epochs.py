@@ -490,6 +490,19 @@ def test_workers_that_always_die_end_the_run(two_minutes, platform, advice, monk
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
 
 
+@pytest.mark.skipif(sys.platform != 'linux', reason='shared memory is /dev/shm')
+def test_a_batch_for_which_shared_memory_has_no_room_ends_its_worker_at_once(monkeypatch, capfd):
+    """It was lost, with a traceback, and the run waited 300 seconds for it, four times."""
+    def fail(*how):
+        raise RuntimeError('unable to allocate shared memory(shm): No space left on device (28)')
+    monkeypatch.setattr(torch.UntypedStorage, '_share_fd_cpu_', fail)
+    monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 5)
+    with pytest.raises(tu.UserError, match='exited unexpectedly'):
+        train(None, Samples(12), num_workers=1)
+    said = capfd.readouterr().err
+    assert 'cannot hand over its batch: RuntimeError: unable' in said and 'Traceback' not in said
+
+
 class Fatal(Samples):
     """Its worker dies at the first sample, in what is tried before the training."""
 
