@@ -3729,10 +3729,14 @@ def may_be_scaled(mask, image, config):
 
 def mask_header(path):
     """(mode, or suffix if Pillow cannot open it; {code: colour} of a palette whose numbers count; orientation)."""
-    with contextlib.suppress(*UNREADABLE), PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
-        colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
-        kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
-        return kind, colours, orientation(picture)
+    try:
+        with PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
+            colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
+            kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
+            return kind, colours, orientation(picture)
+    except UNREADABLE as error:
+        if getattr(error, 'errno', None) and not os.path.isdir(path):  # the drive failed, and the cache would keep it
+            raise DataError(f'{path}: cannot be read: {error.strerror}') from None
     return os.path.splitext(path)[1].lower() or 'folder', {}, 1
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import PIL.Image
@@ -431,6 +432,22 @@ def test_skip_broken_leaves_out_what_cannot_be_read(folder, name):
     data = train_unet.inspect_data(config)
     assert [Path(os.fsdecode(path)).stem for path in data.pairs.images] == ['a', 'c', 'd']
     assert any(name in note for note in data.notes)
+
+
+def test_a_drive_that_fails_at_the_header_of_a_mask_leaves_no_record_of_it(folder, monkeypatch):
+    """The mask was taken for no picture then: without its palette, its rotation and the noise of a JPEG, and from the
+    cache in later runs too."""
+    config, real = train_unet.resolve_config(None, {'data': str(folder)})[0], train_unet.mask_header
+    def at_work(path):
+        with monkeypatch.context() as patch:
+            if path.endswith('b.png'):
+                patch.setattr('PIL.Image.open', Mock(side_effect=OSError(5, 'Input/output error')))
+            return real(path)
+    with monkeypatch.context() as patch:
+        patch.setattr('train_unet.mask_header', at_work)
+        with pytest.raises(train_unet.DataError, match='masks/b.png: cannot be read: Input/output error'):
+            train_unet.inspect_data(config)
+    assert train_unet.inspect_data(config).modes == {'RGB image, L mask': 4}
 
 
 @pytest.mark.parametrize('name', ['images/c.png', 'masks/c.png'])
