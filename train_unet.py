@@ -2081,13 +2081,16 @@ def ways_to_split(stems, lists, root, parts):
         if folder in halved and re.search('(?i)train[-_]?val', name):  # it repeats train.txt and val.txt
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
-        with contextlib.suppress(OSError):
-            for line in Path(root, folder, name).read_text('utf-8-sig', 'replace').splitlines():
-                first = re.split('[,;\t]', line)[0]
-                words = [first] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
-                found = {tail_of(word.strip(' "'), parts) for word in words}
-                for stem in found if found & known else found | {tail_of(first.strip(' "'), parts)}:
-                    listed[stem] = split if listed.get(stem, split) == split else None
+        try:
+            text = Path(root, folder, name).read_text('utf-8-sig', 'replace')
+        except OSError as error:                                       # else chance would split them
+            raise DataError(f'{Path(root, folder, name)}: cannot be read: {error.strerror}') from None
+        for line in text.splitlines():
+            first = re.split('[,;\t]', line)[0]
+            words = [first] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
+            found = {tail_of(word.strip(' "'), parts) for word in words}
+            for stem in found if found & known else found | {tail_of(first.strip(' "'), parts)}:
+                listed[stem] = split if listed.get(stem, split) == split else None
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
 
 

@@ -1916,6 +1916,18 @@ def test_lists_of_a_split_may_hold_dots_and_folders(tmp_path, names, line):
     assert rows == {f'{name}.png' for name in names[8:]}
 
 
+def test_a_text_file_that_cannot_be_read_does_not_leave_the_split_to_chance(tmp_path, monkeypatch):
+    fill(tmp_path, [f'images/{n}.png' for n in range(8)], [f'masks/{n}.png' for n in range(8)])
+    (tmp_path / 'train.txt').write_text('0\n1\n2\n3\n4\n')
+    (tmp_path / 'val.txt').write_text('5\n6\n7\n')
+    assert split_sizes(inspect(tmp_path)[1])[:2] == [5, 3]
+    def refuse(path, *how):
+        raise PermissionError(13, 'Permission denied', str(path))
+    monkeypatch.setattr(Path, 'read_text', refuse)
+    with pytest.raises(DataError, match='train.txt: cannot be read: Permission denied'):
+        inspect(tmp_path)
+
+
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
