@@ -6651,6 +6651,7 @@ class Run:
             if path.is_symlink() or path.exists() and not path.is_file():
                 raise UserError(f'{path}: is no file of ours but a link, a pipe or a folder; remove it')
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.after.enter_context(contextlib.suppress(OSError))         # the folder may be gone when it ends
         try:
             self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
         except Timeout:
@@ -6658,7 +6659,6 @@ class Run:
             raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
         except NotImplementedError:                                    # a drive without locks: no second run is refused
             pass
-        self.after.enter_context(contextlib.suppress(OSError))         # the folder may be gone when it ends
         self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
         self.holder.write_text(self.name)
         for left_over in self.folder.glob('.*.tmp'):                   # of a run that was killed in mid-save

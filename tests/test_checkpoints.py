@@ -1328,6 +1328,28 @@ def test_a_drive_that_knows_no_locks_takes_runs_all_the_same(monkeypatch):
     assert train_own(resume='run', run_dir='auto', num_epochs=4).history[-1]['epoch'] == 4
 
 
+@pytest.mark.parametrize('place', ['zipfile.ZipFile.testzip', 'torch.load'])
+def test_a_drive_that_fails_at_a_checkpoint_is_told_with_its_name(monkeypatch, place):
+    """A sound file was called no checkpoint of this program, or only the error was told."""
+    train_own()
+    def fail(*how, **named):
+        raise OSError(errno.EIO, 'Input/output error')
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(OSError, match='^run/best.pt: cannot be read: Input/output error$'):
+        tu.load_checkpoint('run/best.pt')
+
+
+def test_a_drive_that_fails_as_the_lock_is_given_back_does_not_undo_the_run(monkeypatch):
+    """The command ended with 2 and 'a file: Input/output error' after all was saved."""
+    from filelock import FileLock
+    real = FileLock.release
+    def give_back(lock, *how, **named):
+        real(lock, *how, **named)
+        raise OSError(errno.EIO, 'Input/output error')
+    monkeypatch.setattr('filelock.FileLock.release', give_back)
+    assert train_own().is_saved
+
+
 def test_a_run_folder_in_use_is_not_continued_by_accident(small_set):
     tu.train(**SMALL)
     before = final()
