@@ -5929,8 +5929,8 @@ def verify_checkpoint(path):
 
 def load_checkpoint(path):
     """A verified checkpoint -> dict. Never unpickles objects. Raises OSError for a damaged or hostile file."""
-    verify_checkpoint(path)
     try:
+        verify_checkpoint(path)
         content = torch.load(path, map_location='cpu', weights_only=True)
         if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
                 or not isinstance(content['config'], dict):
@@ -5939,6 +5939,8 @@ def load_checkpoint(path):
         return content
     except pickle.UnpicklingError:                                     # torch's words advise to load it nevertheless
         raise OSError(f'{path} holds more than tensors and plain values, which could run code: not loaded') from None
+    except OSError as error:                                           # the drive failed, or as verified
+        raise OSError(f'{path}: cannot be read: {error.strerror}' if error.errno else str(error)) from None
     except UNREADABLE as error:
         raise OSError(f'{path} is no checkpoint of this program: {in_words(error)}') from None
 
