@@ -8970,7 +8970,7 @@ def export(run, format='onnx', output=None, half=False):
                 worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
                 break
             except OSError as error:                                   # not the name of what is thrown away
-                raise OSError(error.errno, error.strerror, str(path)) from None
+                raise OSError(error.errno or errno.EIO, error.strerror or in_words(error), str(path)) from None
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 sizes = 'all sizes' if is_free else 'one size'
                 faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')
@@ -9148,15 +9148,15 @@ def export_smp(model, path, half, is_free):
         weight.data = weight.data.half() if weight.ndim > 1 else weight.data   # those of norms weigh little, and decide
     import safetensors                                                 # smp needs it
 
-    try:
-        model.network.save_pretrained(path)
-    except safetensors.SafetensorError as error:                       # such as a full disk
-        raise OSError(errno.EIO, str(error)) from None
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]
-    write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
-    model.network = smp.from_pretrained(path).float()
+    try:
+        model.network.save_pretrained(path)
+        write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
+        model.network = smp.from_pretrained(path).float()
+    except safetensors.SafetensorError as error:                       # such as a full disk, or too little memory
+        raise OSError(errno.EIO, str(error)) from None
     return model.eval()
 
 

@@ -11,12 +11,14 @@ import shutil
 import types
 import warnings
 import zipfile
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import onnxruntime
 import PIL.Image
 import pytest
+import safetensors
 import segmentation_models_pytorch as smp
 import torch
 from torch import nn
@@ -320,6 +322,15 @@ def test_a_disk_that_is_full_ends_an_export_in_words(two, tmp_path, form):
     said = (tmp_path / 'said').read_text()
     assert process.exitcode == 2 and 'File too large' in said and 'Traceback' not in said and str(path) in said, said
     assert not [*(tmp_path / 'new').rglob('*.*t*')]
+
+
+@pytest.mark.parametrize('fault', [safetensors.SafetensorError('Cannot allocate memory (os error 12)'),
+                                   OSError('Cannot allocate memory (os error 12)')])
+def test_too_little_memory_to_read_an_export_back_is_told_in_words(two, tmp_path, monkeypatch, fault, capsys):
+    """A traceback, and '[Errno None] None'."""
+    monkeypatch.setattr(smp, 'from_pretrained', Mock(side_effect=fault))
+    assert tu.main(['export', str(two[0]), 'format=smp', '-o', str(tmp_path / 'new' / 'm')]) == 2
+    assert 'm: Cannot allocate memory' in capsys.readouterr().err and not [*(tmp_path / 'new').iterdir()]
 
 
 @pytest.mark.parametrize('name, half, told', [('m.onnx', False, 'ends in .pt2'), ('m.pt2', True, 'half=True')])
