@@ -793,6 +793,7 @@ def find_fault(key, value):
 
 if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
     try:
+        os.getcwd()
         parse_command(sys.argv[1:])
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -800,6 +801,9 @@ if __name__ == '__main__':         # --help and wrong settings are answered befo
     except BrokenPipeError:        # --help | head: the rest has no reader; Python's flush at exit would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except FileNotFoundError:      # MKL would end the program: Cannot load libtorch_cpu.so
+        print('the current folder was deleted: change to another', file=sys.stderr)
+        sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # else importing it asks a server for a newer version
 

@@ -44,6 +44,13 @@ def test_help_names_every_key_command_and_preset_without_torch(command_line):
     assert [word for word in (*tu.COMMANDS, *(path.stem for path in PRESETS)) if word not in done.stdout] == []
 
 
+def test_a_current_folder_that_was_deleted_is_told(tmp_path):
+    """MKL ended the program: Cannot load libtorch_cpu.so."""
+    words = ['sh', '-c', 'mkdir gone && cd gone && rmdir ../gone && "$@"', 'sh', sys.executable, ROOT / 'train_unet.py']
+    done = subprocess.run([*words, 'predict', '/run', '/images'], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, 'the current folder was deleted: change to another')
+
+
 def test_a_script_without_its_presets_says_so(command_line, tmp_path):
     script = shutil.copy(ROOT / 'train_unet.py', tmp_path / 'my_trainer.py')
     told = [subprocess.run([sys.executable, script, *words], env={**os.environ, 'PYTHONPATH': str(tmp_path / 'stub')},
