@@ -9154,7 +9154,9 @@ def export_smp(model, path, half, is_free):
 
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
-             'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB'}    # smp divides by 255 for [0, 1]
+             'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB',    # smp divides by 255 for [0, 1]
+             'padding': f'zeros below and right of the normalised image, to sides that are multiples of {model.stride}; '
+                         'logits are cut back to the size before'}
     try:
         model.network.save_pretrained(path)
         write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())

@@ -225,6 +225,18 @@ def test_half_smp_is_half_as_large_and_says_what_it_needs(three, tmp_path):
     assert sizes[1] < 0.65 * sizes[0]
 
 
+def test_a_folder_of_smp_says_how_images_of_odd_sizes_are_padded(three, tmp_path):
+    """smp's networks take them without a word, and give other logits."""
+    tu.export(three[0], 'smp', tmp_path / 'out')
+    facts = json.loads((tmp_path / 'out' / 'preprocessing.json').read_text())
+    step = int(re.search(r'multiples of (\d+)', facts['padding'])[1])
+    image = torch.randint(0, 256, (1, 3, 50, 77), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(facts[key]).view(1, 3, 1, 1) for key in ('mean', 'std'))
+    padded = torch.nn.functional.pad((image / 255 - mean) / std, (0, -77 % step, 0, -50 % step))
+    network = smp.from_pretrained(tmp_path / 'out').eval()
+    assert_same_logits(three[0], lambda images: network(padded)[..., :50, :77], [image])
+
+
 def test_what_half_export_says_is_the_difference_to_the_trained_network(three, tmp_path, capsys):
     """Not to the weights that were rounded already."""
     tu.export(three[0], 'smp', tmp_path / 'out', half=True)
