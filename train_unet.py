@@ -8540,7 +8540,7 @@ def replace_threshold(model, threshold, save):
     if (classes := model.config['num_classes']) > 2:
         raise UserError(f'threshold={shown(threshold)}: is for two classes; this run has {classes}, leave it out',
                         'nothing to predict')
-    if not (type(threshold) is float and 0 < threshold < 1):
+    if not (isinstance(threshold, float) and 0 < threshold < 1):          # NumPy's float64 is one
         raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1', 'nothing to predict')
     model.threshold = threshold
     if save == 'probability':

@@ -394,6 +394,8 @@ def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_pat
     mask = np.array(PIL.Image.open(tmp_path / '001.png'))
     assert np.array_equal(mask == 255, chance > middle) and 0 < (mask == 255).mean() < 1
     assert tu.load(run).threshold == stored
+    assert tu.predict(run, file, tmp_path / 'numpy', threshold=np.float64(level)) == 0     # as np.linspace gives it
+    assert np.array_equal(np.array(PIL.Image.open(tmp_path / 'numpy' / '001.png')), mask)
     assert 'threshold has no effect' not in capsys.readouterr().out
     assert tu.main(['predict', str(run), file, '-o', str(tmp_path), 'threshold=0.4', 'save=probability']) == 0
     assert 'threshold has no effect: save=probability' in capsys.readouterr().out
