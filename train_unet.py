@@ -8760,7 +8760,7 @@ def inspect_other(model):
     """Inspect data that a model was not trained on -> Data; prints it, and how it differs from the training's.
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     data = inspect_data(model.config)
-    of_training = '^no validation|^val_fraction=0:|oversample_foreground='
+    of_training = '^no validation|^no training mask|^val_fraction=0:|oversample_foreground='
     data.notes = [note for note in data.notes if not re.search(of_training, note)]
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)

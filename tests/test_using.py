@@ -955,6 +955,18 @@ def test_evaluate_says_nothing_of_how_often_images_come_in_training(own, tmp_pat
     assert 'they come more' not in said and 'no validation images' not in said
 
 
+def test_evaluate_says_nothing_of_classes_that_training_would_lack(three, tmp_path, capsys):
+    """Other data without splits are no training images, though all of them count as train."""
+    data = tmp_path / 'other'
+    shutil.copytree(three[1], data)
+    for path in (data / 'masks').rglob('*.png'):
+        mask = np.array(PIL.Image.open(path))
+        PIL.Image.fromarray(np.where(mask == 1, 0, mask).astype(np.uint8)).save(path)
+    assert tu.main(['evaluate', str(three[0]), f'data={data}']) == 0
+    said = capsys.readouterr().out
+    assert 'class' in said and 'no training mask' not in said
+
+
 def test_evaluate_says_nothing_of_a_val_fraction_that_nobody_typed(own, tmp_path, capsys):
     data = draw_set(tmp_path / 'other', count=8, seed=1)
     for path in sorted(data.glob('*/*.png')):
