@@ -5012,7 +5012,7 @@ class SegmentationModel(nn.Module):
             self.register_buffer(name, value.expand(config['in_channels']).reshape(1, -1, 1, 1).clone())
 
     def forward(self, images):
-        if self.config['image_dtype'] != 'uint8' and not images.is_floating_point():
+        if self.config['image_dtype'] != 'uint8' and images.dtype in (torch.uint8, torch.uint16):
             images = images.to(torch.float32) / torch.iinfo(images.dtype).max      # as in convert_pixels
         images = (images.to(torch.float32) - self.mean) / self.std
         is_last = self.config['channels_last'] and images.device.type != 'mps'         # see laid_out

@@ -90,6 +90,16 @@ def test_the_network_sees_normalised_channels_padded_with_the_mean():
     assert seen[0][..., 33:, :].abs().max() == 0 and seen[0][..., 20:].abs().max() == 0
 
 
+@pytest.mark.parametrize('dtype', ['uint8', 'uint16', 'int16', 'int32'])
+def test_a_network_of_deep_images_scales_a_tensor_as_it_scales_an_array(dtype):
+    """Signed numbers (a CT in Hounsfield units) stay as stored: they had been divided by the largest of their type."""
+    config = {**BASE, 'in_channels': 1, 'image_dtype': 'float32'}
+    model = tu.SegmentationModel(nn.Identity(), tu.CONFIG | config)
+    array = (torch.arange(64 * 64).reshape(64, 64) % 256).to(getattr(torch, dtype))
+    wanted = torch.from_numpy(tu.convert_pixels(array.numpy(), 'x', model.config)[..., 0])
+    torch.testing.assert_close(model(array[None, None])[0, 0], wanted)
+
+
 def test_padding_is_taken_off_where_it_was_put_on():
     model, images = build().eval(), pictures(2, 3, 33, 47)
     whole = model(F.pad(images, (0, 17, 0, 31)))
