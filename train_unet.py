@@ -9124,9 +9124,11 @@ def export_facts(model):
             'input': ('RGB, ' if config['in_channels'] == 3 else '') + (
                 'float32; 8-bit images divided by 255, 16-bit ones by 65535, others as stored'
                 if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored"),
-            'note': 'images are shrunk by area (cv2.INTER_AREA), then sides that grow, and logits, bilinearly; ' *
-                    (config['size_policy'] == 'resize') + 'logits above log(t / (1 - t)), t the threshold, are '
-                    'foreground if there is one, else the largest is the class'}
+            'note': ('images are shrunk by area (cv2.INTER_AREA), then sides that grow, and logits, bilinearly; '
+                     if config['size_policy'] == 'resize' else 'predict blends the logits of overlapping tiles of '
+                     'image_size, those of a whole image differ a little; ') +
+                    'logits above log(t / (1 - t)), t the threshold, are foreground if there is one, else the largest '
+                    'is the class'}
 
 
 def export_pt2(model, path, half, is_free):
@@ -9155,8 +9157,8 @@ def export_smp(model, path, half, is_free):
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB',    # smp divides by 255 for [0, 1]
-             'padding': f'zeros below and right of the normalised image, to sides that are multiples of {model.stride}; '
-                         'logits are cut back to the size before'}
+             'padding': f'zeros below and right of the normalised image, to multiples of {model.stride}; logits are '
+                        'cut back to the size before'}
     try:
         model.network.save_pretrained(path)
         write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())

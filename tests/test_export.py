@@ -80,6 +80,15 @@ def pt2_of_three(three, tmp_path_factory):
     return path, ' '.join(str(one.message) for one in told)
 
 
+@pytest.mark.parametrize('policy, told', [('resize', 'INTER_AREA'), ('crop', 'overlapping tiles'),
+                                          ('pad', 'overlapping tiles')])
+def test_what_a_file_tells_of_how_predict_treats_sizes(two, policy, told):
+    model = tu.load(two[0], 'cpu')
+    model.config['size_policy'] = policy
+    note = tu.export_facts(model)['note']
+    assert [words for words in ('INTER_AREA', 'overlapping tiles') if words in note] == [told]
+
+
 # --- onnx -----------------------------------------------------------------------------
 
 
