@@ -8567,6 +8567,8 @@ def list_inputs(inputs, output):
     inputs = [inputs] if is_one else list(inputs)
     if not all(isinstance(item, (str, os.PathLike)) for item in inputs):
         raise UserError('images are paths here; an array is for load(RUN).predict(array)', 'nothing to predict')
+    if not inputs:
+        raise UserError('the list of images is empty', 'nothing to predict')
     for item in map(os.path.expanduser, inputs):
         places = [item] if os.path.exists(item) else sorted(glob.glob(item, recursive=True))
         found = {place: os.path.basename(place) for place in places if os.path.isfile(place)}

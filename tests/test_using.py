@@ -315,6 +315,12 @@ def test_a_file_typed_by_name_is_tried_whatever_its_suffix(two, tmp_path, capsys
     assert said.startswith('0 masks') and 'Next' not in said
 
 
+def test_an_empty_list_of_images_is_an_error(two, tmp_path):
+    """As glob.glob gives it for a folder that is spelt wrong."""
+    with pytest.raises(tu.UserError, match='the list of images is empty'):
+        tu.predict(two[0], [], tmp_path)
+
+
 def test_a_folder_without_images_is_an_error(two, tmp_path):
     (tmp_path / 'empty').mkdir()
     image = str(two[1] / 'images' / '001.png')
