@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -206,7 +207,7 @@ def test_the_hub_is_asked_for_weights_alone_and_not_in_vain(monkeypatch):
     from huggingface_hub import constants
 
     def connect(*_, **__):
-        asked.append(1)
+        asked.append(sys._getframe(1).f_code.co_name)
         raise OSError('no network')
 
     asked, of = [], {'encoder': 'resnet18', 'encoder_weights': 'ssl', 'in_channels': 3}
@@ -218,7 +219,7 @@ def test_the_hub_is_asked_for_weights_alone_and_not_in_vain(monkeypatch):
     with pytest.raises(tu.ConfigError, match='out of reach'):
         build(**of)
     tu.encoder_statistics(of)
-    assert len(asked) == 2
+    assert asked.count('asking_hub') == 2                              # smp 0.5 has an address of its own too
     monkeypatch.setattr(tu.urllib.request, 'getproxies', lambda: {'https': 'http://proxy:3128'})
     with tu.asking_hub():
         assert not constants.HF_HUB_OFFLINE
