@@ -226,7 +226,7 @@ def test_the_hub_is_asked_for_weights_alone_and_not_in_vain(monkeypatch):
     monkeypatch.setattr(tu.urllib.request, 'getproxies', dict)
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
     with tu.asking_hub():
-        assert len(asked) == 2
+        assert asked.count('asking_hub') == 2
     monkeypatch.setattr('segmentation_models_pytorch.encoders.get_preprocessing_params',
                         lambda *what: {'mean': [1, 1, 1], 'std': [1, 1, int(what == ('resnet18', 'ssl'))]})
     assert tu.encoder_statistics(of) == [[255] * 3, [255] * 3]
