@@ -7547,7 +7547,9 @@ def usual_settings():
     with contextlib.ExitStack() as settings, torch.inference_mode(False), torch.enable_grad():
         settings.callback(set_random_states, random_states())
         settings.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
-        settings.callback(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode())
+        mode = torch.get_deterministic_debug_mode()
+        settings.callback(lambda: torch.get_deterministic_debug_mode() == mode         # the compiler's switch too
+                          or torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1))
         settings.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
         for kind in ('cpu', choose_device('auto').type) * is_open:

@@ -16,6 +16,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 
 import train_unet as tu
@@ -224,7 +225,8 @@ def test_what_a_notebook_has_set_changes_no_check_and_no_tune_and_stays(command,
 
     def state():
         return (torch.is_grad_enabled(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
-                torch.backends.cudnn.benchmark, torch.get_rng_state().tolist(), random.getstate())
+                torch.backends.cudnn.benchmark, torch.get_rng_state().tolist(), random.getstate(),
+                getattr(torch._inductor.config, 'deterministic', None))
 
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
