@@ -844,6 +844,14 @@ def test_pictures_cut_out_on_white_are_offered_all_but_white(tmp_path):
     assert all(((mask_of(data, config, str(n)) > 0) == disc).all() for n in range(4))
 
 
+def test_ids_without_a_0_are_not_offered_nonzero(tmp_path):
+    """Of Voronoi cells, or on a background of 1: it would make foreground of everything."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', 1 + np.arange(64 * 64).reshape(64, 64) // 64 + 48 * n)
+    assert 'nonzero' not in str(ask(tmp_path))
+
+
 def test_a_dark_colour_beside_black_is_a_class(tmp_path):
     """A class drawn in #232323, with soft edges: as near to black as noise may be, but far too much of it."""
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
