@@ -3397,8 +3397,7 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     what = 'colours' if colours else 'values'
     lines = [list_values(values, images, plain, special)] + many * [
         'so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like photographs']
-    noisy, has_main = has_soft_edges(plain, areas) or lossy and not colours, False
-    usual = max(plain, key=values.get)
+    noisy, has_main, usual = has_soft_edges(plain, areas) or lossy and not colours, False, max(plain, key=values.get)
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
         reach = 48 if colours else 16
@@ -3419,8 +3418,9 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         and 2 * sum(images[code] == 1 for code in filled) > len(filled)
     if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
-    elif many and not lossy and usual == COLOUR + 0xffffff:
-        lines.append('if all but white is foreground, as in pictures cut out on white, type mask_values="<255"')
+    elif many and not lossy and (usual == COLOUR + 0xffffff or 0 < usual == plain[0] < COLOUR):
+        ground = 'white is foreground, as in pictures cut out on white,' if colours else f'{usual} is foreground'
+        lines.append(f'if all but {ground} type mask_values="{"<255" if colours else f">{usual}"}"')
     elif (not lossy or max(values) <= 127) and plain[:1] in ([0], [COLOUR]):
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''

@@ -496,7 +496,7 @@ def test_a_batch_for_which_shared_memory_has_no_room_ends_its_worker_at_once(mon
     def fail(*how):
         raise RuntimeError('unable to allocate shared memory(shm): No space left on device (28)')
     monkeypatch.setattr(torch.UntypedStorage, '_share_fd_cpu_', fail)
-    monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 5)
+    monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 30)
     with pytest.raises(tu.UserError, match='exited unexpectedly'):
         train(None, Samples(12), num_workers=1)
     said = capfd.readouterr().err

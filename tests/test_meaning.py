@@ -852,6 +852,17 @@ def test_ids_without_a_0_are_not_offered_nonzero(tmp_path):
     assert 'nonzero' not in str(ask(tmp_path))
 
 
+def test_ids_on_a_ground_of_1_are_offered_all_above_it(tmp_path):
+    cells = np.arange(64 * 64).reshape(64, 64) // 64
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', np.where(cells < 40, 1, cells + 64 * n), 'I;16')
+    error = ask(tmp_path)
+    config, data = inspect(tmp_path, **typed(offered(error, 'mask_values=">1"')))
+    assert 'nonzero' not in str(error) and all(((mask_of(data, config, str(n)) > 0) == (cells >= 40)).all()
+                                               for n in range(6))
+
+
 def test_a_dark_colour_beside_black_is_a_class(tmp_path):
     """A class drawn in #232323, with soft edges: as near to black as noise may be, but far too much of it."""
     folder, _ = coded_set(tmp_path / 'set', [0, 1])
