@@ -5053,8 +5053,7 @@ class SegmentationModel(nn.Module):
 def refuse_other(logits, channels=None):
     """ConfigError for what is no tensor of logits (B, K, H, W), K being `channels` if given."""
     if not torch.is_tensor(logits) or logits.ndim != 4 or not logits.is_floating_point():
-        what = f'tensor {tuple(logits.shape)}' if torch.is_tensor(logits) else type(logits).__name__
-        what += '' if not torch.is_tensor(logits) or logits.is_floating_point() else f', {logits.dtype}'
+        what = f'tensor {tuple(logits.shape)}, {logits.dtype}' if torch.is_tensor(logits) else type(logits).__name__
         raise ConfigError(f'model: gives a {what}; wanted are the logits alone, a tensor (B, K, H, W): give a module '
                           "that returns its part, such as network(images)['out'] (in training it may give all parts, "
                           'to a loss_fn of your own)')

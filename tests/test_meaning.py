@@ -844,6 +844,17 @@ def test_pictures_cut_out_on_white_are_offered_all_but_white(tmp_path):
     assert all(((mask_of(data, config, str(n)) > 0) == disc).all() for n in range(4))
 
 
+@pytest.mark.parametrize('suffix, colours', [('jpg', 200), ('png', 3)])
+def test_all_but_white_is_not_offered_where_noise_is_near_white_or_the_colours_are_few(tmp_path, suffix, colours):
+    disc = (np.mgrid[:64, :64] ** 2).sum(0) < 1000
+    for n in range(4):
+        drawn = np.random.default_rng(n).integers(0, colours, (64, 64, 1)) * (180 // colours) + np.array([20, 40, 60])
+        save(tmp_path / f'images/{n}.png', np.zeros((64, 64, 3)) + n)
+        save(tmp_path / f'masks/{n}.{suffix}', np.where(disc[..., None], drawn, 255))
+    error = str(ask(tmp_path))
+    assert '<255' not in error and 'mask_values=' in error
+
+
 def test_ids_without_a_0_are_not_offered_nonzero(tmp_path):
     """Of Voronoi cells, or on a background of 1: it would make foreground of everything."""
     for n in range(4):
