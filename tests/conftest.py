@@ -153,8 +153,8 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def without_pictures(request, monkeypatch):
-    """To draw curves.png and samples.png takes a sixth of a tiny training; those of the fixtures two and three are drawn.
-    What evaluate draws has an image in it: the tests of what comes out of a run look at that."""
+    """To draw curves.png and samples.png takes nearly a third of a tiny training; those of the fixtures two and
+    three are drawn. What evaluate draws has an image in it: the tests of what comes out of a run look at that."""
     from matplotlib.figure import Figure
 
     def savefig(figure, file, real=Figure.savefig, **how):
