@@ -816,7 +816,7 @@ def test_only_images_like_those_of_pretrained_weights_get_their_statistics(small
     assert len(config['mean']) == len(more.get('mean', [0] * config['in_channels']))
 
 
-@pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30)])
+@pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30), (64, 16), (60, 15)])
 def test_masks_that_shrink_stay_where_their_images_are(old, new):
     """The nearest pixel of two is always the second one: masks would lie half a pixel beside their images."""
     shifts = []
