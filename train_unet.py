@@ -4705,6 +4705,8 @@ def collate(samples):
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
     batch['image'] = torch.stack(batch['image']).contiguous(memory_format=torch.channels_last)
     batch['mask'] = torch.stack(batch['mask'])
+    if 'full_mask' in batch:           # sending moves them into shared memory; what a worker keeps would hold that open
+        batch['full_mask'] = [mask.clone() for mask in batch['full_mask']]
     return batch | {key: torch.tensor(batch[key]) for key in ('index', '_left_out')}
 
 

@@ -390,6 +390,16 @@ def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkey
         fresh[0]
 
 
+def test_what_a_worker_keeps_takes_no_shared_memory_and_no_open_file(small_set):
+    """Each validation mask that was sent stayed open in its worker: with a thousand of them, or 64 MiB, it died."""
+    data, _ = dataset(small_set, 'val', cache_images=True)
+    for _ in range(2):                                                 # as read, and as kept
+        sent = train_unet.collate([data[0]])['full_mask'][0]
+        assert torch.equal(sent, data.kept[0]['full_mask'])
+        sent.share_memory_()                                           # as a worker's queue does
+    assert not any(torch.is_tensor(value) and value.is_shared() for value in data.kept[0].values())
+
+
 # --- windows --------------------------------------------------------------------------
 
 
