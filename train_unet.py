@@ -7400,12 +7400,29 @@ def load_batches(dataset, batches, config, device):
     any: a file that it opens at its first sample, if opened here, would be shared by all workers forked later."""
     workers = min(1, config['num_workers']) if isinstance(dataset, Plain) else 0
     config, rows = config | {'num_workers': workers}, [batch.tolist() for batch in batches]
+    with served_by(build_loader(dataset, config, device, batch_sampler=rows)) as loader:
+        return [*loader]
+
+
+@contextlib.contextmanager
+def served_by(loader):
+    """A loader whose workers end with the block, for what does not start them again. UserError where they die."""
     try:
-        return [*build_loader(dataset, config, device, batch_sampler=rows)]
-    except (RuntimeError, AttributeError, TypeError, pickle.PicklingError) as error:
-        if not workers or not re.search(r'DataLoader worker \(|pickle|local object', str(error)):
+        yield loader
+    except (RuntimeError, AttributeError, TypeError, EOFError, OSError, pickle.PicklingError) as error:
+        if not loader.num_workers or not (workers_failed(error) or re.search('pickle|local object', str(error))):
             raise
         raise UserError([in_words(error), advice_on_workers(error)], 'the data workers die') from error
+    finally:
+        stop_workers(loader)
+
+
+def workers_failed(error):
+    """Whether an error tells that data workers died, hang or cannot be started, for want of memory, processes or open
+    files."""
+    return isinstance(error, (EOFError, ConnectionError)) or isinstance(error, RuntimeError) and re.search(
+        r'DataLoader (worker \(|timed out)|^Too many open files', str(error)) or \
+        getattr(error, 'errno', None) in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE)
 
 
 def advice_on_workers(error):
@@ -7875,9 +7892,8 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             break
         except (DataError, OneTooLarge, MemoryError) as error:         # a file is broken, or memory ran out
             end_with_advice(error, state, config, run)
-        except (RuntimeError, EOFError, ConnectionError) as error:
-            lost_pipe = config['num_workers'] and not isinstance(error, RuntimeError)
-            has_died = lost_pipe or re.search(r'DataLoader (worker \(|timed out)', str(error))
+        except (RuntimeError, EOFError, OSError) as error:
+            has_died = config['num_workers'] and workers_failed(error)
             is_validating, deaths = state.window == loader.batch_sampler.num_windows, deaths + 1
             if has_died and deaths > 3 or is_out_of_memory(error):
                 end_with_advice(error, state, config, run)
@@ -7885,7 +7901,8 @@ def fit(state, loader, val_loader, loss_fn, config, run):
                 raise
             stop_workers(loader, val_loader)                           # new ones begin at the next window
             if not run.asked:                                          # else a signal to the job ended them
-                log.warning('%s; starting the workers again (%d of 3)', ' '.join(str(error).split())[:200], deaths)
+                words = ' '.join(str(error).split())[:200] or in_words(error)
+                log.warning('%s; starting the workers again (%d of 3)', words, deaths)
 
 
 def end_with_advice(error, state, config, run):
@@ -9260,13 +9277,14 @@ def print_settings(config, sources, why):
 def show_first_batch(dataset, config, device):
     """Print the shapes of the first batch and how fast batches load, and draw it -> the path of the picture."""
     sampler = WindowSampler(len(dataset), config, rarity=dataset.rarity)
-    loader = build_loader(dataset, config, device, batch_sampler=sampler)
     begun, images, first = time.monotonic(), 0, None
-    for batch in loader:
-        first, images = first or batch, images + len(batch['image'])
-        if time.monotonic() - begun > 5:
-            break
-    speed, classes = images / (time.monotonic() - begun), sorted(set(first['mask'].unique().tolist()) - {IGNORE})
+    with served_by(build_loader(dataset, config, device, batch_sampler=sampler)) as loader:
+        for batch in loader:
+            first, images = first or batch, images + len(batch['image'])
+            if time.monotonic() - begun > 5:
+                break
+        speed = images / (time.monotonic() - begun)
+    classes = sorted(set(first['mask'].unique().tolist()) - {IGNORE})
     print(f'first batch: image {tuple(first["image"].shape)} {first["image"].dtype}, '
           f'mask {tuple(first["mask"].shape)} with the classes {classes}\n'
           f'loading: {speed:.3g} images/s with {config["num_workers"]} workers, uncached')
@@ -9428,18 +9446,17 @@ def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
     effective = config['batch_size'] * config['accumulation_steps']
     count = min(len(dataset), max(200, 2 * effective)) // effective * effective        # windows of one length
     sampler = WindowSampler(count or len(dataset), config)
-    loader = build_loader(dataset, config, candidate.state.device, batch_sampler=sampler)
-    for _ in loader:
-        pass
-    steps, begun, busy = windows(loader, sampler), 0.0, 0.0
-    for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
-        _, window = next(steps)
-        begun = begun or time.monotonic()                              # without the start of the workers
-        busy += timed_step(candidate, window, loss_fn, config)
-        if time.monotonic() - begun > seconds:
-            break
-    share = 1 - busy / (time.monotonic() - begun)
-    stop_workers(loader)
+    with served_by(build_loader(dataset, config, candidate.state.device, batch_sampler=sampler)) as loader:
+        for _ in loader:
+            pass
+        steps, begun, busy = windows(loader, sampler), 0.0, 0.0
+        for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
+            _, window = next(steps)
+            begun = begun or time.monotonic()                          # without the start of the workers
+            busy += timed_step(candidate, window, loss_fn, config)
+            if time.monotonic() - begun > seconds:
+                break
+        share = 1 - busy / (time.monotonic() - begun)
     print(f'waiting for data: {share:.1%} of the time of {number + 1} steps in {candidate.name}, '
           f'num_workers={config["num_workers"]}')
 

@@ -490,6 +490,32 @@ def test_workers_that_always_die_end_the_run(two_minutes, platform, advice, monk
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
 
 
+@pytest.mark.parametrize('error', [BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable'),
+                                   OSError(errno.ENOMEM, 'Cannot allocate memory'),
+                                   RuntimeError('Too many open files. Communication with the workers is no longer')])
+def test_workers_that_cannot_be_started_are_tried_again_and_end_the_run_with_a_checkpoint(error, monkeypatch):
+    """Processes, memory or open files have run out: it said  a file: Resource temporarily unavailable."""
+    def begin(*given):                                                 # not in what is tried before the training
+        refused[:] = [error] * times
+        return fit(*given)
+
+    def start(process):
+        if refused:
+            raise refused.pop()
+        return usual(process)
+
+    fit, usual, refused, times = tu.fit, multiprocessing.process.BaseProcess.start, [], 0
+    monkeypatch.setattr(tu, 'fit', begin)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, 'start', start)
+    calm = train(None, Samples(12), num_workers=1, run_dir='calm')
+    times = 2
+    assert_same(train(None, Samples(12), num_workers=1, run_dir='twice').model.state_dict(), calm.model.state_dict())
+    times = 4
+    with pytest.raises(tu.UserError, match='the data workers die(.|\n)*fewer num_workers'):
+        train(None, Samples(12), num_workers=1)
+    assert os.path.exists('run/last.pt')
+
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='shared memory is /dev/shm')
 def test_a_batch_for_which_shared_memory_has_no_room_ends_its_worker_at_once(monkeypatch, capfd):
     """It was lost, with a traceback, and the run waited 300 seconds for it, four times."""

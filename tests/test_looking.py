@@ -3,10 +3,13 @@
 Run: python -m pytest tests/test_looking.py
 """
 import itertools
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -964,6 +967,17 @@ def test_why_nothing_is_kept_in_memory_is_told(small_set, capsys):
     assert re.search('cache_images +False +only resized images are kept', capsys.readouterr().out)
     assert train_unet.main(['check', f'data={small_set}', 'size_policy=crop', 'cache_images=True', *WORDS]) == 0
     assert 'cache_images=True keeps the validation images alone' in ''.join(capsys.readouterr())
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other platforms import the script anew in a worker')
+def test_check_tells_that_its_data_workers_die(small_set, monkeypatch, capsys):
+    """As those of a training do: there was a traceback."""
+    def die(data, key):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(train_unet.SegmentationDataset, '__getitem__', die)
+    assert train_unet.main(['check', f'data={small_set}', *WORDS, 'num_workers=1']) == 2
+    assert 'the data workers die' in capsys.readouterr().err and not multiprocessing.active_children()
 
 
 def test_check_says_where_each_setting_came_from(small_set, capsys):
