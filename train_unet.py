@@ -697,7 +697,7 @@ def idle(verb, overrides):
 def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
-        print(__doc__.split('The file, top to bottom')[0].rstrip())
+        print((__doc__ or '').split('The file, top to bottom')[0].rstrip())         # python -OO leaves none
         source = Path(__file__).read_text(encoding='utf-8')
         settings = source[source.index("'data':", source.index('CONFIG = {')) - 4:].partition('\n}\n')[0]
         print('\nSettings, with their defaults:\n')
@@ -930,6 +930,11 @@ def world():
     return World(dist.get_rank(), dist.get_world_size()) if several else World(0, 1)
 
 
+def is_follower():
+    """Whether torchrun started this process beside a first one. A RANK alone is left over from something else."""
+    return os.environ.get('WORLD_SIZE', '1') != '1' and os.environ.get('RANK', '0') != '0'
+
+
 def join_processes(config):
     """Under torchrun, meet the other processes -> the device of this one. However many they are, the effective batch
     stays that of the config, of which each takes an equal share; ConfigError if it cannot be shared evenly."""
@@ -954,7 +959,11 @@ def join_processes(config):
     if not dist.is_initialized():
         importlib.import_module('torch.distributed.nn.functional')     # later, its defaults would keep the group alive
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
-        dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
+        try:
+            dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
+        except ValueError as error:
+            raise ConfigError(f'WORLD_SIZE={count} is in the environment, but not all that torchrun sets beside it '
+                              f'({in_words(error)}): start with torchrun, or unset WORLD_SIZE') from None
         if device.type == 'cpu':
             atexit.register(leave_processes)
     return device
@@ -6839,7 +6848,7 @@ class ScreenHandler(logging.Handler):
     """Log lines above the progress bars; of several processes the first one speaks."""
 
     def emit(self, record):
-        if not world().rank and (world().size > 1 or os.environ.get('RANK', '0') == '0'):      # RANK: not joined yet
+        if not world().rank and (world().size > 1 or not is_follower()):          # it may not have joined yet
             say(clean(self.format(record)), sys.stdout)
 
 
@@ -9672,7 +9681,7 @@ def main(argv=None):
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
-        if os.environ.get('RANK', '0') != '0':                         # torchrun's first process does the rest alone
+        if is_follower():                                              # torchrun's first process does the rest alone
             return 0
         if verb == 'evaluate':
             evaluate(paths[0], **own, **overrides)

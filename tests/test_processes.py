@@ -371,9 +371,17 @@ def test_a_process_lets_the_others_threads_rest_before_it_forks_its_workers(monk
 
 def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
     words = [['evaluate', 'none'], ['predict', 'none', 'x.png'], ['export', 'none'], ['check', 'data=none']]
-    for rank, code in [('0', 2), ('1', 0)]:
-        monkeypatch.setenv('RANK', rank)
+    for rank, several, code in [('0', '2', 2), ('1', '2', 0), ('1', '1', 2), ('1', None, 2)]:
+        monkeypatch.setenv('RANK', rank)                               # alone it is no word of torchrun
+        monkeypatch.setenv('WORLD_SIZE', several) if several else monkeypatch.delenv('WORLD_SIZE')
         assert [train_unet.main(typed) for typed in words] == [code] * 4
+
+
+def test_a_number_of_processes_without_the_rest_is_told(monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(train_unet.ConfigError, match='RANK expected(.|\n)*unset WORLD_SIZE'):
+        train_unet.join_processes(train_unet.CONFIG | {'device': 'cpu', 'batch_size': 4})
 
 
 # --- what is refused ------------------------------------------------------------------
