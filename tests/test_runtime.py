@@ -555,14 +555,21 @@ def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
     assert train_unet.free_memory() == 5 * 2**30
 
 
-def test_files_that_a_container_has_read_do_not_count_as_used(monkeypatch):
+@pytest.mark.parametrize('limit, used', [('memory.max', 'memory.current'),
+                                         ('memory.limit_in_bytes', 'memory.usage_in_bytes')])      # cgroup v1
+def test_files_that_a_container_has_read_do_not_count_as_used(monkeypatch, limit, used):
     """They lie in the memory of its limit until it is wanted for something else."""
-    told = {'memory.max': str(8 * 2**30), 'memory.current': str(7 * 2**30),
+    def read(path, *_, **__):
+        if path.name not in told:
+            raise FileNotFoundError
+        return told[path.name]
+
+    told = {limit: str(8 * 2**30), used: str(7 * 2**30),
             'memory.stat': f'anon 5\nfile 9\ninactive_file {5 * 2**30}\nactive_file 1\n',
             'meminfo': 'MemAvailable: 99999999 kB'}
-    monkeypatch.setattr(Path, 'read_text', lambda path, *_, **__: told[path.name])
+    monkeypatch.setattr(Path, 'read_text', read)
     assert train_unet.free_memory() == 6 * 2**30
-    told['memory.max'] = 'max'
+    told[limit] = 'max' if limit == 'memory.max' else str(2**63 - 4096)
     assert train_unet.free_memory() == 99999999 * 1024
 
 
