@@ -1050,11 +1050,11 @@ def free_memory():
     with contextlib.suppress(OSError, TypeError, ValueError):           # TypeError: no such line
         free.append(int(re.search(r'MemAvailable:\s+(\d+)', Path('/proc/meminfo').read_text())[1]) * 1024)
     group = Path('/sys/fs/cgroup')
-    for limit, used, stat in [('memory.max', 'memory.current', 'memory.stat'),         # cgroup v2, and v1
+    for limit, used, rest in [('memory.max', 'memory.current', 'memory.stat'),         # cgroup v2, and v1
                               ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes', 'memory/memory.stat')]:
         with contextlib.suppress(OSError, TypeError, ValueError):      # 'max' is no number
-            cached = re.search(r'(?m)^inactive_file (\d+)', (group / stat).read_text())[1]
-            free.append(int((group / limit).read_text()) - int((group / used).read_text()) + int(cached))   # at need
+            cached = re.search(r'(?m)^inactive_file (\d+)', (group / rest).read_text())[1]        # given up at need
+            free.append(int((group / limit).read_text()) - int((group / used).read_text()) + int(cached))
     if not free:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)     # macOS: half, at a guess
