@@ -1025,9 +1025,10 @@ def common_hardware(hardware):
 
 def cpu_quota():
     """Cores that a container may keep busy (docker --cpus, Kubernetes), though it sees all of them; else inf."""
-    with contextlib.suppress(OSError, ValueError):                     # cgroup v2; 'max' is no number
-        quota, period = map(int, Path('/sys/fs/cgroup/cpu.max').read_text().split())
-        return max(1, quota // period)
+    for names in ['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']:       # cgroup v2, and v1
+        with contextlib.suppress(OSError, ValueError):                 # 'max' is no number
+            quota, period = map(int, ' '.join(Path('/sys/fs/cgroup', name).read_text() for name in names).split())
+            return max(1, quota // period) if quota > 0 else math.inf  # v1 has -1 for none
     return math.inf
 
 

@@ -505,17 +505,23 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize('text, cores, threads', [('150000 100000', 1, 1), ('20000 100000', 1, 1),
-                                                  ('300000 100000', 3, 2), ('max 100000', 16, 2), (None, 16, 2)])
-def test_a_container_keeps_only_so_many_cores_busy(monkeypatch, two_threads, text, cores, threads):
-    """The limit that docker --cpus sets, read where the kernel tells it."""
-    def read(path, *how, **named):
-        if str(path) != '/sys/fs/cgroup/cpu.max':
-            return usual(path, *how, **named)
-        if text is None:
-            raise FileNotFoundError(path)
-        return text + '\n'
+V1 = '/sys/fs/cgroup/cpu/cpu.cfs_quota_us', '/sys/fs/cgroup/cpu/cpu.cfs_period_us'
 
+
+@pytest.mark.parametrize('names, text, cores, threads', [
+    (['/sys/fs/cgroup/cpu.max'], '150000 100000', 1, 1), (['/sys/fs/cgroup/cpu.max'], '20000 100000', 1, 1),
+    (['/sys/fs/cgroup/cpu.max'], '300000 100000', 3, 2), (['/sys/fs/cgroup/cpu.max'], 'max 100000', 16, 2),
+    (V1, '150000 100000', 1, 1), (V1, '300000 100000', 3, 2), (V1, '-1 100000', 16, 2), ([], '', 16, 2)])
+def test_a_container_keeps_only_so_many_cores_busy(monkeypatch, two_threads, names, text, cores, threads):
+    """The limit that docker --cpus sets, read where the kernel tells it: cgroup v2 in one file, v1 in two."""
+    def read(path, *how, **named):
+        if not str(path).startswith('/sys/fs/cgroup/cpu'):
+            return usual(path, *how, **named)
+        if str(path) not in told:
+            raise FileNotFoundError(path)
+        return told[str(path)] + '\n'
+
+    told = dict(zip(names, [text] if len(names) < 2 else text.split()))
     usual = Path.read_text
     monkeypatch.setattr(Path, 'read_text', read)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(16)), raising=False)
