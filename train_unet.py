@@ -2344,8 +2344,8 @@ def flatness(path, config):
             return 0.8                                                 # passes for either
     try:
         codes = read_mask(path, config).ravel()
-    except DataError as error:                                         # fractions, many bands
-        return 0.8 if 'mask_values=alpha' in str(error) else 0         # a cut-out may be an image or a mask
+    except DataError as error:                                         # fractions, many bands; of what may be either
+        return 0.8 if re.search('mask_values=alpha|Git LFS', str(error)) else 0        # (a cut-out, a pointer) 0.8
     some = codes[::len(codes) // 2**18 + 1]
     return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 

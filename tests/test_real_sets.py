@@ -2145,3 +2145,14 @@ def test_older_masks_are_not_offered_first(tmp_path):
         for kind in ('old', 'final'):
             save(tmp_path / f'masks_{kind}/{n}.png', corner(n, n))
     assert 'masks_final' in typed_lines(ask(tmp_path))[0]
+
+
+def test_masks_that_are_pointers_hide_no_line(tmp_path):
+    """VCOD-CD: most of label/ are pointers of Git LFS, and no line was offered, nor anything said of them."""
+    for n in range(9):
+        for side in 'AB':
+            save(tmp_path / f'{side}/{n}.png', scene(10 * n + ord(side), 48))
+        (tmp_path / 'label').mkdir(exist_ok=True)
+        (tmp_path / f'label/{n}.png').write_text('version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n')
+    assert {*typed_lines(ask(tmp_path))} == {f'images="{side}" masks="label"' for side in 'AB'}
+    assert 'label/0.png: cannot be read: is a pointer of Git LFS' in str(ask(tmp_path, images='B', masks='label'))
