@@ -1696,8 +1696,9 @@ def unite_folders(images, masks):
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
     mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
-    if len(mixed) > 1.5 * len(groups):                                 # most hold a mask.png and its mask_color.png
-        return None
+    stems = {(mask.split, mask.rest, mask.stem) for mask in masks}
+    if len(mixed) > 1.5 * len(groups) or len(stems) < 0.75 * len(masks):       # most hold a mask.png and its
+        return None                                                    # mask_color.png, or each 1.bmp and its 1.png
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}
     if len(groups) < len(masks):
         rule += f', its masks united, such as {" and ".join(file.stem for file in max(groups.values(), key=len)[:2])}'

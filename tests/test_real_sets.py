@@ -2156,3 +2156,13 @@ def test_masks_that_are_pointers_hide_no_line(tmp_path):
         (tmp_path / f'label/{n}.png').write_text('version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n')
     assert {*typed_lines(ask(tmp_path))} == {f'images="{side}" masks="label"' for side in 'AB'}
     assert 'label/0.png: cannot be read: is a pointer of Git LFS' in str(ask(tmp_path, images='B', masks='label'))
+
+
+def test_a_picture_of_a_set_beside_its_folder_is_no_image_of_masks(tmp_path):
+    """segmentation_WBC: 'Dataset 1.png' shows samples of 'Dataset 1/', which holds 001.bmp and its mask 001.png."""
+    for part in (1, 2):
+        save(tmp_path / f'Dataset {part}.png', scene(part, 48))
+        for n in range(6):
+            save(tmp_path / f'Dataset {part}/{n:03}.bmp', scene(10 * part + n))
+            save(tmp_path / f'Dataset {part}/{n:03}.png', corner(n, 2))
+    assert 'mask_pattern="{stem}.png"' in ' '.join(typed_lines(ask(tmp_path)))
