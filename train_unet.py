@@ -4718,9 +4718,21 @@ def collate(samples):
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
     batch['image'] = torch.stack(batch['image']).contiguous(memory_format=torch.channels_last)
     batch['mask'] = torch.stack(batch['mask'])
-    if 'full_mask' in batch:           # sending moves them into shared memory; what a worker keeps would hold that open
-        batch['full_mask'] = [mask.clone() for mask in batch['full_mask']]
+    if 'full_mask' in batch and torch.utils.data.get_worker_info():
+        batch['full_mask'] = OfAWorker(batch['full_mask'])
     return batch | {key: torch.tensor(batch[key]) for key in ('index', '_left_out')}
+
+
+class OfAWorker(list):
+    """Tensors that leave a worker as one, and arrive as a list: each alone would take a file descriptor, of 1,024."""
+
+    def __reduce__(self):
+        return taken_apart, (torch.cat([tensor.flatten() for tensor in self]), [tensor.shape for tensor in self])
+
+
+def taken_apart(joined, shapes):
+    """A list of tensors of these shapes, views of the one that holds them all."""
+    return [part.view(shape) for part, shape in zip(joined.split([*map(math.prod, shapes)]), shapes)]
 
 
 def split_evenly(items, most):

@@ -621,6 +621,18 @@ def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monke
     train_unet.build_loader(images, config, torch.device('cpu'))
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
 
+
+def test_masks_of_a_batch_leave_a_worker_by_one_file_descriptor(small_set):
+    """Each was one of its own: 4 batches of 256 masks took 1,024, the usual limit, and the worker died."""
+    data, config = dataset(small_set, 'val', num_workers=1, cache_images=True)
+    loader = train_unet.build_loader(data, config, CPU, batch_sampler=[[0, 1]])
+    [batch] = loader
+    train_unet.stop_workers(loader)
+    first, second = batch['full_mask']
+    assert type(batch['full_mask']) is list and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert all(torch.equal(mask, data[row]['full_mask']) for row, mask in enumerate(batch['full_mask']))
+
+
 @pytest.mark.parametrize('workers', ['auto', 2])
 def test_a_process_of_a_pool_loads_its_own_data(small_set, monkeypatch, caplog, workers):
     """Ten settings in a multiprocessing.Pool: "daemonic processes are not allowed to have children", in the first epoch
