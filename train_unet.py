@@ -4856,9 +4856,11 @@ def build_loader(dataset, config, device, **how):
     """A DataLoader with the workers of the config, forked on Linux so that they share memory. how: for DataLoader."""
     workers = config['num_workers']
     context = 'fork' if workers and sys.platform == 'linux' else None
-    is_ours = isinstance(dataset, SegmentationDataset)
-    room = batches_that_fit(dataset.batch_bytes()) if is_ours else 10**6
-    if is_ours and not dataset.is_training:
+    is_ours, is_training = isinstance(dataset, SegmentationDataset), getattr(dataset, 'is_training', False)
+    pins = device.type == 'cuda'                                       # then no batch stays in shared memory
+    held = 0 if pins else 2 * config['accumulation_steps'] if is_training else 2       # at work, and the one before
+    room = max(0, batches_that_fit(dataset.batch_bytes()) - held) if is_ours else 10**6
+    if is_ours and not is_training:
         workers = min(workers, room)
     if workers > room:
         warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
@@ -4867,7 +4869,6 @@ def build_loader(dataset, config, device, **how):
     timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else a dead worker shows only after the timeout
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
              'prefetch_factor': max(1, min(4, room // workers)), 'multiprocessing_context': context} if workers else {}
-    pins = device.type == 'cuda'
     joined = collate if is_ours else as_it_is if isinstance(dataset, Plain) else None
     if joined is as_it_is and pins and not workers:                    # torch's pinning refuses samples that are there
         joined, pins = pinned, False

@@ -618,8 +618,24 @@ def test_workers_fit_into_the_shared_memory_of_a_container(tmp_path, monkeypatch
 def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monkeypatch, caplog):
     images, config = dataset(draw_set(tmp_path / 'set'), image_size=800, batch_size=16, num_workers=6)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, 64 * 2**20))
-    train_unet.build_loader(images, config, torch.device('cpu'))
+    train_unet.build_loader(images, config, torch.device('cuda'))
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
+
+
+@pytest.mark.parametrize('steps, room', [(1, 4), (2, 2), (3, 0), (4, 0)])
+def test_without_pinned_memory_what_is_at_work_stays_in_shared_memory(tmp_path, monkeypatch, caplog, steps, room):
+    """On a CPU the batches of a step, and of the one before, are still there while the workers make the next: with room
+    for one batch (and a half) a worker died at its second."""
+    images, config = dataset(draw_set(tmp_path / 'set'), image_size=64, num_workers=5, accumulation_steps=steps)
+    monkeypatch.setattr(train_unet, 'batches_that_fit', lambda batch: 6)
+    for kind, held in ('cuda', 0), ('cpu', 6 - room):
+        caplog.clear()
+        train_unet.build_loader(images, config, torch.device(kind))
+        assert (f'has room for {room} batches only' in caplog.text) == bool(held), kind
+    found = train_unet.inspect_data({**config, 'data': str(tmp_path / 'set')})
+    checked = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
+    for kind, workers in ('cuda', 5), ('cpu', 4):
+        assert train_unet.build_loader(checked, config, torch.device(kind)).num_workers == workers
 
 
 def test_masks_of_a_batch_leave_a_worker_by_one_file_descriptor(small_set):
@@ -657,7 +673,7 @@ def test_validation_needs_shared_memory_for_masks_at_their_own_size(tmp_path, mo
     found.sizes = {(side, side): 1}
     images = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
     count = 8 if policy == 'resize' else 1
-    loader = train_unet.build_loader(images, config, torch.device('cpu'), batch_size=count)
+    loader = train_unet.build_loader(images, config, torch.device('cuda'), batch_size=count)
     assert loader.num_workers == workers
 
 
