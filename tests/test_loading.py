@@ -645,7 +645,8 @@ def test_masks_of_a_batch_leave_a_worker_by_one_file_descriptor(small_set):
     [batch] = loader
     train_unet.stop_workers(loader)
     first, second = batch['full_mask']
-    assert type(batch['full_mask']) is list and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert type(batch['full_mask']) is list
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert all(torch.equal(mask, data[row]['full_mask']) for row, mask in enumerate(batch['full_mask']))
 
 
