@@ -4859,7 +4859,7 @@ def build_loader(dataset, config, device, **how):
     is_ours, is_training = isinstance(dataset, SegmentationDataset), getattr(dataset, 'is_training', False)
     pins = device.type == 'cuda'                                       # then no batch stays in shared memory
     held = 0 if pins else 2 * config['accumulation_steps'] if is_training else 2       # at work, and the one before
-    room = max(0, batches_that_fit(dataset.batch_bytes()) - held) if is_ours else 10**6
+    room = max(0, int(batches_that_fit(dataset.batch_bytes()) - held / 1.5)) if is_ours else 10**6
     if is_ours and not is_training:
         workers = min(workers, room)
     if workers > room:

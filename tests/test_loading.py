@@ -622,7 +622,7 @@ def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monke
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
 
 
-@pytest.mark.parametrize('steps, room', [(1, 4), (2, 2), (3, 0), (4, 0)])
+@pytest.mark.parametrize('steps, room', [(1, 4), (2, 3), (3, 2), (4, 0)])
 def test_without_pinned_memory_what_is_at_work_stays_in_shared_memory(tmp_path, monkeypatch, caplog, steps, room):
     """On a CPU the batches of a step, and of the one before, are still there while the workers make the next: with room
     for one batch (and a half) a worker died at its second."""
