@@ -7447,7 +7447,7 @@ def workers_failed(error):
     """Whether an error tells that data workers died, hang or cannot be started, for want of memory, processes or open
     files."""
     return isinstance(error, (EOFError, ConnectionError)) or isinstance(error, RuntimeError) and re.search(
-        r'DataLoader (worker \(|timed out)|^Too many open files', str(error)) or \
+        r'DataLoader (worker \(|timed out)|^Too many open files|items of ancdata', str(error)) or \
         getattr(error, 'errno', None) in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE)
 
 

@@ -492,7 +492,8 @@ def test_workers_that_always_die_end_the_run(two_minutes, platform, advice, monk
 
 @pytest.mark.parametrize('error', [BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable'),
                                    OSError(errno.ENOMEM, 'Cannot allocate memory'),
-                                   RuntimeError('Too many open files. Communication with the workers is no longer')])
+                                   RuntimeError('Too many open files. Communication with the workers is no longer'),
+                                   RuntimeError('received 0 items of ancdata')])
 def test_workers_that_cannot_be_started_are_tried_again_and_end_the_run_with_a_checkpoint(error, monkeypatch):
     """Processes, memory or open files have run out: it said  a file: Resource temporarily unavailable."""
     def begin(*given):                                                 # not in what is tried before the training

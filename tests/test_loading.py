@@ -390,14 +390,20 @@ def test_validation_samples_are_read_once_if_images_are_cached(small_set, monkey
         fresh[0]
 
 
-def test_what_a_worker_keeps_takes_no_shared_memory_and_no_open_file(small_set):
+def test_what_a_worker_keeps_takes_no_shared_memory_and_no_open_file(small_set, monkeypatch):
     """Each validation mask that was sent stayed open in its worker: with a thousand of them, or 64 MiB, it died."""
-    data, _ = dataset(small_set, 'val', cache_images=True)
-    for _ in range(2):                                                 # as read, and as kept
-        sent = train_unet.collate([data[0]])['full_mask'][0]
-        assert torch.equal(sent, data.kept[0]['full_mask'])
-        sent.share_memory_()                                           # as a worker's queue does
-    assert not any(torch.is_tensor(value) and value.is_shared() for value in data.kept[0].values())
+    def look(data, key, read=train_unet.SegmentationDataset.__getitem__):
+        sample = read(data, key)
+        kept = [value for one in data.kept.values() for value in one.values() if torch.is_tensor(value)]
+        assert kept
+        return sample | {'index': sum(value.is_shared() for value in kept)}
+
+    monkeypatch.setattr(train_unet.SegmentationDataset, '__getitem__', look)
+    data, config = dataset(small_set, 'val', num_workers=1, cache_images=True)
+    loader = train_unet.build_loader(data, config, CPU, batch_sampler=[[0], [1]])
+    told = [batch['index'].tolist() for _ in range(2) for batch in loader]         # as read, and as kept
+    train_unet.stop_workers(loader)
+    assert told == [[0]] * 4
 
 
 # --- windows --------------------------------------------------------------------------
