@@ -1696,7 +1696,7 @@ def unite_folders(images, masks):
     if together or not is_one_each or len(groups) < len(images) / 2:
         return None
     mixed = {(mask.split, mask.rest, bool(DERIVED_WORDS & {*folder_words(mask.stem)})) for mask in masks}
-    stems = {(mask.split, mask.rest, mask.stem) for mask in masks}
+    stems = {(mask.split, mask.rest, mask.stem, mask.kind and mask.path) for mask in masks}    # all, if named so
     if len(mixed) > 1.5 * len(groups) or len(stems) < 0.75 * len(masks):       # most hold a mask.png and its
         return None                                                    # mask_color.png, or each 1.bmp and its 1.png
     rule, united = 'one folder per image', {place: group[0] for place, group in groups.items()}

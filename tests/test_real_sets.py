@@ -2166,3 +2166,12 @@ def test_a_picture_of_a_set_beside_its_folder_is_no_image_of_masks(tmp_path):
             save(tmp_path / f'Dataset {part}/{n:03}.bmp', scene(10 * part + n))
             save(tmp_path / f'Dataset {part}/{n:03}.png', corner(n, 2))
     assert 'mask_pattern="{stem}.png"' in ' '.join(typed_lines(ask(tmp_path)))
+
+
+def test_the_masks_of_an_image_may_lie_there_in_two_formats(tmp_path):
+    """They were refused once a folder of images and masks of equal stems was no folder of one image's masks."""
+    for n in range(6):
+        save(tmp_path / f'images/{n}.jpg', scene(n))
+        for number, kind in itertools.product(range(3), ('png', 'bmp')):
+            save(tmp_path / f'masks/{n}/{number}.{kind}', corner(n, 7 * number))
+    assert 'its masks united' in inspect(tmp_path)[1].pairs.rule
