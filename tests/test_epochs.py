@@ -517,6 +517,27 @@ def test_workers_that_cannot_be_started_are_tried_again_and_end_the_run_with_a_c
     assert os.path.exists('run/last.pt')
 
 
+def test_only_want_of_processes_memory_or_open_files_is_of_the_workers(monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, 'Input/output error')
+
+    assert all(tu.workers_failed(OSError(number, '')) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE))
+    assert not any(tu.workers_failed(OSError(number, '')) for number in (errno.EIO, errno.ENOSPC, errno.EACCES))
+    monkeypatch.setattr(tu, 'train_epoch', fail)
+    with pytest.raises(OSError, match='Input/output'):
+        train(None, Samples(12), num_workers=1)
+
+
+def test_workers_end_with_what_they_serve_and_are_not_blamed_where_there_are_none():
+    loader = torch.utils.data.DataLoader(range(9), num_workers=1, persistent_workers=True)
+    with pytest.raises(KeyError), tu.served_by(loader):
+        next(iter(loader))
+        raise KeyError
+    assert not multiprocessing.active_children()
+    with pytest.raises(EOFError), tu.served_by(torch.utils.data.DataLoader(range(9))):
+        raise EOFError
+
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='shared memory is /dev/shm')
 def test_a_batch_for_which_shared_memory_has_no_room_ends_its_worker_at_once(monkeypatch, capfd):
     """It was lost, with a traceback, and the run waited 300 seconds for it, four times."""

@@ -561,21 +561,21 @@ def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):
     assert train_unet.free_memory() == 5 * 2**30
 
 
-@pytest.mark.parametrize('limit, used', [('memory.max', 'memory.current'),
-                                         ('memory.limit_in_bytes', 'memory.usage_in_bytes')])      # cgroup v1
+@pytest.mark.parametrize('limit, used', [('memory.max', 'memory.current'),        # cgroup v2, and v1
+                                         ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes')])
 def test_files_that_a_container_has_read_do_not_count_as_used(monkeypatch, limit, used):
     """They lie in the memory of its limit until it is wanted for something else."""
     def read(path, *_, **__):
-        if path.name not in told:
+        if str(path) not in told:
             raise FileNotFoundError
-        return told[path.name]
+        return told[str(path)]
 
-    told = {limit: str(8 * 2**30), used: str(7 * 2**30),
-            'memory.stat': f'anon 5\nfile 9\ninactive_file {5 * 2**30}\nactive_file 1\n',
-            'meminfo': 'MemAvailable: 99999999 kB'}
+    limit, used, rest = (f'/sys/fs/cgroup/{name}' for name in (limit, used, limit.split('.')[0] + '.stat'))
+    told = {limit: str(8 * 2**30), used: str(7 * 2**30), '/proc/meminfo': 'MemAvailable: 99999999 kB',
+            rest: f'anon 5\nfile 9\ninactive_file {5 * 2**30}\nactive_file 1\n'}
     monkeypatch.setattr(Path, 'read_text', read)
     assert train_unet.free_memory() == 6 * 2**30
-    told[limit] = 'max' if limit == 'memory.max' else str(2**63 - 4096)
+    told[limit] = 'max' if limit.endswith('max') else str(2**63 - 4096)
     assert train_unet.free_memory() == 99999999 * 1024
 
 
