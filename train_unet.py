@@ -932,13 +932,13 @@ def world():
 
 def is_follower():
     """Whether torchrun started this process beside a first one. A RANK alone is left over from something else."""
-    return os.environ.get('WORLD_SIZE', '1') != '1' and os.environ.get('RANK', '0') != '0'
+    return (os.environ.get('WORLD_SIZE') or '1') != '1' and os.environ.get('RANK', '0') != '0'
 
 
 def join_processes(config):
     """Under torchrun, meet the other processes -> the device of this one. However many they are, the effective batch
     stays that of the config, of which each takes an equal share; ConfigError if it cannot be shared evenly."""
-    count, device = max(world().size, int(os.environ.get('WORLD_SIZE', 1))), choose_device(config['device'])
+    count, device = max(world().size, int(os.environ.get('WORLD_SIZE') or 1)), choose_device(config['device'])
     if count == 1:
         if (tasks := os.environ.get('SLURM_STEP_NUM_TASKS', '1')) != '1' and os.environ.get('SLURM_PROCID') == '0':
             warn([f'srun started {tasks} tasks, and each of them trains a run of its own; README has the line with '

@@ -861,6 +861,14 @@ def test_only_images_like_those_of_pretrained_weights_get_their_statistics(small
     assert len(config['mean']) == len(more.get('mean', [0] * config['in_channels']))
 
 
+@pytest.mark.parametrize('size', [(16, 16), (60, 16)])
+def test_thin_things_are_not_lost_where_a_side_is_more_than_halved(size):
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:, 2] = 1                                                     # a quarter of the pixels that it lies in
+    assert train_unet.resize(mask, *size, is_mask=True).any()
+    assert train_unet.resize(mask.T, *size[::-1], is_mask=True).any()
+
+
 @pytest.mark.parametrize('old, new', [(64, 32), (64, 40), (64, 64), (60, 30), (64, 16), (60, 15)])
 def test_masks_that_shrink_stay_where_their_images_are(old, new):
     """The nearest pixel of two is always the second one: masks would lie half a pixel beside their images."""

@@ -371,9 +371,9 @@ def test_a_process_lets_the_others_threads_rest_before_it_forks_its_workers(monk
 
 def test_what_is_no_training_is_done_by_the_first_process_alone(monkeypatch):
     words = [['evaluate', 'none'], ['predict', 'none', 'x.png'], ['export', 'none'], ['check', 'data=none']]
-    for rank, several, code in [('0', '2', 2), ('1', '2', 0), ('1', '1', 2), ('1', None, 2)]:
+    for rank, several, code in [('0', '2', 2), ('1', '2', 0), ('1', '1', 2), ('1', '', 2), ('', '', 2), ('1', None, 2)]:
         monkeypatch.setenv('RANK', rank)                               # alone it is no word of torchrun
-        monkeypatch.setenv('WORLD_SIZE', several) if several else monkeypatch.delenv('WORLD_SIZE')
+        monkeypatch.delenv('WORLD_SIZE') if several is None else monkeypatch.setenv('WORLD_SIZE', several)
         assert [train_unet.main(typed) for typed in words] == [code] * 4
 
 
