@@ -148,7 +148,7 @@ CONFIG = {
     'encoder': 'auto',            # 'resnet34' on a GPU, 'tu-resnet10t' on a CPU; any smp or 'tu-...' timm name
     'encoder_weights': None,      # 'imagenet' downloads once and helps on photographs; None starts from scratch
     'decoder_channels': 'auto',   # width of the blocks of Unet, UnetPlusPlus, MAnet; 'auto': 256..16, half of that for
-                                  # tu-resnet10t on a CPU
+                                  # tu-resnet10t on a CPU (but 16 at the end for more than eight classes)
     'initial_weights': None,      # run folder or best.pt to start from: its network, on other data or classes
 
     # --- training ---
@@ -4927,7 +4927,8 @@ def settle(config, hardware, data, is_demo):
     choose('encoder', 'tu-resnet10t' if on_cpu else 'resnet34', 'soon good on a CPU' if on_cpu else 'the usual choice')
     if config['architecture'] in HAVE_WIDTHS:
         is_small = on_cpu and config['encoder'] == 'tu-resnet10t'
-        choose('decoder_channels', [128, 64, 32, 16, 8] if is_small else [256, 128, 64, 32, 16],
+        last = 16 if config['num_classes'] > 8 else 8                  # not fewer than the classes read from them
+        choose('decoder_channels', [128, 64, 32, 16, last] if is_small else [256, 128, 64, 32, 16],
                'half the usual width, sooner good on a CPU' if is_small else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']

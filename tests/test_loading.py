@@ -978,6 +978,13 @@ def test_only_the_smallest_network_has_half_the_decoder(small_set, kind, encoder
     assert settled['decoder_channels'] == [first // 2**n for n in range(5)]
 
 
+@pytest.mark.parametrize('classes, last', [(2, 8), (8, 8), (9, 16), (17, 16)])
+def test_the_smallest_network_does_not_end_in_fewer_channels_than_classes(small_set, classes, last):
+    config, data = inspect(small_set, encoder='auto', decoder_channels='auto', num_classes=classes)
+    settled, _ = train_unet.settle({**config, 'image_dtype': 'uint8'}, train_unet.Hardware('cpu', ''), data, False)
+    assert settled['decoder_channels'] == [128, 64, 32, 16, last]
+
+
 @pytest.mark.parametrize('side, policy, is_told', [
     (1200, 'resize', True), (400, 'resize', False), (1200, 'crop', False)])
 def test_images_that_become_small_are_told_of_crops(small_set, side, policy, is_told):
