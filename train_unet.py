@@ -2345,8 +2345,8 @@ def flatness(path, config):
             return 0.8                                                 # passes for either
     try:
         codes = read_mask(path, config).ravel()
-    except DataError as error:                                         # fractions, many bands; of what may be either
-        return 0.8 if re.search('mask_values=alpha|Git LFS', str(error)) else 0        # (a cut-out, a pointer) 0.8
+    except DataError as error:                                         # fractions, many bands: no mask
+        return 0.8 if re.search('mask_values=alpha|Git LFS', str(error)) else 0        # a cut-out, a pointer: either
     some = codes[::len(codes) // 2**18 + 1]
     return np.sort(np.unique(some, return_counts=True)[1])[-32:].sum() / len(some)
 
@@ -4834,11 +4834,12 @@ def sample_bytes(config):
     return math.prod(config['image_size']) * (config['in_channels'] * np.dtype(config['image_dtype']).itemsize + 1)
 
 
-def batches_that_fit(batch):
-    """How many batches of `batch` bytes fit into shared memory: /dev/shm, by default 64 MiB in a container."""
+def batches_that_fit(batch, held=0):
+    """How many batches of `batch` bytes fit into shared memory (/dev/shm, by default 64 MiB in a container), beside the
+    `held` ones that lie there."""
     if not os.path.isdir('/dev/shm'):                                  # not Linux
         return 10**6
-    return int(shutil.disk_usage('/dev/shm').free // (1.5 * batch * processes_here()))
+    return max(0, int((shutil.disk_usage('/dev/shm').free / (batch * processes_here()) - held) // 1.5))
 
 
 def let_threads_rest():
@@ -4859,7 +4860,7 @@ def build_loader(dataset, config, device, **how):
     is_ours, is_training = isinstance(dataset, SegmentationDataset), getattr(dataset, 'is_training', False)
     pins = device.type == 'cuda'                                       # then no batch stays in shared memory
     held = 0 if pins else 2 * config['accumulation_steps'] if is_training else 2       # at work, and the one before
-    room = max(0, int(batches_that_fit(dataset.batch_bytes()) - held / 1.5)) if is_ours else 10**6
+    room = batches_that_fit(dataset.batch_bytes(), held) if is_ours else 10**6
     if is_ours and not is_training:
         workers = min(workers, room)
     if workers > room:

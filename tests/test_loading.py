@@ -633,15 +633,15 @@ def test_without_pinned_memory_what_is_at_work_stays_in_shared_memory(tmp_path, 
     """On a CPU the batches of a step, and of the one before, are still there while the workers make the next: with room
     for one batch (and a half) a worker died at its second."""
     images, config = dataset(draw_set(tmp_path / 'set'), image_size=64, num_workers=5, accumulation_steps=steps)
-    monkeypatch.setattr(train_unet, 'batches_that_fit', lambda batch: 6)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(0, 0, 9 * images.batch_bytes()))
     for kind, held in ('cuda', 0), ('cpu', 6 - room):
         caplog.clear()
         train_unet.build_loader(images, config, torch.device(kind))
         assert (f'has room for {room} batches only' in caplog.text) == bool(held), kind
     found = train_unet.inspect_data({**config, 'data': str(tmp_path / 'set')})
-    checked = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
+    images = train_unet.SegmentationDataset(found, 'val', config, is_training=False)
     for kind, workers in ('cuda', 5), ('cpu', 4):
-        assert train_unet.build_loader(checked, config, torch.device(kind)).num_workers == workers
+        assert train_unet.build_loader(images, config, torch.device(kind)).num_workers == workers
 
 
 def test_masks_of_a_batch_leave_a_worker_by_one_file_descriptor(small_set):
