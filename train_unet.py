@@ -4930,7 +4930,7 @@ def settle(config, hardware, data, is_demo):
         is_small = on_cpu and config['encoder'] == 'tu-resnet10t'
         last = 16 if config['num_classes'] > 8 else 8                  # not fewer than the classes read from them
         choose('decoder_channels', [128, 64, 32, 16, last] if is_small else [256, 128, 64, 32, 16],
-               'half the usual width, sooner good on a CPU' if is_small else 'the usual width')
+               'about half the usual width, sooner good on a CPU' if is_small else 'the usual width')
     count = len(data.pairs.rows('train'))
     effective = config['batch_size'] * config['accumulation_steps']
     epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
