@@ -4609,6 +4609,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_resized and is_training:
             cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **border(config))
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
+        steps = [*all_steps(self.augmentation)] if self.augmentation else []
+        self.ignores = IGNORE in (data.coding.table or {}).values() or data.coding.ignored >= 0 \
+            or any(getattr(step, 'fill_mask', 0) == IGNORE and step.p > 0 for step in steps)
         self.kept = {}                                                 # {index: validation sample}, kept once read
         self.failed = set()                                            # indices that could not be read the last time
         self.cache = None                                              # resized images, masks, and which are filled in
@@ -7461,6 +7464,10 @@ def advice_on_workers(error):
         "what trains below  if __name__ == '__main__':, or type num_workers=0"
 
 
+AT_IGNORED = "where the mask is 255, as what is ignored is and what augmentation brings in from around an image{}: " \
+    "give it ignore_index=255, or count only pixels with batch['mask'] != 255"
+
+
 def smoke_test(state, loader, val_loader, loss_fn, config, run):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
     torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards.
@@ -7474,6 +7481,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     probes = [load_batches(loader.dataset, sampler.micro_batches(rows), config, state.device) for rows in probed]
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
+    if type(loss_fn) is not SegmentationLoss and getattr(loader.dataset, 'ignores', False):
+        ask_about_ignored(state, split_batch(probes[0][0], min(2, state.batch_size))[0], loss_fn)
     begun, fault, cause, reached = time.monotonic(), '', None, set()
     watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
@@ -7514,6 +7523,32 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
+
+
+def ask_about_ignored(state, batch, loss_fn):
+    """A loss of the user's is asked about masks without and with an ignored half: UserError where that alone fails, a
+    warning where it depends on what the network says there. In float32, of few images: a step needs more memory."""
+    (height, width), upper = batch['mask'].shape[1:], batch['mask'].shape[1] // 2
+    known, outputs, tried = batch['mask'] * (batch['mask'] != IGNORE), [], False
+    ignored = known.clone()
+    ignored[:, :upper] = IGNORE
+    of_pixels = lambda x: torch.is_tensor(x) and x.requires_grad and x.shape[-2:] == (height, width)
+    keep = lambda model, given, output: outputs.extend(filter(of_pixels, pytree.tree_leaves(output)))
+    state.model.train()
+    try:
+        run_loss(loss_fn, state.model, 'float32', batch | {'mask': known})
+        tried = True
+        with state.model.register_forward_hook(keep):
+            losses, _ = run_loss(loss_fn, state.model, 'float32', batch | {'mask': ignored})
+            slopes = torch.autograd.grad(losses.sum(), outputs, allow_unused=True) if outputs else ()
+    except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
+        if is_out_of_memory(error):                                    # which the trial step may mend
+            return
+        if not tried:
+            raise
+        raise UserError(f'loss_fn: fails {AT_IGNORED.format(f" ({in_words(error)})")}') from None
+    if any(slope is not None and slope[..., :upper, :].any() for slope in slopes):
+        warn([f'loss_fn: also learns {AT_IGNORED.format("")}'])
 
 
 def watching(loss_fn, reached):

@@ -662,6 +662,43 @@ def test_what_is_written_instead_of_a_loss_of_smp_trains_on_data_of_ones_own():
     assert len(train(None, data, data, eval(advice, {'loss': loss}), num_epochs=1).history) == 1
 
 
+def binary(model, batch):
+    """Takes 255 for a target: the more of it, the better foreground."""
+    return F.binary_cross_entropy_with_logits(model(batch['image']), batch['mask'][:, None].float(),
+                                              reduction='none').mean((1, 2, 3))
+
+
+def binary_of_the_known(model, batch):
+    known = batch['mask'][:, None] != 255
+    truth = batch['mask'][:, None].float() * known
+    each = F.binary_cross_entropy_with_logits(model(batch['image']), truth, reduction='none') * known
+    return each.mean((1, 2, 3))
+
+
+def of_classes(**settings):
+    def loss_fn(model, batch):
+        logits = model(batch['image'])
+        return F.cross_entropy(torch.cat([0 * logits, logits], 1), batch['mask'].long(), reduction='none',
+                               **settings).mean((1, 2))
+    return loss_fn
+
+
+@pytest.mark.parametrize('loss_fn, augment, told', [
+    (binary, 'strong', 'loss_fn: also learns where the mask is 255'), (binary, 'default', ''),
+    (binary_of_the_known, 'strong', ''), (of_classes(ignore_index=255), 'strong', ''), (of_classes(), 'default', '')])
+def test_a_loss_that_learns_from_what_is_ignored_is_told(loss_fn, augment, told, small_set, caplog):
+    """No mask holds 255, but augmentation brings some in; up to 25 epochs it mirrors only."""
+    result = tu.train(data=str(small_set), loss_fn=loss_fn, augment=augment, **TINY | {'num_epochs': 1})
+    assert len(result.history) == 1
+    assert ('mask is 255' in caplog.text) == bool(told) and told in caplog.text
+
+
+def test_a_loss_that_fails_at_what_is_ignored_is_refused_at_the_start(small_set):
+    """On a GPU it would end the process in mid-run, by an assertion on the device."""
+    with pytest.raises(tu.UserError, match='fails where the mask is 255.*Target 255 is out of bounds.*ignore_index'):
+        tu.train(data=str(small_set), loss_fn=of_classes(), augment='strong', **TINY)
+
+
 @pytest.mark.parametrize('end', [lambda x: (x > 0).float(), torch.Tensor.detach, torch.round])
 def test_a_loss_without_a_gradient_is_told(end):
     """round has one, of zeros: it trains nothing, but that is not seen."""
