@@ -2217,10 +2217,14 @@ def with_namesakes(images, masks, notes):
     return [*itertools.filterfalse(is_left_out, images)]
 
 
+SEARCH = 10                        # seconds after which no more folders and names are tried
+
+
 def lines_that_pair(config, root, files):
     """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
-    readable = [file for file in files if may_be_read(file[1])]
+    readable, begun = [file for file in files if may_be_read(file[1])], time.monotonic()
     works = settings_that_pair(config, root, readable)
+    in_time = '' if time.monotonic() - begun < SEARCH else f' in {SEARCH} s (data=FOLDER leaves fewer to try)'
     works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
     in_all = lambda line: re.sub(rf'/({"|".join(SPLIT_WORDS)})(?=[/"])', '', line)         # mask/ for mask/train/
     works = {line: answer for line, answer in works.items() if not answer.pairs < works.get(in_all(line), answer).pairs}
@@ -2270,8 +2274,9 @@ def lines_that_pair(config, root, files):
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
                  *empty, *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
     elif not (lines := data_above(root)):
-        lines = ['no folders or names were found that pair them otherwise, as images/ and masks/ would; polygons, run '
-                 'lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
+        lines = [f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; '
+                 'polygons, run lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for '
+                 'each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
 
@@ -2378,7 +2383,7 @@ Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks leaves_images'
 
 def settings_that_pair(config, root, files):
     """{line to type: Answer}, of settings that work."""
-    works, shifted, deadline = {}, set(), time.monotonic() + 10        # seconds
+    works, shifted, deadline = {}, set(), time.monotonic() + SEARCH
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
@@ -2545,7 +2550,8 @@ def folder_answers(files):
         inside = [os.path.splitext(name) for folder, name in files if folder in covered]
         if len({*inside}) == len(inside) > len({stem for stem, _ in inside}):
             doubled[shape] = Counter(suffix for _, suffix in inside).most_common(1)[0][0]
-    belong, likeliest_first = set(), lambda sides: role[sides[1]] != 'mask'            # time may not suffice for all
+    likeliest_first = lambda sides: (role[sides[1]] != 'mask', len({*map(posixpath.dirname, sides)}))     # time may end
+    belong = set()
     for image, mask in sorted(itertools.permutations([*shapes][:24], 2), key=likeliest_first):
         overlap = shapes[image] & shapes[mask]
         if image not in may_be_images or 'mask' in role.values() and role[mask] == 'image' \
@@ -5271,6 +5277,10 @@ def laid_out(model, config, device):
                 module.register_forward_pre_hook(to_nchw)
         elif on_apple and isinstance(module, nn.AdaptiveAvgPool2d):
             change_forward(module, PooledByProduct)
+        elif device.type == 'cpu' and type(module) is nn.Conv2d and module.in_channels < 16 \
+                and max(module.stride) > module.kernel_size[0] * module.kernel_size[1] == 1 \
+                and module.padding in ((0, 0), 'valid'):
+            change_forward(module, ConvolvesEveryNth)
     if on_apple:
         return model.to(memory_format=torch.contiguous_format)
     for tensor in itertools.chain(model.parameters(), model.buffers()) if config['channels_last'] else ():
@@ -5283,6 +5293,15 @@ def to_nchw(_, maps):
     """Forward pre-hook: the module gets its maps in NCHW. Code compiled for a CPU has kernels that do not need it."""
     if maps[0].device.type == 'mps' or not torch.compiler.is_compiling():
         return tuple(each.contiguous() for each in maps)
+
+
+class ConvolvesEveryNth:
+    """Mixin: a 1x1 convolution with a stride reads every n-th pixel. With few channels in channels_last, torch (2.6 to
+    2.15) writes beyond its memory in the backward pass of that on a CPU: a heap that is corrupted ends the process."""
+
+    def forward(self, maps):
+        high, wide = self.stride
+        return F.conv2d(maps[..., ::high, ::wide], self.weight, self.bias, groups=self.groups)
 
 
 class PooledByProduct:
@@ -8312,27 +8331,28 @@ def keep_small_things(picture, side):
         return picture
     found.sort(key=lambda item: (-item[0], item[1]))                   # the rarest colour last
     weights, ranks = np.array([65536, 256, 1], np.int32), np.zeros(2**24, np.uint8)    # nearly all of it never touched
-    found = np.array([colour for _, colour in found]) @ weights
-    ranks[found] = np.arange(len(found))
-    codes = found[cv2.dilate(ranks[picture @ weights], np.ones((step, step)))]
-    return np.stack([codes >> at & 255 for at in (16, 8, 0)], -1).astype(np.uint8)
+    colours = np.array([colour for _, colour in found], np.uint8)
+    ranks[colours @ weights] = np.arange(len(colours))
+    return colours[cv2.dilate(ranks[picture @ weights], np.ones((step, step)))]
 
 
 def sheet(rows, titles, path, legend=()):
-    """Draw rows of (caption, [pictures]) as one PNG -> the page. More than six rows stand in two columns, each picture
-    fits into a square. legend: (colour, word) pairs for the foot of the page."""
+    """Draw rows of (caption, [pictures]) as one PNG -> the page. They may be a generator, so that one row at a time is
+    held as large as it is. More than six stand in two columns, each picture fits into a square. legend: (colour,
+    word) pairs for the foot of the page."""
     try:
         import matplotlib                                              # Pillow's own font has ASCII alone
         font = functools.partial(PIL.ImageFont.truetype, f'{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf')
         font(12)
     except (OSError, ImportError, AttributeError):                     # a broken matplotlib, or one without its fonts
         font = PIL.ImageFont.load_default
-    side, margin, heading, across, grey = 224, 6, 26, 1 + (len(rows) > 6), (170, 170, 170)
+    side, margin, heading, grey = 224, 6, 26, (170, 170, 170)
     smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
     fitted = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
     rows = [(caption, [fitted(PIL.Image.fromarray(keep_small_things(picture, side) if column else picture),
                               exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
+    across = 1 + (len(rows) > 6)
     high = heading + max((tiles[0].height for _, tiles in rows), default=0)
     wide, longest = margin + len(titles) * (side + margin), max((len(word) for _, word in legend), default=0)
     cell = min(across * wide, max(side // 2, 24 + 7 * longest))        # the width of a word of the legend
@@ -8371,13 +8391,12 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     file}; None: six images, see chosen_samples."""
     if captions is None:
         captions = dict.fromkeys(chosen_samples(dataset.rarity > 0), '')
-    count, rows, root = model.config['num_classes'], [], dataset.config['data']
+    count, root = model.config['num_classes'], dataset.config['data']
     root = os.path.abspath(DEMO_FOLDER) if root == 'demo' else absolute(root)
     root = os.path.dirname(root) if os.path.isfile(root) else root
-    for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype):
-        rows.append((os.path.abspath(dataset.name(index)).removeprefix(root + os.sep) + captions[index],
-                     [viewable(image), colour_mask(truth, count), colour_mask(mask, count),
-                      colour_errors(mask, truth, count)]))
+    rows = ((os.path.abspath(dataset.name(index)).removeprefix(root + os.sep) + captions[index],
+             [viewable(image), colour_mask(truth, count), colour_mask(mask, count), colour_errors(mask, truth, count)])
+            for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype))
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config))
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import train_unet as tu
-from conftest import TINY
+from conftest import FORKS, TINY
 from helpers import IGNORED
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -394,6 +394,29 @@ def test_a_network_with_a_convolution_in_three_dimensions_lies_in_channels_last(
     tu.laid_out(model, {'channels_last': True}, torch.device('cpu'))
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert model[1].weight.is_contiguous()
+
+
+def learn_from_every_other_pixel():
+    """What a forked process does: gradients of a network as mobileone and RepVGG begin, in channels_last."""
+    torch.set_num_threads(1)
+    plain = nn.Sequential(nn.Conv2d(3, 48, 1, 2, bias=False), nn.Conv2d(48, 8, 3), nn.Conv2d(8, 8, 1, (1, 3)))
+    network = tu.laid_out(copy.deepcopy(plain), {'channels_last': True}, torch.device('cpu'))
+    for _ in range(20):
+        images = torch.randn(4, 3, 96, 96)
+        for each in (plain, network):
+            each.zero_grad()
+            each(images).square().sum().backward()
+        for usual, ours in zip(plain.parameters(), network.parameters(), strict=True):
+            assert torch.allclose(usual.grad, ours.grad, rtol=1e-3, atol=1e-2 * usual.grad.abs().max().item())
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
+def test_strides_of_single_pixels_do_not_corrupt_memory():
+    """torch 2.6 to 2.15 wrote beyond the memory of such gradients: the process died."""
+    process = FORKS.Process(target=learn_from_every_other_pixel)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize('changes', [{}, {'keep_float32': 'decoder.blocks.4'}, {'activation_checkpointing': True}])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 import tracemalloc
 
 import cv2
@@ -880,6 +881,23 @@ def test_folders_named_after_masks_are_tried_first(tmp_path):
     answers = [*train_unet.folder_answers(train_unet.list_files(tmp_path))]
     are_labels = [answer['masks'] == 'z_labels' for answer in answers]
     assert len({*are_labels}) == 2 and are_labels == sorted(are_labels, reverse=True)
+
+
+def test_folders_that_lie_beside_each_other_are_tried_before_others(tmp_path):
+    """Of 272 candidates those of two scenes and a program's labels took all of the time."""
+    fill(tmp_path, [f'{where}/{n}.png' for where in ('a/one', 'a/two', 'b/one', 'b/two', 'z/scene') for n in range(9)],
+         [f'{where}/labels/{n}.png' for where in ('a', 'z') for n in range(9)])
+    answers = [*train_unet.folder_answers(train_unet.list_files(tmp_path))]
+    are_near = [os.path.dirname(answer['images']) == os.path.dirname(answer['masks']) for answer in answers
+                if answer['masks'].endswith('labels')]
+    assert len({*are_near}) == 2 and are_near == sorted(are_near, reverse=True)
+
+
+@pytest.mark.parametrize('seconds, told', [(0, ' found that pair'), (3, ' found in 10 s (data=FOLDER leaves fewer')])
+def test_a_search_that_time_ended_is_told(seconds, told, tmp_path, monkeypatch):
+    fill(tmp_path, [f'{where}/{n**2}{where}.png' for n, where in enumerate('abcdefgh')], [])
+    monkeypatch.setattr(time, 'monotonic', itertools.count(0, seconds).__next__)
+    assert told in str(ask(tmp_path))
 
 
 def test_predictions_are_not_offered_as_images(tmp_path):

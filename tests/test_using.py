@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1257,6 +1258,19 @@ def test_single_pixels_stay_visible_on_a_sheet(tmp_path):
     assert cv2.connectedComponents(shown)[0] == 1 + larger.sum()
     photograph = np.random.default_rng(0).integers(0, 255, (672, 672, 3), dtype=np.uint8)
     assert np.array_equal(tu.keep_small_things(photograph, 224), photograph)
+
+
+def test_a_sheet_holds_one_picture_at_a_time(two, tmp_path):
+    """Six scans of 36 megapixels would be 3 GB otherwise."""
+    model, peaks = tu.load(two[0]), []
+    config = {**model.config, 'data': str(draw_set(tmp_path / 'set', count=16, size=600))}
+    held_out = tu.SegmentationDataset(tu.inspect_data(config), 'train', config, is_training=False)
+    for count in (1, 2, 8):
+        tracemalloc.start()
+        tu.draw_samples(model, held_out, tmp_path / 'page.png', captions=dict.fromkeys(range(count), ''))
+        peaks.append(tracemalloc.get_traced_memory()[1] / 600**2)
+        tracemalloc.stop()
+    assert peaks[2] < 1.3 * peaks[1] and peaks[0] < 100                # bytes for each pixel of one picture
 
 
 def test_images_that_are_mostly_wrong_come_before_empty_ones_with_a_few_false_pixels(own, two, tmp_path, monkeypatch):
