@@ -5354,6 +5354,8 @@ def try_size(model, sizes=()):
             advice = advice if is_of_smp(model) else f'if that is the size {advice}'
             if 'view size' in str(error) and config['channels_last']:
                 advice = 'type channels_last=False, or write .reshape in place of its .view'
+            for count, given in re.findall(r'to have (\d+) channels, but got (\d+)', str(error)):
+                advice = f'type in_channels={count}' if int(given) == config['in_channels'] else advice
             raise ConfigError(f'{network_name(model)}: cannot take normalised float32 images {shape} '
                               f'({in_words(error)}); {advice}') from None
 
