@@ -2259,8 +2259,10 @@ def lines_that_pair(config, root, files):
              or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
     times = Counter(map(masks_of, lines))
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
-    are_left = any('skip_' in line and works[line].leaves_images for line in lines) or any(
-        map(SOUND_WORDS.intersection, map(folder_words, {folder for folder, _ in files})))
+    paired = {path for line in lines for pair in works[line].pairs for path in pair}
+    rest = {folder for folder, name in files if os.path.join(root, folder, name) not in paired}
+    are_left = any('skip_' in line and works[line].leaves_images for line in lines) \
+        or any(map(SOUND_WORDS.intersection, map(folder_words, rest)))
     empty = ['images without a mask are left out; those that show nothing to find can be learnt from, once each has a '
              'mask of zeros'] * are_left
     note = lambda line: ', masks united: one class' * bool(united(line)) \

@@ -668,8 +668,9 @@ def test_masks_of_the_same_kind_as_the_images_are_offered_first(tmp_path):
     kinds = [f'{split}set/{kind}' for split in ('train', 'test') for kind in ('normal', 'abnormal')]
     fill(tmp_path / 'set', [f'{kind}/{n}.png' for kind in kinds for n in range(6)],
          [f'{kind}_mask/{n}.png' for kind in kinds for n in range(6)])
-    lines = typed_lines(ask(tmp_path / 'set'))
-    assert lines
+    error = ask(tmp_path / 'set')
+    lines = typed_lines(error)
+    assert lines and 'left out' not in str(error)                      # all of the normal ones have masks
     for line in lines:
         _, data = inspect(tmp_path / 'set', **typed(line))
         assert all(os.path.dirname(mask) == f'{os.path.dirname(image)}_mask'
