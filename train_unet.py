@@ -7212,6 +7212,21 @@ def resume_config(folder, preset, overrides):
     return config, {key: sources[key] if key in changed else 'default' for key in sources}, notes
 
 
+def refuse_differences(config, folder):
+    """UserError unless all processes continue the same run, with the same settings of all that decides a result: they
+    would wait for each other, or each train a network of its own."""
+    ours = {key: value for key, value in config.items() if key not in FREE_ON_RESUME | {'initial_weights'}}
+    folders, settings = zip(*from_all((str(folder), ours)))
+    if len({*folders}) > 1:
+        raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
+                        'machines share', 'cannot resume')
+    others = [(key, rank, theirs[key]) for rank, theirs in enumerate(settings) for key in ours
+              if theirs[key] != settings[0][key]]
+    if others:
+        raise ConfigError([f'{key}={shown(value)}: of process {rank}; the first has {shown(settings[0][key])}, and all '
+                           'need the same settings' for key, rank, value in others])
+
+
 def warn(notes):
     """Notes as warnings in the log."""
     for note in notes:
@@ -7698,9 +7713,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
             raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
                             'it began with', 'cannot resume')
         device = join_processes(config)
-        if len({*map(str, from_all(folder))}) > 1:                     # they would wait for each other forever
-            raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
-                            'machines share', 'cannot resume')
+        refuse_differences(config, folder)
         config['resume'] = str(folder) if folder else None
         data = Path(os.path.expanduser(config['data'])).resolve()      # a folder's name has no suffix: survey 2024.06
         name = 'run' if train_data is not None else data.name if data.is_dir() else data.stem
@@ -7767,6 +7780,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
     state.images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
+    refuse_other_files(None if own_data else data.pairs, state.images)
     if resuming:
         resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
     elif goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
@@ -7929,6 +7943,17 @@ def name_images(*datasets):
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
+def refuse_other_files(pairs, images):
+    """UserError unless all processes read the same files, by a hash of the images' names and sizes, and the sizes of
+    the masks."""
+    masks = pairs.masks if pairs and world().size > 1 else ()
+    parts = [part for mask in masks for part in os.fsdecode(mask).split(UNITED) if os.path.isfile(part)]
+    sizes = json.dumps([*map(os.path.getsize, parts)])
+    if len({*from_all(images + hashlib.sha256(sizes.encode()).hexdigest())}) > 1:
+        raise UserError('the images or masks are not the same for all processes: use a folder that all machines share, '
+                        'or equal copies')
 
 
 def name_contents(data, config):

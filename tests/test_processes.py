@@ -493,6 +493,30 @@ def test_processes_of_which_not_all_find_the_run_say_so(undisturbed, tmp_path):
     assert codes == [2, 2] and all('not all processes find the run' in text for text in printed), printed
 
 
+def decay_more(rank):
+    """The script of process 1 was edited."""
+    if rank:
+        train_unet.CONFIG.update(weight_decay=0.5, num_workers=1)
+
+
+def have_other_files(kind, rank):
+    """Process 1 has a copy of the data in which one file is longer."""
+    real = os.path.getsize
+    os.path.getsize = lambda path: real(path) + (rank and str(path).endswith(f'{kind}/003.png'))
+
+
+@needs_linux
+@pytest.mark.parametrize('prepare, told', [
+    (decay_more, 'weight_decay=0.5: of process 1; the first has 0.01, and all need the same settings'),
+    *((functools.partial(have_other_files, kind), 'the images or masks are not the same for all processes')
+      for kind in ('images', 'masks'))])
+def test_processes_with_other_settings_or_files_than_the_first_are_refused(undisturbed, tmp_path, prepare, told):
+    """Each trained a network of its own, without a word, or they waited for each other."""
+    codes, printed = run_job(tmp_path, undisturbed[1], prepare, num_epochs=1)
+    assert codes == [2, 2] and told in printed[0] and 'num_workers=1' not in printed[0], printed
+    assert not (tmp_path / 'run').exists()
+
+
 def break_an_image(rank):
     """Process 1 meets a file that broke."""
     real = train_unet.SegmentationDataset.read
