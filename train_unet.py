@@ -5141,7 +5141,7 @@ def build_network(config):
         with asking_hub() if weights else contextlib.nullcontext():
             return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes,
                                       encoder_weights=has_one or weights, **extra)
-    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         told = in_words(error) + (advice if weights else '')
         raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {told}') from None
 
@@ -5343,7 +5343,7 @@ def try_size(model, sizes=()):
             if model.is_own:                                           # of MONAI's DynUNet, which keeps its outputs,
                 with torch.no_grad():                                  # no copy could be made while they have a graph
                     model(images)
-        except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError) as error:
+        except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError, LookupError) as error:
             if is_out_of_memory(error):
                 raise OneTooLarge(TOO_LARGE) from None
             is_padded = height % model.stride or width % model.stride
@@ -5351,7 +5351,8 @@ def try_size(model, sizes=()):
                 model.stride = 1
                 return try_size(model, sizes)
             wish = re.findall(r'match model \((\d+)\)', str(error))    # of timm's networks
-            larger = [f'{size[0] * 2}x{size[1] * 2}', *wish][-1]
+            wish += [only_size(config['encoder'])] if is_of_smp(model) else []
+            larger = [f'{size[0] * 2}x{size[1] * 2}', *filter(None, wish)][-1]
             advice = f'type another image_size, such as {larger}{other}'
             advice = advice if is_of_smp(model) else f'if that is the size {advice}'
             if 'view size' in str(error) and config['channels_last']:
@@ -5360,6 +5361,13 @@ def try_size(model, sizes=()):
                 advice = f'type in_channels={count}' if int(given) == config['in_channels'] else advice
             raise ConfigError(f'{network_name(model)}: cannot take normalised float32 images {shape} '
                               f'({in_words(error)}); {advice}') from None
+
+
+def only_size(encoder):
+    """The one size of images, in pixels, that an encoder of timm takes; None if it takes several."""
+    import timm
+    known = timm.models.get_pretrained_cfg(encoder.removeprefix('tu-')) if encoder.startswith('tu-') else None
+    return known.input_size[-1] if known and known.fixed_input_size else None
 
 
 def is_of_smp(model):
@@ -5480,8 +5488,15 @@ class Checkpointed:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*inputs, **named)
         contexts = lambda: (contextlib.nullcontext(), buffers_kept(self))
-        return torch.utils.checkpoint.checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=contexts,
-                                                 **named)
+        run = lambda *inputs, **named: super(Checkpointed, self).forward(*same_tensors(inputs), **same_tensors(named))
+        return torch.utils.checkpoint.checkpoint(run, *same_tensors(inputs), use_reentrant=False, context_fn=contexts,
+                                                 **same_tensors(named))
+
+
+def same_tensors(inputs):
+    """The same tensors in lists and dicts of their own: HRNet replaces what the list that it was given holds, DenseNet
+    appends to the one that it gave, and the second run would start from other maps than the first."""
+    return pytree.tree_map(lambda leaf: leaf, inputs)
 
 
 @contextlib.contextmanager
@@ -6627,6 +6642,8 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
 
 def validate(state, loader, loss_fn, config, run):
     """Validate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
+    if state.average is not None:
+        state.average.train()                                          # what it kept in eval mode is of other weights
     score = functools.partial(evaluate_model, state.evaluated, loader, loss_fn, run=run,
                               description=f'Epoch {state.epoch + 1} [val]')
     metrics, dtype = score(dtype=state.dtype), state.dtype
@@ -7411,6 +7428,7 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
+    model.train()                                                      # all of it: a part may have come in eval mode
     average = copy_for_average(model) if config['ema_decay'] else None
     engine = None
     if world().size > 1:
@@ -7422,7 +7440,7 @@ def build_state(model, config, precision, device, sizes=()):
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # the argument's name differs among versions
-    model.train()                                                      # all of it: a part may have come in eval mode
+    model.train()                                                      # has_idle_parameters left it in eval mode
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
                       average, precision.dtype, config['batch_size'], engine=engine)
 
@@ -8286,6 +8304,7 @@ def finish(state, val_data, config, run):
     warn_if_lost(best, state.history)
     if config['compile_model']:                                        # each number of images would be compiled anew
         forget_compiled(state.model)
+    model.train()                                                      # see validate
     model.eval()
     if not (world().rank or run.other_holder()):
         try:
@@ -9159,7 +9178,7 @@ def takes(model, images):
     """Whether a network takes images of this size."""
     try:
         return model(images) is not None
-    except (RuntimeError, AssertionError, ValueError):
+    except (RuntimeError, AssertionError, ValueError, LookupError):
         return False
 
 

@@ -515,6 +515,63 @@ def test_activation_checkpointing_changes_no_gradient_and_no_statistic(changes):
             assert torch.equal(a, b), (dtype, key)  # running statistics and their counters among them
 
 
+class Branches(nn.Module):
+    """As in HRNet, the list that it is given ends up with other maps."""
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+
+    def forward(self, maps, *, scale):
+        for number, part in enumerate(self.parts):
+            maps[number] = part(maps[number]).tanh() * scale
+        return [maps[0] + maps[1], maps[0] * maps[1]]
+
+
+class Dense(nn.Module):
+    """As in DenseNet, a list that a layer was given grows before the backward pass."""
+    def __init__(self, wraps):
+        super().__init__()
+        self.layers = nn.ModuleList(wraps(Joined(4 * count)) for count in (1, 2))
+        self.branches = wraps(Branches())
+
+    def forward(self, maps):
+        found = [maps]
+        for layer in self.layers:
+            found.append(layer(found))
+        return sum(self.branches(found[1:], scale=0.5))
+
+
+class Joined(nn.Conv2d):
+    def __init__(self, width):
+        super().__init__(width, 4, 3, padding=1)
+
+    def forward(self, maps):
+        return super().forward(torch.cat(maps, 1)).tanh()
+
+
+def test_activation_checkpointing_of_blocks_that_change_the_lists_that_they_are_given():
+    """Gradients of HRNet were others by 94 %, without a word; DenseNet ended in a traceback."""
+    plain, saving = Dense(lambda block: block), Dense(lambda block: tu.change_forward(block, tu.Checkpointed))
+    saving.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 4, 8, 8)
+    for model in (plain, saving):
+        model(images).square().sum().backward()
+    for usual, ours in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(usual.grad, ours.grad) and usual.grad.abs().max() > 0
+
+
+def test_a_network_of_which_the_library_knows_no_levels_is_refused_in_words():
+    with pytest.raises(tu.ConfigError, match='encoder=.tu-nest_tiny.: IndexError: list index'):
+        build(encoder='tu-nest_tiny', image_size=[224, 224])
+
+
+def test_advice_on_size_names_the_one_that_an_encoder_takes():
+    """Twice the size was advised, and refused in its turn, for ever."""
+    model = build(encoder='tu-test_maxvit', image_size=[64, 64])
+    with pytest.raises(tu.ConfigError, match='type another image_size, such as 160$'):
+        tu.try_size(model)
+
+
 @pytest.mark.parametrize('changes', NETWORKS, ids=str)
 def test_activation_checkpointing_recomputes_most_of_the_encoder(changes):
     model = build(activation_checkpointing=True, **changes).train()

@@ -386,6 +386,39 @@ def test_a_network_that_keeps_its_outputs_is_averaged(small_set, caplog):
     assert 'weights are not averaged' not in caplog.text
 
 
+class Rushing(nn.Module):
+    """In eval mode it keeps what follows from its weights, as timm's TinyViT and EfficientFormer do."""
+    def __init__(self, stale=()):
+        super().__init__()
+        self.body, self.level, self.kept, self.stale = own_network(), nn.Parameter(torch.zeros(1)), None, stale
+
+    def train(self, mode=True):
+        self.kept = None if mode else self.kept
+        return super().train(mode)
+
+    def forward(self, images):
+        level = self.level.sin()
+        if not self.training:
+            self.kept = level if self.kept is None else self.kept
+            self.stale.append(not torch.equal(self.kept, level))
+            level = self.kept
+        return self.body(images) + level
+
+    def __deepcopy__(self, memo):
+        again = Rushing(self.stale)
+        again.load_state_dict(self.state_dict())
+        again.kept = copy.deepcopy(self.kept, memo)
+        return again
+
+
+def test_what_a_network_keeps_in_eval_mode_is_not_of_other_weights(small_set, caplog):
+    stale = []
+    result = tu.train(model=Rushing(stale), data=str(small_set), **OWN_RUN | {'ema_decay': 0.5, 'num_epochs': 3})
+    assert 'weights are not averaged' not in caplog.text
+    result.model.predict(sorted((small_set / 'images').iterdir())[0])
+    assert len(stale) > 3 and not any(stale)
+
+
 def test_a_network_that_cannot_be_copied_is_not_averaged(small_set, caplog):
     locked = own_network()
     locked.lock = threading.Lock()                                     # as loggers and SummaryWriter hold one
