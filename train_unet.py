@@ -2259,12 +2259,8 @@ def lines_that_pair(config, root, files):
              or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
     times = Counter(map(masks_of, lines))
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
-    paired = {path for line in lines for pair in works[line].pairs for path in pair}
-    rest = {folder for folder, name in files if os.path.join(root, folder, name) not in paired}
-    are_left = any('skip_' in line and works[line].leaves_images for line in lines) \
-        or any(map(SOUND_WORDS.intersection, map(folder_words, rest)))
     empty = ['images without a mask are left out; those that show nothing to find can be learnt from, once each has a '
-             'mask of zeros'] * are_left
+             'mask of zeros'] * leave_images({line: works[line] for line in lines}, root, files)
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
     told = lambda line, pairs, note: f'    {line}   ({counted(len(pairs), "pair")}{note})'
@@ -2281,6 +2277,14 @@ def lines_that_pair(config, root, files):
                  'each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
+
+
+def leave_images(works, root, files):
+    """Whether lines leave out images that may show nothing to find: some of the folders they name, or good/."""
+    paired = {path for answer in works.values() for pair in answer.pairs for path in pair}
+    rest = {folder for folder, name in files if os.path.join(root, folder, name) not in paired}
+    return any('skip_' in line and answer.leaves_images for line, answer in works.items()) \
+        or any(map(SOUND_WORDS.intersection, map(folder_words, rest)))
 
 
 def without_crossed(works):
