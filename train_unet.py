@@ -5492,7 +5492,12 @@ class Checkpointed:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*inputs, **named)
         contexts = lambda: (contextlib.nullcontext(), buffers_kept(self))
-        run = lambda *inputs, **named: super(Checkpointed, self).forward(*same_tensors(inputs), **same_tensors(named))
+        given = [(inputs, named)]                                      # the first run may write into the caller's lists
+
+        def run(*kept, **kept_named):
+            args, words = given.pop() if given else (same_tensors(kept), same_tensors(kept_named))
+            return super(Checkpointed, self).forward(*args, **words)
+
         return torch.utils.checkpoint.checkpoint(run, *same_tensors(inputs), use_reentrant=False, context_fn=contexts,
                                                  **same_tensors(named))
 
@@ -7237,6 +7242,8 @@ def refuse_differences(config, folder):
     """UserError unless all processes continue the same run, with the same settings of all that decides a result: they
     would wait for each other, or each train a network of its own."""
     ours = {key: value for key, value in config.items() if key not in FREE_ON_RESUME | {'initial_weights'}}
+    if os.path.isfile(ours['augment']):
+        ours['augment'] = Path(ours['augment']).read_bytes()           # by whatever path
     folders, settings = zip(*from_all((str(folder), ours)))
     if len({*folders}) > 1:
         raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
@@ -7542,7 +7549,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     if type(loss_fn) is not SegmentationLoss and getattr(loader.dataset, 'ignores', False):
-        ask_about_ignored(state, split_batch(probes[0][0], min(2, state.batch_size))[0], loss_fn)
+        ask_about_ignored(state, split_batch(probes[0][0], state.batch_size)[0], loss_fn)
     begun, fault, cause, reached = time.monotonic(), '', None, set()
     watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
@@ -7587,27 +7594,32 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
 
 def ask_about_ignored(state, batch, loss_fn):
     """A loss of the user's is asked about masks without and with an ignored half: UserError where that alone fails, a
-    warning where it depends on what the network says there. In float32, of few images: a step needs more memory."""
+    warning where it depends on what the network says there, unless it does so whatever the mask is. What fails
+    otherwise, the trial step will tell."""
     (height, width), upper = batch['mask'].shape[1:], batch['mask'].shape[1] // 2
-    known, outputs, tried = batch['mask'] * (batch['mask'] != IGNORE), [], False
+    known, drawn, slopes = batch['mask'] * (batch['mask'] != IGNORE), random_states(), []
     ignored = known.clone()
     ignored[:, :upper] = IGNORE
-    of_pixels = lambda x: torch.is_tensor(x) and x.requires_grad and x.shape[-2:] == (height, width)
-    keep = lambda model, given, output: outputs.extend(filter(of_pixels, pytree.tree_leaves(output)))
     state.model.train()
-    try:
-        run_loss(loss_fn, state.model, 'float32', batch | {'mask': known})
-        tried = True
-        with state.model.register_forward_hook(keep):
-            losses, _ = run_loss(loss_fn, state.model, 'float32', batch | {'mask': ignored})
-            slopes = torch.autograd.grad(losses.sum(), outputs, allow_unused=True) if outputs else ()
-    except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
-        if is_out_of_memory(error):                                    # which the trial step may mend
-            return
-        if not tried:
-            raise
-        raise UserError(f'loss_fn: fails {AT_IGNORED.format(f" ({in_words(error)})")}') from None
-    if any(slope is not None and slope[..., :upper, :].any() for slope in slopes):
+    for mask in (known, ignored):
+        outputs = []
+
+        def keep(model, given, output):                                # the loss gets copies, which it may write into
+            of_pixels = lambda x: torch.is_tensor(x) and x.requires_grad and x.shape[-2:] == (height, width)
+            outputs.extend(filter(of_pixels, pytree.tree_leaves(output)))
+            return pytree.tree_map(lambda x: x.clone() if of_pixels(x) else x, output)
+
+        set_random_states(drawn)
+        try:
+            with state.model.register_forward_hook(keep):
+                losses, _ = run_loss(loss_fn, state.model, state.dtype, batch | {'mask': mask})
+            slopes.append(torch.autograd.grad(losses.sum(), outputs, allow_unused=True) if outputs else ())
+        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
+            if mask is known or is_out_of_memory(error):
+                return
+            raise UserError(f'loss_fn: fails {AT_IGNORED.format(f" ({in_words(error)})")}') from None
+    if any(slope is not None and slope[..., :upper, :].any() and (usual is None or not torch.equal(slope, usual))
+           for usual, slope in zip(*slopes)):
         warn([f'loss_fn: also learns {AT_IGNORED.format("")}'])
 
 

@@ -560,6 +560,25 @@ def test_activation_checkpointing_of_blocks_that_change_the_lists_that_they_are_
         assert torch.equal(usual.grad, ours.grad) and usual.grad.abs().max() > 0
 
 
+class Noting(nn.Conv2d):
+    """Appends what it finds to the list that it is given."""
+    def forward(self, maps, found):
+        found.append(super().forward(maps).tanh())
+        return found[-1] * 2
+
+
+def test_activation_checkpointing_lets_a_block_write_into_the_list_of_its_caller():
+    plain, saving = Noting(4, 4, 3), tu.change_forward(Noting(4, 4, 3), tu.Checkpointed)
+    saving.load_state_dict(plain.state_dict())
+    images, losses = torch.randn(2, 4, 8, 8), []
+    for block in (plain, saving):
+        found = []
+        losses.append((block(images, found).square() + sum(found)).sum())
+        losses[-1].backward()
+        assert len(found) == 1
+    assert losses[0] == losses[1] and torch.equal(plain.weight.grad, saving.weight.grad)
+
+
 def test_a_network_of_which_the_library_knows_no_levels_is_refused_in_words():
     with pytest.raises(tu.ConfigError, match='encoder=.tu-nest_tiny.: IndexError: list index'):
         build(encoder='tu-nest_tiny', image_size=[224, 224])

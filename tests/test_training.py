@@ -717,14 +717,39 @@ def of_classes(**settings):
     return loss_fn
 
 
+def binary_in_place(model, batch):
+    logits, ignored = model(batch['image']), batch['mask'][:, None] == 255
+    logits[ignored] = 0
+    truth = batch['mask'][:, None].float().masked_fill(ignored, 0.5)
+    return F.binary_cross_entropy_with_logits(logits, truth, reduction='none').mean((1, 2, 3))
+
+
+def certainty(model, batch):
+    """Looks at no mask."""
+    return -model(batch['image']).sigmoid().sub(0.5).square().mean((1, 2, 3))
+
+
+def of_five(model, batch):
+    """Compares the images of a batch, as contrastive losses do."""
+    assert len(batch['mask']) == 5 or not torch.is_grad_enabled()
+    return binary_of_the_known(model, batch)
+
+
 @pytest.mark.parametrize('loss_fn, augment, told', [
+    (binary_in_place, 'strong', ''), (certainty, 'strong', ''), (of_five, 'strong', ''),
     (binary, 'strong', 'loss_fn: also learns where the mask is 255'), (binary, 'default', ''),
     (binary_of_the_known, 'strong', ''), (of_classes(ignore_index=255), 'strong', ''), (of_classes(), 'default', '')])
 def test_a_loss_that_learns_from_what_is_ignored_is_told(loss_fn, augment, told, small_set, caplog):
     """No mask holds 255, but augmentation brings some in; up to 25 epochs it mirrors only."""
-    result = tu.train(data=str(small_set), loss_fn=loss_fn, augment=augment, **TINY | {'num_epochs': 1})
+    settings = TINY | {'num_epochs': 1, 'batch_size': 5, 'augment': augment}
+    result = tu.train(data=str(small_set), loss_fn=loss_fn, **settings)
     assert len(result.history) == 1
     assert ('mask is 255' in caplog.text) == bool(told) and told in caplog.text
+
+
+def test_a_loss_without_a_gradient_is_not_taken_for_one_that_fails_at_what_is_ignored(small_set):
+    with pytest.raises(tu.UserError, match='the loss has no gradient'):
+        tu.train(data=str(small_set), loss_fn=lambda *given: binary(*given).detach(), augment='strong', **TINY)
 
 
 def test_a_loss_that_fails_at_what_is_ignored_is_refused_at_the_start(small_set):
