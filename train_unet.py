@@ -7614,12 +7614,14 @@ def ask_about_ignored(state, batch, loss_fn):
             with state.model.register_forward_hook(keep):
                 losses, _ = run_loss(loss_fn, state.model, state.dtype, batch | {'mask': mask})
             slopes.append(torch.autograd.grad(losses.sum(), outputs, allow_unused=True) if outputs else ())
+            learns = len(slopes) == 2 and any(                         # a GPU tells of its errors here
+                slope is not None and slope[..., :upper, :].any() and (usual is None or not torch.equal(slope, usual))
+                for usual, slope in zip(*slopes))
         except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
             if mask is known or is_out_of_memory(error):
                 return
             raise UserError(f'loss_fn: fails {AT_IGNORED.format(f" ({in_words(error)})")}') from None
-    if any(slope is not None and slope[..., :upper, :].any() and (usual is None or not torch.equal(slope, usual))
-           for usual, slope in zip(*slopes)):
+    if learns:
         warn([f'loss_fn: also learns {AT_IGNORED.format("")}'])
 
 
@@ -7771,7 +7773,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         ONE_TRAINING.release()
         if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
             gc.collect()                                               # imports during the run leave cycles of frames
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):                    # a failed assertion ends all work on a GPU
+                torch.cuda.empty_cache()
 
 
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
@@ -7986,8 +7989,8 @@ def refuse_other_files(pairs, images):
     parts = [part for mask in masks for part in os.fsdecode(mask).split(UNITED) if os.path.isfile(part)]
     sizes = json.dumps([*map(os.path.getsize, parts)])
     if len({*from_all(images + hashlib.sha256(sizes.encode()).hexdigest())}) > 1:
-        raise UserError('the images or masks are not the same for all processes: use a folder that all machines share, '
-                        'or equal copies')
+        raise UserError('the data are not the same for all processes: use a folder that all machines share, or equal '
+                        'copies; Datasets of your own are given whole, for each process takes its share')
 
 
 def name_contents(data, config):

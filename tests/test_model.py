@@ -410,6 +410,17 @@ def learn_from_every_other_pixel():
             assert torch.allclose(usual.grad, ours.grad, rtol=1e-3, atol=1e-2 * usual.grad.abs().max().item())
 
 
+@pytest.mark.parametrize('layer, is_ours', [
+    (nn.Conv2d(6, 6, 1, 2, groups=3), True), (nn.Conv2d(3, 6, 1, (1, 3), padding='valid'), True),
+    (nn.Conv2d(16, 6, 1, 2), False), (nn.Conv2d(3, 6, 1, 2, padding=1), False), (nn.Conv2d(3, 6, (1, 2), 2), False)])
+def test_strides_of_single_pixels_give_what_they_gave(layer, is_ours):
+    images = torch.randn(2, layer.in_channels, 9, 10)
+    usual = layer(images)
+    tu.laid_out(nn.Sequential(layer), {'channels_last': True}, torch.device('cpu'))
+    assert isinstance(layer, tu.ConvolvesEveryNth) == is_ours
+    assert torch.allclose(layer(images), usual, atol=1e-6)
+
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
 def test_strides_of_single_pixels_do_not_corrupt_memory():
     """torch 2.6 to 2.15 wrote beyond the memory of such gradients: the process died."""
@@ -538,7 +549,7 @@ class Dense(nn.Module):
         found = [maps]
         for layer in self.layers:
             found.append(layer(found))
-        return sum(self.branches(found[1:], scale=0.5))
+        return sum(self.branches(maps=found[1:], scale=0.5))
 
 
 class Joined(nn.Conv2d):

@@ -508,7 +508,7 @@ def have_other_files(kind, rank):
 @needs_linux
 @pytest.mark.parametrize('prepare, told', [
     (decay_more, 'weight_decay=0.5: of process 1; the first has 0.01, and all need the same settings'),
-    *((functools.partial(have_other_files, kind), 'the images or masks are not the same for all processes')
+    *((functools.partial(have_other_files, kind), 'the data are not the same for all processes')
       for kind in ('images', 'masks'))])
 def test_processes_with_other_settings_or_files_than_the_first_are_refused(undisturbed, tmp_path, prepare, told):
     """Each trained a network of its own, without a word, or they waited for each other."""

@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import train_unet as tu
-from conftest import ENOUGH, ROOT, TINY, draw_set
+from conftest import ENOUGH, ROOT, TINY, draw_set, draw_three
 from helpers import OWN, PLAIN, SMALL, Harm, Samples, assert_same, edited, final, log_text, network, noisy_squares
 from helpers import squares, stop_at, stopping_at, train, train_own
 from helpers import WORDS
@@ -185,6 +185,11 @@ class Deep(nn.Conv2d):
         return torch.stack([logits, logits], 1) if self.training else logits
 
 
+class Levels(nn.Conv2d):
+    def forward(self, images):
+        return [super().forward(images)][1]
+
+
 class Decided(nn.Conv2d):
     def forward(self, images):
         return super().forward(images).argmax(1, keepdim=True)
@@ -195,6 +200,8 @@ class Decided(nn.Conv2d):
     (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
     (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\).*type in_channels=1'),
     (nn.Conv2d(3, 1, 65), r'cannot take normalised float32 images \(1, 3, 64, 64\).*if that is the size type'),
+    (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(8, 1, 1)), 'to have 8 channels, but got 16.*if that is the size type'),
+    (Levels(3, 1, 1), 'cannot take normalised.*IndexError: list index out of range'),
     (Deep(3, 1, 1), r'gives a tensor \(\d, 2, 1, 64, 64\), torch.float32; wanted are the logits alone'),
     (own_network().append(nn.Sigmoid()), 'ends in a sigmoid or softmax; wanted are the logits before it'),
     (Decided(3, 2, 1), r'gives a tensor \(1, 1, 64, 64\), torch.int64; wanted are the logits alone'),
@@ -411,11 +418,13 @@ class Rushing(nn.Module):
         return again
 
 
-def test_what_a_network_keeps_in_eval_mode_is_not_of_other_weights(small_set, caplog):
-    stale = []
-    result = tu.train(model=Rushing(stale), data=str(small_set), **OWN_RUN | {'ema_decay': 0.5, 'num_epochs': 3})
+@pytest.mark.parametrize('decay', [0.5, None])
+def test_what_a_network_keeps_in_eval_mode_is_not_of_other_weights(decay, small_set, caplog):
+    stale, settings = [], OWN_RUN | {'ema_decay': decay, 'num_epochs': 6, 'learning_rate': 0.3}
+    result = tu.train(model=Rushing(stale), data=str(small_set), **settings)
     assert 'weights are not averaged' not in caplog.text
     result.model.predict(sorted((small_set / 'images').iterdir())[0])
+    assert result.best['epoch'] < 6                                    # whose weights came back after the last one
     assert len(stale) > 3 and not any(stale)
 
 
@@ -745,6 +754,12 @@ def test_a_loss_that_learns_from_what_is_ignored_is_told(loss_fn, augment, told,
     result = tu.train(data=str(small_set), loss_fn=loss_fn, **settings)
     assert len(result.history) == 1
     assert ('mask is 255' in caplog.text) == bool(told) and told in caplog.text
+
+
+def test_a_loss_that_learns_from_masks_with_ignored_pixels_is_told(tmp_path, caplog):
+    settings = TINY | {'num_epochs': 1, 'augment': 'none', 'mask_values': {0: 0, 1: 1, 2: 255}}
+    tu.train(data=str(draw_three(tmp_path / 'set')), loss_fn=binary, **settings)
+    assert 'loss_fn: also learns where the mask is 255' in caplog.text
 
 
 def test_a_loss_without_a_gradient_is_not_taken_for_one_that_fails_at_what_is_ignored(small_set):
