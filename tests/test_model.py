@@ -422,7 +422,7 @@ def test_strides_of_single_pixels_give_what_they_gave(layer, is_ours):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
-def test_strides_of_single_pixels_do_not_corrupt_memory():
+def test_strides_of_single_pixels_do_not_corrupt_memory(forks):
     """torch 2.6 to 2.15 wrote beyond the memory of such gradients: the process died."""
     process = FORKS.Process(target=learn_from_every_other_pixel)
     process.start()

@@ -200,7 +200,7 @@ class Decided(nn.Conv2d):
     (own_network(classes=2), r'gives \(1, 2, 64, 64\).*2 classes want logits \(1, 1, 64, 64\), one channel'),
     (own_network(in_channels=1), r'cannot take normalised float32 images \(1, 3, 64, 64\).*type in_channels=1'),
     (nn.Conv2d(3, 1, 65), r'cannot take normalised float32 images \(1, 3, 64, 64\).*if that is the size type'),
-    (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(8, 1, 1)), 'to have 8 channels, but got 16.*if that is the size type'),
+    (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(8, 1, 1)), 'have 8 channels, but got 16.*if that is the size type'),
     (Levels(3, 1, 1), 'cannot take normalised.*IndexError: list index out of range'),
     (Deep(3, 1, 1), r'gives a tensor \(\d, 2, 1, 64, 64\), torch.float32; wanted are the logits alone'),
     (own_network().append(nn.Sigmoid()), 'ends in a sigmoid or softmax; wanted are the logits before it'),
