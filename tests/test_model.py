@@ -397,15 +397,17 @@ def test_a_network_with_a_convolution_in_three_dimensions_lies_in_channels_last(
 
 
 def learn_from_every_other_pixel():
-    """What a forked process does: gradients of a network as mobileone and RepVGG begin, in channels_last."""
+    """What a forked process does: gradients of a layer with which mobileone and RepVGG begin, in channels_last."""
     torch.set_num_threads(1)
-    plain = nn.Sequential(nn.Conv2d(3, 48, 1, 2, bias=False), nn.Conv2d(48, 8, 3), nn.Conv2d(8, 8, 1, (1, 3)))
+    plain = nn.Sequential(nn.Conv2d(3, 48, 1, 2, bias=False))
     network = tu.laid_out(copy.deepcopy(plain), {'channels_last': True}, torch.device('cpu'))
-    for _ in range(20):
+    for _ in range(40):
         images = torch.randn(4, 3, 96, 96)
-        for each in (plain, network):
+        for each, layout in ((plain, torch.contiguous_format), (network, torch.channels_last)):
             each.zero_grad()
-            each(images).square().sum().backward()
+            each(images.contiguous(memory_format=layout).requires_grad_()).square().sum().backward()
+            others = [torch.randn(size) for size in (10, 100, 1000, 5000)]             # what a fault would run into
+        assert len(others) == 4
         for usual, ours in zip(plain.parameters(), network.parameters(), strict=True):
             assert torch.allclose(usual.grad, ours.grad, rtol=1e-3, atol=1e-2 * usual.grad.abs().max().item())
 
