@@ -597,6 +597,14 @@ def test_a_network_of_which_the_library_knows_no_levels_is_refused_in_words():
         build(encoder='tu-nest_tiny', image_size=[224, 224])
 
 
+def test_a_network_that_runs_out_of_levels_takes_no_images_of_this_size():
+    class Levels(nn.Conv2d):
+        def forward(self, images):
+            return [super().forward(images)][images.shape[-1] // 8]
+
+    assert [tu.takes(Levels(3, 1, 1), torch.zeros(1, 3, side, side)) for side in (4, 8)] == [True, False]
+
+
 def test_advice_on_size_names_the_one_that_an_encoder_takes():
     """Twice the size was advised, and refused in its turn, for ever."""
     model = build(encoder='tu-test_maxvit', image_size=[64, 64])

@@ -4,12 +4,14 @@ Run: python -m pytest tests/test_processes.py
 """
 import contextlib
 import functools
+import json
 import logging
 import multiprocessing
 import os
 import re
 import runpy
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,7 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import train_unet
 from conftest import FORKS, ROOT, TINY, draw_set
-from helpers import assert_same, final
+from helpers import assert_same, final, save
 
 needs_linux = pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
 
@@ -499,22 +502,61 @@ def decay_more(rank):
         train_unet.CONFIG.update(weight_decay=0.5, num_workers=1)
 
 
-def have_other_files(kind, rank):
+def have_other_files(name, rank):
     """Process 1 has a copy of the data in which one file is longer."""
     real = os.path.getsize
-    os.path.getsize = lambda path: real(path) + (rank and str(path).endswith(f'{kind}/003.png'))
+    os.path.getsize = lambda path: real(path) + (rank and str(path).endswith(name))
 
 
 @needs_linux
 @pytest.mark.parametrize('prepare, told', [
     (decay_more, 'weight_decay=0.5: of process 1; the first has 0.01, and all need the same settings'),
-    *((functools.partial(have_other_files, kind), 'the data are not the same for all processes')
+    *((functools.partial(have_other_files, f'{kind}/003.png'), 'the data are not the same for all processes')
       for kind in ('images', 'masks'))])
 def test_processes_with_other_settings_or_files_than_the_first_are_refused(undisturbed, tmp_path, prepare, told):
     """Each trained a network of its own, without a word, or they waited for each other."""
     codes, printed = run_job(tmp_path, undisturbed[1], prepare, num_epochs=1)
     assert codes == [2, 2] and told in printed[0] and 'num_workers=1' not in printed[0], printed
     assert not (tmp_path / 'run').exists()
+
+
+def type_other_paths(folder, rank):
+    """Process 1 was given the same files by other paths."""
+    augment, weights = 'copy.json' if rank else 'flip.json', folder / 'best.pt' if rank else folder
+    with open(augment, 'w') as file:
+        json.dump(train_unet.A.to_dict(train_unet.A.HorizontalFlip(p=0.5)), file)
+    train_unet.CONFIG.update(augment=augment, initial_weights=str(weights))
+
+
+@needs_linux
+def test_the_same_files_may_be_typed_by_other_paths(undisturbed, tmp_path):
+    prepare = functools.partial(type_other_paths, undisturbed[0])
+    codes, printed = run_job(tmp_path, undisturbed[1], prepare, num_epochs=1)
+    assert codes == [0, 0], printed
+
+
+@needs_linux
+def test_masks_that_are_united_are_compared_file_by_file(undisturbed, tmp_path):
+    data, prepare = tmp_path / 'set', functools.partial(have_other_files, '003_b.png')
+    shutil.copytree(undisturbed[1], data)
+    for stem in range(20):
+        (data / f'masks/{stem:03d}.png').rename(data / f'masks/{stem:03d}_a.png')
+        save(data / f'masks/{stem:03d}_b.png', np.eye(40)[::-1] * (np.arange(40) < 4) * 255)           # a corner
+    codes, printed = run_job(tmp_path / 'job', data, prepare, mask_pattern='{stem}_*.png', num_epochs=1)
+    assert codes == [2, 2] and 'the data are not the same' in printed[0], printed
+
+
+def test_data_sets_of_ones_own_are_given_whole(forks, tmp_path):
+    """Of unequal lengths they waited for each other."""
+    script = write_script(2)
+    with open(script) as file:
+        text = file.read()
+    assert 'return 43' in text
+    with open(script, 'w') as file:
+        file.write(text.replace('return 43', 'return 43 - 5 * int(os.environ["RANK"])'))
+    run_forked(2, script, codes=(2,))
+    with open('printed0.txt') as file:
+        assert 'Datasets of your own are given whole' in file.read()
 
 
 def break_an_image(rank):
