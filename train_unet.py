@@ -113,7 +113,7 @@ CONFIG = {
     'masks': None,                # folder of the masks; both or neither: images='*/scans' masks='*/manual'
     'image_pattern': None,        # file names of the images, if only a part of each name is shared: '{stem}_image.png'
     'mask_pattern': None,         # file names of the masks: '{stem}_label.png'; '{stem}_*.png' unites several of one
-    'skip_unpaired': False,       # True: leave out images without a mask instead of stopping
+    'skip_unpaired': False,       # True: leave out files without a partner instead of stopping
     'rescale_masks': False,       # True: bring masks of the same proportions to the size of their images;
                                   # 'stretch': masks of any proportions, such as were squeezed into one size
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
@@ -152,9 +152,9 @@ CONFIG = {
     'initial_weights': None,      # run folder or best.pt to start from: its network, on other data or classes
 
     # --- training ---
-    'num_epochs': 'auto',         # passes over the images; 'auto': about 4,000 steps, from 20 to 200 epochs;
-                                  # on a CPU about 1,000 steps, from 10 to 200 epochs; the demo 10, Dataset objects 20
-    'batch_size': 8,              # images in one forward pass on one device: the number that decides memory
+    'num_epochs': 'auto',         # passes over the images; 'auto': about 32,000 images, from 20 to 200 epochs;
+                                  # on a CPU about 8,000, from 10 to 200 epochs; the demo 10, Dataset objects 20
+    'batch_size': 8,              # images in one forward pass, of all processes together: what decides memory
     'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
     'optimizer': 'AdamW',         # any of torch.optim except LBFGS, SparseAdam and Muon; SGD gets momentum
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam... and RMSprop, at most
@@ -175,20 +175,20 @@ CONFIG = {
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
                                   # 'auto': 0.18 for the default network on a CPU, not compiled, if images are
                                   # resized to 128 or more, else 0
-    'early_stopping_patience': 20,  # epochs without a better validation score; None: never stop early
+    'early_stopping_patience': 20,  # epochs at full size without a better validation score; None: never stop early
     'seed': 0,                    # of weights, split, order and augmentation
 
     # --- precision ---
     'use_amp': 'auto',            # True, False, 'auto': mixed precision where there are units for it, not on Apple GPUs
     'amp_dtype': 'auto',          # 'bfloat16', 'float16' (adds a gradient scaler), 'auto': bfloat16 where native
     'tf32_matmul_precision': 'high',  # float32 arithmetic on Ampere and later: 'highest' exact, 'high' and 'medium'
-                                  # TF32, None leaves PyTorch's own setting
+                                  # TF32 ('medium' on a CPU: bfloat16), None leaves PyTorch's own setting
     'keep_float32': None,         # name of a module that stays out of autocast: 'segmentation_head'
     'init_scale': 65536.0,        # float16 only: first loss scale,
     'growth_factor': 2.0,         # ... its rise after growth_interval sound steps,
     'backoff_factor': 0.5,        # ... its fall after an overflow,
     'growth_interval': 2000,      # ... in optimizer steps
-    'max_bad_steps': 5,           # unsound steps in a row before precision steps down (float16 -> bfloat16 -> float32)
+    'max_bad_steps': 5,           # unsound steps in a row before precision steps down (to bfloat16 if native, float32)
 
     # --- speed and memory ---
     'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that this machine has
@@ -249,7 +249,7 @@ RANGES = {
     'momentum': (0, 0.9999), 'warmup_fraction': (0, 0.9), 'grad_clip': (0, 1e9), 'ema_decay': (0, 0.99999),
     'early_stopping_patience': (1, 10**6), 'seed': (0, 2**32 - 1), 'init_scale': (1e-3, 2.0**40),
     'growth_factor': (1, 1000), 'backoff_factor': (0, 0.999), 'growth_interval': (1, 10**9), 'max_bad_steps': (1, 1000),
-    'checkpoint_minutes': (0, 10**6), 'decoder_channels': (1, 4096), 'std': (0, 1e9), 'mean': (-1e9, 1e9),
+    'checkpoint_minutes': (0, 10**6), 'decoder_channels': (1, 4096), 'std': (0, 1e30), 'mean': (-1e30, 1e30),
     'class_weights': (0, 1e6), 'progressive_resizing': (0, 1), 'oversample_foreground': (0, 1),
 }
 ABOVE_ZERO = {'learning_rate', 'grad_clip', 'std', 'backoff_factor', 'growth_factor'}
@@ -1084,7 +1084,8 @@ VERY_LARGE = 200e6                 # parameters: float16 activations of such net
 OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold group_pattern '
               'num_classes mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype '
               'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss '
-              'initial_weights class_weights progressive_resizing oversample_foreground'.split())  # idle for own data
+              'initial_weights class_weights progressive_resizing oversample_foreground '
+              'channels_last'.split())        # idle for own data
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -4928,7 +4929,7 @@ def settle(config, hardware, data, is_demo):
     """Replace each 'auto' that depends on the data or the machine -> (config, {key: reason}). What was typed stays."""
     config, why = dict(config), {}
     on_cpu = hardware.kind == 'cpu'
-    largest, usual_steps, fewest_epochs = (256, 1000, 10) if on_cpu else (512, 4000, 20)
+    largest, usual_images, fewest_epochs = (256, 8_000, 10) if on_cpu else (512, 32_000, 20)
 
     def choose(key, value, reason):
         if config[key] == 'auto':
@@ -4947,11 +4948,10 @@ def settle(config, hardware, data, is_demo):
         choose('decoder_channels', [128, 64, 32, 16, last] if is_small else [256, 128, 64, 32, 16],
                'about half the usual width, sooner good on a CPU' if is_small else 'the usual width')
     count = len(data.pairs.rows('train'))
-    effective = config['batch_size'] * config['accumulation_steps']
-    epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_steps * effective / count)))
+    epochs = 10 if is_demo else min(200, max(fewest_epochs, round(usual_images / count)))
     per_epoch = WindowSampler(count, config).num_windows               # optimizer steps of an epoch
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
-           f'{epochs * per_epoch:,} steps; usual are {usual_steps:,} in {fewest_epochs} to 200 epochs')
+           f'{epochs * per_epoch:,} steps; usual are {usual_images:,} images, in {fewest_epochs} to 200 epochs')
     is_sparse = too_few_show(data.rarity[data.pairs.rows('train')], config)
     choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
            + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
@@ -5283,8 +5283,8 @@ def laid_out(model, config, device):
                 module.register_forward_pre_hook(to_nchw)
         elif on_apple and isinstance(module, nn.AdaptiveAvgPool2d):
             change_forward(module, PooledByProduct)
-        elif device.type == 'cpu' and type(module) is nn.Conv2d and module.in_channels < 16 \
-                and max(module.stride) > module.kernel_size[0] * module.kernel_size[1] == 1 \
+        elif device.type == 'cpu' and type(module) in (nn.Conv2d, mixed(Float32, nn.Conv2d)) \
+                and module.in_channels < 16 and max(module.stride) > math.prod(module.kernel_size) == 1 \
                 and module.padding in ((0, 0), 'valid'):
             change_forward(module, ConvolvesEveryNth)
     if on_apple:
@@ -5305,9 +5305,9 @@ class ConvolvesEveryNth:
     """Mixin: a 1x1 convolution with a stride reads every n-th pixel. With few channels in channels_last, torch (2.6 to
     2.15) writes beyond its memory in the backward pass of that on a CPU: a heap that is corrupted ends the process."""
 
-    def forward(self, maps):
+    def _conv_forward(self, maps, weight, bias):                       # what forward calls, also that of Float32
         high, wide = self.stride
-        return F.conv2d(maps[..., ::high, ::wide], self.weight, self.bias, groups=self.groups)
+        return F.conv2d(maps[..., ::high, ::wide], weight, bias, groups=self.groups)
 
 
 class PooledByProduct:
@@ -5491,15 +5491,16 @@ class Checkpointed:
     def forward(self, *inputs, **named):
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*inputs, **named)
-        contexts = lambda: (contextlib.nullcontext(), buffers_kept(self))
         given = [(inputs, named)]                                      # the first run may write into the caller's lists
 
         def run(*kept, **kept_named):
-            args, words = given.pop() if given else (same_tensors(kept), same_tensors(kept_named))
-            return super(Checkpointed, self).forward(*args, **words)
+            if given:
+                args, words = given.pop()
+                return super(Checkpointed, self).forward(*args, **words)
+            with buffers_kept(self):
+                return super(Checkpointed, self).forward(*same_tensors(kept), **same_tensors(kept_named))
 
-        return torch.utils.checkpoint.checkpoint(run, *same_tensors(inputs), use_reentrant=False, context_fn=contexts,
-                                                 **same_tensors(named))
+        return torch.utils.checkpoint.checkpoint(run, *same_tensors(inputs), use_reentrant=False, **same_tensors(named))
 
 
 def same_tensors(inputs):
@@ -5655,8 +5656,8 @@ def tile_offsets(length, side, overlap, stride=32):
 def find_reach(model, images, tile, config=None):
     """How many pixels deep the logits of a tile (h, w) depend on what lies around it: half the receptive field.
 
-    Measured: the deepest logit that changes when the pixels of the rim do. The tile is noise of the type of `images`
-    (1, C, ...); noise for float images has the config's mean and std.
+    Measured: the deepest logit that changes when the pixels of the rim do; the longer side where that is in the middle,
+    as it is then unknown. The tile is noise of the type of `images` (1, C, ...); floats have the config's mean and std.
     """
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile)))
     other = 255 - noise
@@ -5666,7 +5667,8 @@ def find_reach(model, images, tile, config=None):
     other[..., 1:-1, 1:-1] = noise[..., 1:-1, 1:-1]
     changed = (model(noise.to(images)) != model(other.to(images))).any(1)[0].cpu()
     depths = [torch.minimum(at, length - 1 - at) for length, at in zip(tile, map(torch.arange, tile))]
-    return int((torch.minimum(depths[0][:, None], depths[1]) * changed).max())
+    deepest = int((torch.minimum(depths[0][:, None], depths[1]) * changed).max())
+    return deepest if 2 * deepest + 2 < min(tile) else max(tile)
 
 
 def tile_weights(begins, side, overlap, reach):
@@ -6158,7 +6160,8 @@ def batch_length(batch):
 
 def split_batch(batch, most):
     """A batch as consecutive pieces of at most `most` images (a leftover of one joins its neighbour)."""
-    count, whole, are_lists = batch_length(batch), id(batch), is_unjoined(batch)
+    count, whole = batch_length(batch), id(batch)
+    are_lists = is_unjoined(batch) or isinstance(batch, dict) and '_left_out' in batch     # ours: masks may be as high
     is_whole = lambda value: torch.is_tensor(value) and value.ndim > 0 and len(value) == count
     # one item per sample; not (x, y) of two samples. By the batch's id: pytree never frees what is_leaf holds
     is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and id(value) != whole \
@@ -7307,7 +7310,9 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['data'] == 'demo' and os.path.isdir('demo'):
         warn(['data=demo is the built-in set; data=demo/ is the folder'])
     data = from_first(lambda: inspect_data(config, decode))
-    if np.count_nonzero(data.shares) < 2:                              # 0 where no training images are left
+    if not len(data.pairs.rows('train')):
+        raise DataError(['no training image is left: all of them are broken, or do not fit their masks', *data.notes])
+    if np.count_nonzero(data.shares) < 2:
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn; '
                          'say in mask_values what the values mean, or draw another split, with another seed or '
                          'val_fraction, if validation alone holds the others', *describe_data(data, config)])
@@ -8453,7 +8458,7 @@ def chosen_samples(shows, most=6):
     return chosen.tolist()
 
 
-def draw_samples(model, dataset, path, dtype=None, captions=None):
+def draw_samples(model, dataset, path, dtype=None, captions=None, tta=False):
     """A sheet of images beside truth, prediction and errors -> the page. captions: {index: words after the name of the
     file}; None: six images, see chosen_samples."""
     if captions is None:
@@ -8463,7 +8468,7 @@ def draw_samples(model, dataset, path, dtype=None, captions=None):
     root = os.path.dirname(root) if os.path.isfile(root) else root
     rows = ((os.path.abspath(dataset.name(index)).removeprefix(root + os.sep) + captions[index],
              [viewable(image), colour_mask(truth, count), colour_mask(mask, count), colour_errors(mask, truth, count)])
-            for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype))
+            for (index, truth), image, mask in decide_stream(model, read_all(dataset, captions), dtype, tta))
     return sheet(rows, ['image', 'truth', 'prediction', 'errors'], path, colour_key(model.config))
 
 
@@ -9021,7 +9026,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     trouble = None
     try:
         write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
-        draw_samples(model, dataset, folder / 'worst.png', captions=worst)
+        draw_samples(model, dataset, folder / 'worst.png', captions=worst, tta='tta' in changed)
         draw_confusion(counts[level], names, folder / 'confusion.png')
         with contextlib.suppress(UserError, LookupError, TypeError):   # without last.pt the old curves stay
             draw_curves(load_last(run)[0]['history'], folder / 'curves.png')

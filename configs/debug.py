@@ -1,6 +1,6 @@
-"""To see in a minute whether code and data work; the result is worthless.
+"""To see soon whether code and data work (some hundred images take a minute); the result is worthless.
 
-Everything a long run does is done once: train, validate, save, draw.
+What a long run does is done: train, validate, save, draw. But for mixed precision and data workers.
 """
 config = {
     'encoder': 'tu-resnet10t',

@@ -463,7 +463,7 @@ def test_a_png_whose_end_is_zeros_is_broken(folder, name, capsys):
 
 
 def test_skip_broken_needs_images_on_both_sides(folder):
-    """Where all validation images break there is nothing to validate on."""
+    """Without validation images it is said what the scores then are of; without training images nothing trains."""
     look(folder)
     for name in 'abcd':
         for kind in ('images', 'masks'):
@@ -472,9 +472,14 @@ def test_skip_broken_needs_images_on_both_sides(folder):
             (folder / kind / f'{name}.png').unlink()
     put(folder / 'images/train/b.png', 'hello')
     look(folder, skip_broken=True)
+    sound = (folder / 'images/val/a.png').read_bytes()
+    put(folder / 'images/val/a.png', 'hello')
+    config, *_ = train_unet.resolve_config(None, {**TINY, 'data': str(folder), 'skip_broken': True})
+    assert any('no validation images: ' in note for note in train_unet.inspect_data(config).notes)
+    put(folder / 'images/val/a.png', sound)
     for name in 'cd':
         put(folder / f'images/train/{name}.png', 'hello')
-    with pytest.raises(train_unet.UserError):
+    with pytest.raises(train_unet.UserError, match='no training image is left'):
         look(folder, skip_broken=True)
 
 

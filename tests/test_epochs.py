@@ -21,14 +21,16 @@ import termios
 import time
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch import nn
 
 import train_unet as tu
 from conftest import TINY
-from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, assert_same, at_training_call, events, last, log_text
-from helpers import network, out_of_memory, squares, stop_at, train, train_own
+from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, assert_same, at_training_call, dataset, events, last
+from helpers import log_text, network, out_of_memory, squares, stop_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -185,6 +187,24 @@ def test_out_of_memory_in_validation(count, most):
     exact = squares(by_hand.eval(), batch).mean().item()
     assert result.best['loss'] == pytest.approx(exact, rel=1e-5)
     assert [row['event'].split(':')[0] for row in result.history] == ['out of memory in validation', '']
+
+
+def test_masks_as_high_as_a_batch_is_long_are_cut_between_images(tmp_path):
+    """Each mask was cut by its rows, and half of them were held against the wrong images."""
+    for number in range(9):
+        split, random = 'val' if number else 'train', np.random.default_rng(number)
+        for kind, shape in (('images', (8, 12, 3)), ('masks', (8, 12))):
+            path = tmp_path / kind / split / f'{number}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(255 * random.integers(0, 2, shape, np.uint8)).save(path)
+    data, config = dataset(tmp_path, 'val', mean=100.0, std=100.0)
+    loader, model = tu.build_loader(data, config, CPU, batch_size=8), tu.build_model(config)
+    judge = functools.partial(tu.evaluate_model, model, loader, tu.SegmentationLoss(config), 'float32')
+    usual = judge()
+    out_of_memory(model, lambda _, size, calls: size > 4)
+    cut = judge()
+    assert (usual.pop('parts'), cut.pop('parts')) == (1, 2) and 0 < usual['iou'] < 1
+    assert all(cut[key] == pytest.approx(value) for key, value in usual.items())
 
 
 def test_a_batch_that_does_not_fit_on_its_way_to_the_device_is_halved_in_validation(monkeypatch):

@@ -415,12 +415,16 @@ def learn_from_every_other_pixel():
 @pytest.mark.parametrize('layer, is_ours', [
     (nn.Conv2d(6, 6, 1, 2, groups=3), True), (nn.Conv2d(3, 6, 1, (1, 3), padding='valid'), True),
     (nn.Conv2d(16, 6, 1, 2), False), (nn.Conv2d(3, 6, 1, 2, padding=1), False), (nn.Conv2d(3, 6, (1, 2), 2), False)])
-def test_strides_of_single_pixels_give_what_they_gave(layer, is_ours):
-    images = torch.randn(2, layer.in_channels, 9, 10)
-    usual = layer(images)
-    tu.laid_out(nn.Sequential(layer), {'channels_last': True}, torch.device('cpu'))
+@pytest.mark.parametrize('in_float32', [False, True])
+def test_strides_of_single_pixels_give_what_they_gave(layer, is_ours, in_float32):
+    images, layer = torch.randn(2, layer.in_channels, 9, 10), copy.deepcopy(layer)
+    usual, network = layer(images), nn.Sequential(layer)
+    tu.keep_float32(network, '0' if in_float32 else None)
+    tu.laid_out(network, {'channels_last': True}, torch.device('cpu'))
     assert isinstance(layer, tu.ConvolvesEveryNth) == is_ours
     assert torch.allclose(layer(images), usual, atol=1e-6)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert layer(images).dtype == (torch.float32 if in_float32 else torch.bfloat16)
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
@@ -590,6 +594,21 @@ def test_activation_checkpointing_lets_a_block_write_into_the_list_of_its_caller
         losses[-1].backward()
         assert len(found) == 1
     assert losses[0] == losses[1] and torch.equal(plain.weight.grad, saving.weight.grad)
+
+
+def test_activation_checkpointing_lets_a_loss_ask_for_gradients_twice():
+    """As penalties of gradients do, and losses that weigh each other by them."""
+    plain, saving = build(encoder='tu-resnet10t'), build(encoder='tu-resnet10t', activation_checkpointing=True)
+    saving.load_state_dict(plain.state_dict())
+    images, gradients = pictures(2, 3, 32, 32), []
+    for model in (plain, saving):
+        weights = [*model.train().network.encoder.parameters()]
+        logits = model(images)
+        gradients += [torch.autograd.grad(answer.mean(), weights, retain_graph=True)
+                      for answer in (logits, logits.square())]
+    assert all(map(torch.equal, gradients[0] + gradients[1], gradients[2] + gradients[3]))
+    for usual, ours in zip(plain.buffers(), saving.buffers(), strict=True):
+        assert torch.equal(usual, ours)
 
 
 def test_a_network_of_which_the_library_knows_no_levels_is_refused_in_words():
@@ -982,12 +1001,13 @@ def test_the_reach_is_seen_on_images_as_bright_as_those_of_the_set():
     model = tu.build_model({**BASE, 'image_dtype': 'float32', 'mean': [30_000.0], 'std': [75.0]}).eval()
     reach = [tu.find_reach(tu.UnderAutocast(model, 'bfloat16'), torch.zeros(1, 3, 1, 1), (64, 64), config)
              for config in (None, model.config)]
-    assert reach == [0, 31]
+    assert reach == [0, 64]
 
 
-def test_a_network_that_looks_at_the_whole_tile_reaches_its_middle():
+def test_a_network_that_looks_at_the_whole_tile_reaches_all_of_it():
+    """Half the short side would pass for its reach along the long side, and tiles be cut there, not blended."""
     class Whole(nn.Module):
         def forward(self, images):
             return images - images.mean((2, 3), keepdim=True)
 
-    assert tu.find_reach(Whole(), torch.zeros(1, 3, 1, 1), (32, 48)) == 15
+    assert tu.find_reach(Whole(), torch.zeros(1, 3, 1, 1), (32, 48)) == 48

@@ -1220,6 +1220,16 @@ def test_a_class_that_came_later_is_told_without_lines_that_a_run_would_refuse(s
         assert 'mask_values=' not in told and 'num_classes=' not in told and 'colon' not in told
 
 
+def test_a_run_on_images_of_very_large_numbers_is_used_like_any_other(small_set):
+    """Counts of 32 bits, say. Their mean was refused as beyond what one may type: the run could not be loaded."""
+    for path in (small_set / 'images').iterdir():
+        np.save(path.with_suffix('.npy'), np.float32(1e10) * np.array(PIL.Image.open(path)))
+        path.unlink()
+    run = tu.train(**{**TINY, 'num_epochs': 1}, data=str(small_set)).run_dir
+    assert min(tu.load(run).config['mean']) > 1e11
+    assert tu.main(['evaluate', str(run)]) == 0
+
+
 # --- evaluate: the worst images -------------------------------------------------------
 
 
@@ -1233,6 +1243,17 @@ def test_of_images_with_equal_iou_those_with_more_wrong_pixels_are_worst(own, mo
     rows = json.loads((own / 'metrics.json').read_text())['images']
     shares = [next(row['wrong_pixels'] for row in rows if row['index'] == index) for index in drawn]
     assert shares == sorted(shares, reverse=True) and len(set(shares)) > 1
+
+
+@pytest.mark.parametrize('tta', [False, True])
+def test_the_worst_images_are_drawn_as_they_were_scored(own, two, monkeypatch, tta):
+    rows = []
+    monkeypatch.setattr(tu, 'sheet', lambda some, *_: rows.extend(some))
+    content, model = tu.evaluate(own, tta=tta), tu.load(own)           # which stores its threshold
+    worst, path = rows[0][1][2], next(row['file'] for row in content['images'] if rows[0][0].split()[0] in row['file'])
+    drawn = {kind: tu.colour_mask(model.predict(path, tta=kind), 2) for kind in (False, True)}
+    assert not np.array_equal(drawn[False], drawn[True])               # else this would show nothing
+    assert np.array_equal(worst, drawn[tta])
 
 
 def test_the_worst_images_of_a_set_below_home_are_named_from_its_folder(own, tmp_path, two, monkeypatch):
@@ -1284,7 +1305,7 @@ def test_images_that_are_mostly_wrong_come_before_empty_ones_with_a_few_false_pi
             (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number:03}.png')
     drawn = {}
-    monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions: drawn.update(captions))
+    monkeypatch.setattr(tu, 'draw_samples', lambda *_, captions, **__: drawn.update(captions))
     assert tu.main(['evaluate', str(own), f'data={tmp_path / "set"}', 'device=cpu', 'val_fraction=0']) == 0
     content, = (json.loads(path.read_text()) for path in own.glob('evaluation_*/metrics.json'))
     scores = [row['iou'] for row in content['images']]
