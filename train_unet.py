@@ -7464,9 +7464,11 @@ def build_state(model, config, precision, device, sizes=()):
 def copy_for_average(model):
     """A copy that can hold the moving average; None, with a warning, of a network that cannot be copied."""
     try:
-        if not has_hooks_that_hold_parts(model):
+        parts = {*model.modules()}
+        states = (getattr(part, '__getstate__', lambda: vars(part))() for part in parts)       # what is copied
+        if not any(leads_back(state, parts, set()) for state in states):
             return copy.deepcopy(model)
-        why = 'hooks of the network hold parts that a copy would share'
+        why = 'functions in it, such as hooks, call parts of it, which a copy would share'
     except (RuntimeError, TypeError, ValueError) as error:             # it holds a lock, a file or a graph
         if is_out_of_memory(error):
             raise
@@ -7474,13 +7476,22 @@ def copy_for_average(model):
     warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({why})'])
 
 
-def has_hooks_that_hold_parts(model):
-    """Whether a hook's closure holds a module, such as the network: a copy's hooks would write into the original."""
-    hooks = [hook for module in model.modules()
-             for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
-    cells = [cell for hook in hooks for cell in getattr(hook, '__closure__', None) or ()]
-    values = [cell.cell_contents for cell in cells if cell != types.CellType()]        # a name may have no value yet
-    return any(isinstance(value, nn.Module) for value in values)
+def leads_back(value, parts, seen, is_copied=True):
+    """Whether a copy of a value, such as of the attributes of a network, would still use these parts of the original:
+    by a function, which is copied with neither its closure nor the names that it uses. seen: what was looked at."""
+    if (id(value), is_copied) in seen or isinstance(value, nn.Module):
+        return not is_copied and isinstance(value, nn.Module) and value in parts
+    seen.add((id(value), is_copied))
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]   # no value yet
+        inner, is_copied = [*cells, *map(value.__globals__.get, value.__code__.co_names)], False
+    elif isinstance(value, types.MethodType):
+        inner = [value.__self__, value.__func__]
+    elif isinstance(value, functools.partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    else:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return len(inner) <= 100 and any(leads_back(part, parts, seen, is_copied) for part in inner)
 
 
 def has_idle_parameters(model):

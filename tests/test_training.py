@@ -379,6 +379,40 @@ def test_a_network_whose_hooks_a_copy_would_share_is_not_averaged(small_set, cap
     assert (tu.load('own', model=Hooked()).predict(image) == result.model.predict(image)).all()
 
 
+def with_a_function(way):
+    """A network whose forward is a function put onto it, as to take one output of several."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 1))
+    forward = network.forward
+    if way == 'a list of functions':
+        network.steps = [lambda maps: forward(maps)]
+    elif way == 'a global name':
+        exec('forward = network.forward; network.forward = lambda images: forward(images)', {'network': network})
+    elif way == 'a hook with a dict':
+        found = {'body': network}
+        network.register_forward_hook(lambda module, inputs, output: found and None)
+    elif way == 'a method':
+        network.forward = types.MethodType(lambda self, images: type(self).forward(self, images), network)
+    elif way == 'compiled':
+        return torch.compile(network, backend='eager')
+    else:
+        network.forward = functools.partial(lambda images, scale: forward(images) * scale, scale=1)
+    return network
+
+
+@pytest.mark.parametrize('way, is_copied', [
+    ('a closure', False), ('a list of functions', False), ('a global name', False), ('a hook with a dict', False),
+    ('a method', True), ('compiled', True)])
+def test_a_network_whose_functions_a_copy_would_share_is_not_averaged(small_set, caplog, way, is_copied):
+    """The copy computed with the network that was trained, which was left in train mode by each validation."""
+    network = with_a_function(way)
+    result = tu.train(model=network, data=str(small_set), **OWN_RUN | {'ema_decay': 0.9, 'batch_size': 10})
+    assert ('weights are not averaged' in caplog.text) == (not is_copied)
+    steps = tu.load_last('own')[0]['step']
+    norm = next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+    assert norm.num_batches_tracked == steps                           # validation shows it no batches
+    assert result.model.training is False
+
+
 class Keeping(nn.Sequential):
     """Keeps what it computed, as MONAI's DynUNet does for deep supervision."""
     def forward(self, images):
@@ -442,11 +476,11 @@ def test_a_network_that_cannot_be_copied_is_not_averaged(small_set, caplog):
 
 
 def test_a_copy_without_memory_is_no_network_that_cannot_be_copied(small_set, monkeypatch):
-    def no_memory(model):
+    def no_memory(memo):
         raise torch.OutOfMemoryError('CUDA out of memory')
 
     locked = own_network()
-    monkeypatch.setattr(locked, '__deepcopy__', lambda memo: no_memory(locked), raising=False)
+    monkeypatch.setattr(locked, '__deepcopy__', no_memory, raising=False)
     with pytest.raises(torch.OutOfMemoryError):
         tu.train(model=locked, data=str(small_set), **OWN_RUN | {'ema_decay': 0.9, 'num_epochs': 1})
 
