@@ -373,11 +373,14 @@ def test_check_leaves_out_a_broken_image_if_asked(small_set, monkeypatch, capsys
     assert str(path) in caplog.text + told.out + told.err
 
 
-def test_a_cut_image_is_left_out_by_the_line_that_a_training_prints(small_set, capsys):
+def test_a_cut_image_is_left_out_by_the_line_that_a_training_prints(small_set, capsys, caplog):
     path = sorted((small_set / 'images').iterdir())[0]
     path.write_bytes(path.read_bytes()[:-60])                          # its header is sound
-    assert train_unet.main([f'data={small_set}', *WORDS]) == 2
-    assert 'skip_broken=True leaves out files that cannot be read' in capsys.readouterr().err
+    words = [f'data={small_set}', *WORDS, 'num_epochs=1', 'run_dir=run']
+    assert train_unet.main(words) == 2
+    line, = re.findall(r'(\S+) leaves out files that cannot be read', capsys.readouterr().err)
+    assert train_unet.main([*words, line]) == 0
+    assert f'left out: {path}: cannot be read' in caplog.text
 
 
 # --- images of several kinds ----------------------------------------------------------

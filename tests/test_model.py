@@ -643,6 +643,7 @@ def test_activation_checkpointing_recomputes_most_of_the_encoder(changes):
 def test_activation_checkpointing_of_a_network_that_takes_no_small_images():
     model = build(architecture='PAN', encoder='resnet18', image_size=[128, 128],
                   activation_checkpointing=True)
+    assert any(isinstance(block, tu.Checkpointed) for block in model.network.encoder.modules())
     assert model(pictures(2, 3, 128, 128)).requires_grad
 
 

@@ -2012,8 +2012,14 @@ def test_all_groups_of_a_group_pattern_count(tmp_path):
     for name in names:
         save(tmp_path / f'set/images/{name}.png', np.zeros((8, 8, 3)))
         save(tmp_path / f'set/masks/{name}.png', 255 * (np.mgrid[:8, :8][0] > 4))
-    _, data = inspect(tmp_path / 'set', group_pattern='^(patient.)_(left|right)')
-    assert len(data.pairs.rows('val')) in (6, 9)                       # whole sides, not half of all
+    parted = set()
+    for seed in range(3):
+        _, data = inspect(tmp_path / 'set', group_pattern='^(patient.)_(left|right)', seed=seed)
+        sides, patients = ([{name.rsplit('_', last)[0] for name in names_of(data, split)} for split in ('train', 'val')]
+                           for last in (1, 2))
+        assert len(data.pairs.rows('val')) in (6, 9) and not sides[0] & sides[1]       # whole sides, not half of all
+        parted |= patients[0] & patients[1]
+    assert parted                                                      # a patient's two sides are two groups
 
 
 def test_a_large_group_is_not_drawn_whole_for_validation(tmp_path):
@@ -2275,12 +2281,8 @@ def test_a_folder_whose_masks_are_named_otherwise_is_not_left_out(tmp_path):
 def test_masks_drawn_with_the_help_of_a_program_are_masks(tmp_path, names):
     """No other lies beside them."""
     fill(tmp_path, [f'images/case{n}.jpg' for n in range(1, 9)], [f'masks/{name}.png' for name in names])
-    try:
-        _, data = inspect(tmp_path)
-    except DataError as error:
-        assert 'named as results' not in str(error)
-    else:
-        assert len(data.pairs.images) == 8
+    _, data = inspect(tmp_path)
+    assert partners(data, tmp_path) == {f'images/case{n}.jpg': f'masks/{name}.png' for n, name in enumerate(names, 1)}
 
 
 @pytest.mark.parametrize('folder', ['original_images', 'images_raw', 'rgb_images'])
@@ -2295,10 +2297,8 @@ def test_a_small_folder_whose_masks_are_named_otherwise_is_not_left_out_either(t
     """Four images of a second site, whose masks are m0 to m3."""
     fill(tmp_path, [f'site1_images/a{n}.png' for n in range(20)] + [f'site2_images/b{n}.png' for n in range(4)],
          [f'site1_masks/a{n}.png' for n in range(20)] + [f'site2_masks/m{n}.png' for n in range(4)])
-    try:
-        assert len(inspect(tmp_path)[1].pairs.images) == 24
-    except DataError as error:
-        assert 'where no name is that of a mask' not in str(error)
+    found = partners(inspect(tmp_path)[1], tmp_path)
+    assert len(found) == 24 and found['site2_images/b3.png'] == 'site2_masks/m3.png'
 
 
 @pytest.mark.parametrize('image, settings', [('photo.png', {'mask_pattern': 'mask_{stem}.png'}), ('images/p.png', {})])

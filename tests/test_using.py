@@ -245,10 +245,11 @@ def test_an_image_of_16_bits_is_not_predicted_as_black(two, tmp_path, capsys, sh
             model.predict(image)
 
 
-@pytest.mark.parametrize('image', [255 * torch.rand(3, 8, 8).bfloat16(), np.zeros((0, 5, 3), np.uint8)],
+@pytest.mark.parametrize('image, words', [(255 * torch.rand(3, 8, 8).bfloat16(), 'holds 16-bit or float pixels'),
+                                          (np.zeros((0, 5, 3), np.uint8), r'an image of shape \(0, 5, 3\)')],
                          ids=['bf16', 'empty'])
-def test_what_is_no_image_for_this_network_is_told_in_words(two, image):
-    with pytest.raises(tu.DataError):
+def test_what_is_no_image_for_this_network_is_told_in_words(two, image, words):
+    with pytest.raises(tu.DataError, match=words):
         tu.load(two[0]).predict(image)
 
 
