@@ -1,4 +1,5 @@
 """Shared by all tests: a small data set on disk, tiny settings, and no network."""
+import contextlib
 import gc
 import importlib.metadata
 import multiprocessing
@@ -7,6 +8,7 @@ import runpy
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 
 os.environ['NO_ALBUMENTATIONS_UPDATE'] = '1'
 os.environ['HF_HUB_OFFLINE'] = '1'
+os.environ['HF_HOME'] = str(Path(__file__).with_name('nowhere'))       # weights that lie on a machine are not found
 os.environ.setdefault('OMP_NUM_THREADS', '1')    # tiny networks; and the threads of two tests at once would fight
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -206,6 +209,30 @@ def caplog(caplog, monkeypatch):
     """pytest's own, which listens where the program's lines do not go by themselves."""
     monkeypatch.setattr('train_unet.log.propagate', True)
     return caplog
+
+
+@pytest.fixture
+def make_pipe():
+    """Makes a pipe with a name, into which nobody writes: who opens it waits. He is let go after twenty seconds, which
+    fails the test."""
+    opened, done = [], threading.Event()
+
+    def let_go(path):
+        done.wait(20)
+        while not done.wait(0.2):
+            with contextlib.suppress(OSError):                         # nobody waits
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                opened.append(path)
+
+    def make(path):
+        if not hasattr(os, 'mkfifo'):
+            pytest.skip('Windows has no pipes with a name')
+        os.mkfifo(path)
+        threading.Thread(target=let_go, args=(path,), daemon=True).start()
+
+    yield make
+    done.set()
+    assert not opened
 
 
 @pytest.fixture

@@ -723,8 +723,8 @@ def test_a_photograph_of_a_phone_that_carries_a_preview_is_no_film(small_set):
 
 
 @pytest.mark.parametrize('name', ['x.tif', 'x.npy'])
-def test_a_pipe_is_not_waited_for(tmp_path, name):
-    os.mkfifo(tmp_path / name)
+def test_a_pipe_is_not_waited_for(tmp_path, name, make_pipe):
+    make_pipe(tmp_path / name)
     with pytest.raises(DataError, match='is no file'):
         train_unet.open_image(tmp_path / name, train_unet.CONFIG)
     assert train_unet.flatness(str(tmp_path / name), train_unet.CONFIG) == 0

@@ -1965,7 +1965,7 @@ def test_numbers_get_the_names_of_a_file(tmp_path, name, text, settings):
     ('classes.csv', 'id,name,count\n2,cat,300\n0,background,900\n1,dog,200\n'),
     ('readme.txt', 'cat\ndog\ncow\n'),
 ])
-def test_other_files_name_no_classes(tmp_path, name, text):
+def test_other_files_name_no_classes(tmp_path, name, text, make_pipe):
     masks = [np.repeat([0, 1, 2], [2, 40, 22]).repeat(64).reshape(64, 64)] * 4
     folder = with_masks(tmp_path, masks)
     (folder / name).write_text(text)
@@ -1974,7 +1974,7 @@ def test_other_files_name_no_classes(tmp_path, name, text):
         (folder / name).write_bytes(content)
         assert not line_of_list(inspect(folder)[1].notes)
     (folder / name).unlink()
-    os.mkfifo(folder / name)                                           # who opens it waits for ever
+    make_pipe(folder / name)
     assert not line_of_list(inspect(folder)[1].notes)
 
 

@@ -1330,8 +1330,13 @@ def test_a_loss_that_fails_in_every_precision_is_not_put_down_to_one(caplog):
     with pytest.raises(RuntimeError, match='size of tensor'):
         train(loss_fn=lambda model, batch: model(batch['image']) - torch.ones(3, 5), use_amp=True, amp_dtype='bfloat16')
     assert 'a step fails' not in caplog.text
+    texts = iter(['the first of them', 'the second'])
+
+    def failing(model, batch):
+        raise TypeError(next(texts))
+
     with pytest.raises(TypeError, match='the first of them'):
-        train(loss_fn=lambda model, batch: failing(), use_amp=True, amp_dtype='bfloat16', run_dir='other')
+        train(loss_fn=failing, use_amp=True, amp_dtype='bfloat16', run_dir='other')
 
 
 def test_an_error_of_a_loss_keeps_its_cause():
@@ -1369,10 +1374,6 @@ def test_a_constant_loss_is_not_taken_for_too_little_memory():
 
     with pytest.raises(tu.UserError, match='the loss has no gradient'):
         train_own(loss_fn=loss_fn)
-
-
-def failing(texts=iter(['the first of them', 'the second'])):
-    raise TypeError(next(texts))
 
 
 @pytest.mark.parametrize('error', [MemoryError('no more'), RuntimeError('CUDA out of memory')])

@@ -177,8 +177,8 @@ def test_a_picture_that_is_a_program_is_not_run(head, monkeypatch):
     assert not os.path.exists('executed')
 
 
-def test_a_pipe_in_a_data_set_is_not_waited_for(set_folder):
-    os.mkfifo(set_folder / 'images' / 'x.npy')
+def test_a_pipe_in_a_data_set_is_not_waited_for(set_folder, make_pipe):
+    make_pipe(set_folder / 'images' / 'x.npy')
     shutil.copy(next((set_folder / 'masks').iterdir()), set_folder / 'masks' / 'x.png')
     with pytest.raises(tu.DataError, match='x.npy: cannot be read: is no file'):
         tu.inspect_data({**tu.CONFIG, 'data': str(set_folder)})

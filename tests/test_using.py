@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,14 +341,13 @@ def test_masks_of_an_earlier_time_are_no_images(two):
     assert [path.name for path in Path('masks').rglob('*.*')] == ['photo.png']
 
 
-@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='Windows has no pipes with a name')
-def test_a_pipe_among_the_images_is_not_waited_for(two, tmp_path):
+def test_a_pipe_among_the_images_is_not_waited_for(two, tmp_path, make_pipe, capsys):
     folder = save_images(tmp_path / 'p', 'a.jpg')
-    os.mkfifo(folder / 'log')
-    rescue = threading.Timer(4, lambda: open(folder / 'log', 'wb').close())    # else who waits would wait for ever
-    rescue.start()
-    assert tu.predict(two[0], [str(folder)], tmp_path / 'out') == 0 and not rescue.finished.is_set()
-    rescue.cancel()
+    make_pipe(folder / 'log')
+    assert tu.predict(two[0], [str(folder)], tmp_path / 'out') == 0
+    make_pipe(folder / 'b.png')
+    assert tu.predict(two[0], [str(folder)], tmp_path / 'again') == 1 and written(tmp_path / 'again') == ['a.png']
+    assert 'b.png: cannot be read: is no file' in capsys.readouterr().err
 
 
 def test_every_file_that_cannot_be_predicted_is_named(two, tmp_path, capsys):
