@@ -991,10 +991,9 @@ def test_check_says_where_each_setting_came_from(small_set, capsys):
         'you', 'default', 'of the training images', 'found in the masks', 'found in the data', 'the usual choice here')
 
 
-def test_check_says_what_comes_from_a_run(small_set, capsys):
-    run = str(train_unet.train(data=str(small_set), **TINY).run_dir)
+def test_check_says_what_comes_from_a_run(own, two, capsys):
     origins = {}
-    for words in ([f'resume={run}'], [f'data={small_set}', f'initial_weights={run}', 'image_size=32', 'device=cpu']):
+    for words in ([f'resume={own}'], [f'data={two[1]}', f'initial_weights={own}', 'image_size=32', 'device=cpu']):
         assert train_unet.main(['check', *words]) == 0
         found = re.findall(r'^  (\w+) .*  (\S.*)$', capsys.readouterr().out, re.MULTILINE)
         origins[words[0].split('=')[0]] = dict(found)

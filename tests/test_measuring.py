@@ -174,16 +174,14 @@ def test_check_tells_a_step_that_memory_does_not_hold(small_set, capsys, monkeyp
     assert 'Note: that is more than is there: ' in capsys.readouterr().out
 
 
-def test_check_of_a_run_looks_at_its_data_and_settings(small_set, capsys):
-    run = tu.train(data=str(small_set), **{**TINY, 'num_epochs': 1}).run_dir
-    capsys.readouterr()
-    assert tu.main(['check', f'resume={run}', 'num_epochs=3']) == 0
+def test_check_of_a_run_looks_at_its_data_and_settings(own, two, capsys):
+    assert tu.main(['check', f'resume={own}', 'num_epochs=9']) == 0
     printed = capsys.readouterr().out
-    assert f'data                        {str(small_set)!r}' in printed and "'tu-test_five_convs'" in printed
-    assert tu.main(['tune', f'resume={run}']) == 2
+    assert f'data                        {str(two[1])!r}' in printed and "'tu-test_five_convs'" in printed
+    assert tu.main(['tune', f'resume={own}']) == 2
     assert 'tune has no use for it' in capsys.readouterr().err
     with pytest.raises(tu.ConfigError, match='resume=.*: tune has no use for it'):
-        tu.tune(resume=str(run))
+        tu.tune(resume=str(own))
 
 
 @pytest.mark.parametrize('seconds', ['3', 0, -1, None, True, float('nan')])

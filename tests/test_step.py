@@ -688,10 +688,14 @@ def test_memory_that_the_cpu_really_does_not_have():
                                    'upsample_nearest_nhwc only supports grad_output tensors with less than INT_MAX '
                                    'elements, but got [256, 32, 512, 512]',
                                    'the output is too large for the channels_last CUDA kernel launch'])
-def test_libraries_that_get_no_memory_halve_the_batch_too(words):
+def test_libraries_that_get_no_memory_are_understood(words):
+    assert tu.is_out_of_memory(RuntimeError(words))
+
+
+def test_libraries_that_get_no_memory_halve_the_batch_too():
     def loss_fn(model, batch):
         if len(batch['image']) > 2:
-            raise RuntimeError(words)
+            raise RuntimeError('cuDNN error: CUDNN_STATUS_ALLOC_FAILED')
         return squares(model, batch)
 
     assert train_own(loss_fn=loss_fn, num_epochs=1).history[-1]['batch_size'] == 2
@@ -949,18 +953,27 @@ def test_a_window_adds_up_gradients_that_the_next_pass_would_write_over(count):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.fixture(scope='module')
+def weights_without_compiler(tmp_path_factory):
+    """Those that the epochs of a network that is not compiled arrive at."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    plain = train(Wrapped(), run_dir=str(tmp_path_factory.mktemp('plain') / 'run'))
+    torch.set_num_threads(threads)
+    return plain.model.state_dict()
+
+
 @pytest.mark.parametrize('broken_compile', [
     refuse_to_compile, compile_in_vain, compile_what_fails_backward, refuse_as_a_broken_library_does,
     compile_what_fails_in_validation, compile_what_triton_refuses, compile_with_too_little_memory,
     compile_what_a_broken_program_compiles])
-def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch):
+def test_a_network_that_does_not_compile_trains_without(broken_compile, monkeypatch, weights_without_compiler):
     monkeypatch.setitem(sys.modules, 'triton.errors', None)            # put back at the end
-    plain = train(Wrapped(), run_dir='plain')
     monkeypatch.setattr(nn.Module, 'compile', broken_compile)
     result = train(Wrapped(), compile_model=True)
     log = (result.run_dir / 'log.txt').read_text()
     assert 'torch.compile does not work here' in log and '(a test)' in log
-    assert_same(result.model.state_dict(), plain.model.state_dict())
+    assert_same(result.model.state_dict(), weights_without_compiler)
     assert not events(result.history)
 
 
@@ -1184,9 +1197,9 @@ def test_what_was_compiled_is_freed_once_it_is_of_no_use(fault, monkeypatch):
         assert alive[at[0] - 1] and not alive[at[0]] and len(alive) > at[0] + 2
 
 
-def test_the_tenth_compiled_training_of_a_process_is_compiled_too(monkeypatch):
-    """torch keeps what it compiled for one line of code, also of networks that are gone, and from the ninth on it runs
-    eager and says nothing."""
+def test_the_sixth_compiled_training_of_a_process_is_compiled_too(monkeypatch):
+    """torch keeps what it compiled for one line of code, also of networks that are gone, and from the ninth on (here:
+    the fifth) it runs eager and says nothing."""
     graphs, compiles = [], nn.Module.compile
 
     def backend(graph, inputs):
@@ -1194,9 +1207,11 @@ def test_the_tenth_compiled_training_of_a_process_is_compiled_too(monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
-    for number in range(10):
-        before = len(graphs)
-        width = 3 + number                                             # never the same network again
-        layers = nn.Sequential(nn.Conv2d(3, width, 1), nn.ReLU(), nn.Conv2d(width, 1, 1))
-        train(Wrapped(layers), compile_model=True, num_epochs=1, train_data=Samples(4), run_dir=f'run{number}')
-        assert len(graphs) > before, f'training {number} was not compiled'
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(cache_size_limit=4):
+        for number in range(6):
+            before = len(graphs)
+            width = 3 + number                                         # never the same network again
+            layers = nn.Sequential(nn.Conv2d(3, width, 1), nn.ReLU(), nn.Conv2d(width, 1, 1))
+            train(Wrapped(layers), compile_model=True, num_epochs=1, train_data=Samples(4), run_dir=f'run{number}')
+            assert len(graphs) > before, f'training {number} was not compiled'

@@ -230,6 +230,9 @@ def test_chances_in_place_of_logits_are_refused_also_of_an_edited_build_network(
     for model, saves in ((None, False), (network, False), (network, True)):
         with pytest.raises(tu.ConfigError, match='ends in a sigmoid or softmax; wanted are the logits before it'):
             tu.train(model=model, data=str(small_set), activation_checkpointing=saves, **OWN_RUN)
+
+
+def test_logits_that_are_enlarged_are_not_taken_for_chances(small_set):
     assert len(tu.train(model=half_size(nn.Identity()), data=str(small_set), **OWN_RUN).history) == 2
 
 
@@ -1476,6 +1479,9 @@ def test_a_run_is_not_written_among_the_images(small_set, command, folder, capsy
     assert tu.main([command, f'data={small_set}', f'run_dir={small_set / folder}', *WORDS]) == 2
     assert 'a run wants a folder of its own' in capsys.readouterr().err
     assert sorted(os.listdir(small_set / folder)) == there
+
+
+def test_a_run_may_be_written_into_a_folder_of_its_own_beside_the_images(small_set):
     assert tu.main(['check', f'data={small_set}', f'run_dir={small_set / "runs"}', *WORDS]) == 0
 
 
@@ -1658,9 +1664,9 @@ def test_a_script_that_a_worker_imports_is_told_where_to_train(tmp_path):
     """Where workers are spawned each of them runs the script: it would train again in every one."""
     (tmp_path / 'mine.py').write_text(
         'import multiprocessing, sys\n'
-        f'sys.path.insert(0, {str(ROOT)!r})\n'
-        'import train_unet\n'
         'if __name__ == "__mp_main__":\n'
+        f'    sys.path.insert(0, {str(ROOT)!r})\n'
+        '    import train_unet\n'
         '    train_unet.train(num_epochs=1, data="nowhere")\n'
         'if __name__ == "__main__":\n'
         '    worker = multiprocessing.get_context("spawn").Process(target=print)\n'
@@ -1805,6 +1811,19 @@ def test_a_model_of_the_module_before_it_was_loaded_again_is_refused():
         tu.train(model=old(3, 1, 1), data='nowhere')
 
 
+MIXED = {'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'bfloat16', 'train_data': Samples(12), 'val_data': Samples(4)}
+
+
+@pytest.fixture(scope='module')
+def usual_training(tmp_path_factory):
+    """What a training leaves where a notebook has set nothing."""
+    threads, folder = torch.get_num_threads(), str(tmp_path_factory.mktemp('usual') / 'run')
+    torch.set_num_threads(1)
+    train(network(), run_dir=folder, **MIXED)
+    torch.set_num_threads(threads)
+    return final(folder)
+
+
 @contextlib.contextmanager
 def with_default(change, value, usual):
     change(value)
@@ -1818,10 +1837,8 @@ def with_default(change, value, usual):
     functools.partial(with_default, torch.set_default_device, 'meta', None),
     *(functools.partial(torch.autocast, 'cpu', torch.float16, enabled) for enabled in (True, False))],
     ids=['no_grad', 'inference_mode', 'float64', 'device', 'autocast', 'autocast off'])
-def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path):
+def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path, usual_training):
     """An open autocast keeps weights in 16 bits until it closes: each step would have met those of the first."""
-    how = {'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'bfloat16', 'train_data': Samples(12), 'val_data': Samples(4)}
-    train(network(), run_dir=str(tmp_path / 'usual'), **how)
     model = network()
 
     def state():
@@ -1830,9 +1847,9 @@ def test_what_a_notebook_has_set_changes_no_training(setting, tmp_path):
 
     with setting():
         before = state()
-        train(model, run_dir=str(tmp_path / 'inside'), **how)
+        train(model, run_dir=str(tmp_path / 'inside'), **MIXED)
         assert state() == before
-    assert_same(final(tmp_path / 'usual'), final(tmp_path / 'inside'))
+    assert_same(usual_training, final(tmp_path / 'inside'))
 
 
 def test_a_run_writes_down_its_split_as_a_list_that_can_be_trained_on(small_set):
@@ -1877,8 +1894,10 @@ def test_the_moving_average_counts_the_steps_that_are_run(tmp_path):
 
 def first_bias(data, **changes):
     """The bias of the last layer before anything is learnt."""
-    still = TINY | {'data': str(data), 'num_epochs': 1, 'learning_rate': 1e-30}
-    return tu.train(**still | changes).model.network.segmentation_head[0].bias.detach()
+    config, sources, _ = tu.resolve_config(None, TINY | {'data': str(data)} | changes)
+    config, _, _, data, _ = tu.prepare(config, sources, torch.device('cpu'))
+    tu.settle_statistics(config, tu.SegmentationDataset(data, 'train', config, is_training=False))
+    return tu.choose_model(None, config, data).network.segmentation_head[0].bias.detach()
 
 
 def blocks(folder, side, empty=0):
@@ -1893,12 +1912,18 @@ def blocks(folder, side, empty=0):
 @pytest.mark.parametrize('architecture, side, share', [
     ('Unet', 8, 64 / 1600), ('FPN', 8, 64 / 1600), ('Unet', 2, 0.01)])
 def test_a_fresh_network_predicts_a_rare_foreground_as_often_as_it_occurs(small_set, architecture, side, share):
-    """At least in a hundredth of the pixels. One's own network begins as it came."""
+    """At least in a hundredth of the pixels."""
     bias = first_bias(blocks(small_set, side), architecture=architecture)
     assert bias.sigmoid().tolist() == pytest.approx([share], rel=1e-4)
+
+
+def test_a_training_begins_with_the_share_of_a_rare_foreground_and_with_ones_own_network_as_it_came(small_set):
+    still = TINY | {'data': str(blocks(small_set, 8)), 'num_epochs': 1, 'learning_rate': 1e-30}
+    trained_bias = lambda **model: tu.train(**still, **model).model.network.segmentation_head[0].bias.detach()
+    assert trained_bias().sigmoid().tolist() == pytest.approx([64 / 1600], rel=1e-4)
     network = tu.build_network(tu.load('runs/set-1').config)
     torch.nn.init.constant_(network.segmentation_head[0].bias, 7)
-    assert first_bias(small_set, model=network).tolist() == pytest.approx([7])
+    assert trained_bias(model=network).tolist() == pytest.approx([7])
 
 
 @pytest.mark.parametrize('classes', [2, 3])

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tracemalloc
 from pathlib import Path
@@ -25,7 +25,7 @@ import tifffile
 import torch
 
 import train_unet as tu
-from conftest import ENOUGH, ROOT, TINY, draw_set
+from conftest import ENOUGH, FORKS, TINY, draw_set, run_script
 from helpers import as_float, as_png, edited, save, train_own, two_kinds
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -545,15 +545,16 @@ def test_a_folder_for_masks_that_cannot_be_made_is_told_once_at_the_first_mask(t
     assert capsys.readouterr().err.splitlines() == [f'{tmp_path}/file/masks: Not a directory']
 
 
-def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(small_set, tmp_path):
+def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(two, forks):
     """SIGTERM as a scheduler sends it, while the first mask is on its way to the disk."""
-    run = tu.train(data=str(small_set), **{**TINY, 'encoder': 'tu-test_resnet', 'num_epochs': 1}).run_dir.resolve()
-    (tmp_path / 'site').mkdir()
-    (tmp_path / 'site/sitecustomize.py').write_text(
-        'import os, signal\nos.fsync = lambda file: os.kill(os.getpid(), signal.SIGTERM)\n')
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'predict', run, small_set / 'images', '-o', 'masks'],
-                          env={**os.environ, 'PYTHONPATH': str(tmp_path / 'site')}, capture_output=True, timeout=120)
-    assert done.returncode == 143 and os.listdir('masks') == []
+    words = ['predict', str(two[0]), str(two[1] / 'images'), '-o', 'masks']
+    end = 'import os, signal\nos.fsync = lambda file: os.kill(os.getpid(), signal.SIGTERM)\n'
+    process = FORKS.Process(target=run_script, args=(words, 'said.txt', {}, end))
+    process.start()
+    process.join(120)
+    process.kill()
+    process.join()
+    assert process.exitcode == 128 + signal.SIGTERM and os.listdir('masks') == [], Path('said.txt').read_text()
 
 
 # --- predict: large images ------------------------------------------------------------
@@ -671,17 +672,16 @@ def test_a_run_starts_from_the_weights_of_another(own, two, tmp_path, monkeypatc
     assert len(tu.train(**again, num_epochs=3).history) == 3
 
 
-@pytest.mark.parametrize('is_given', [False, True], ids=['initial_weights', 'model'])
 @pytest.mark.parametrize('mean, std, is_kept', [(100, 60, True), (1, 0.1, False)], ids=['known', 'of another scale'])
-def test_a_network_goes_on_with_the_mean_and_std_that_it_knows(two, tmp_path, caplog, is_given, mean, std, is_kept):
+def test_a_network_goes_on_with_the_mean_and_std_that_it_knows(two, tmp_path, caplog, mean, std, is_kept):
     """Those of pretrained weights were measured anew: IoU began at 0.70 where it had been 0.77."""
     how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')} | {'num_epochs': 1}
     first = tu.train(**TINY | {'num_epochs': 1}, data=str(two[1]), mean=mean, std=std)
-    given = {'model': first.model} if is_given else {'initial_weights': str(first.run_dir)}
-    caplog.clear()
-    config = tu.train(**how, data=str(two[1]), **given).model.config
-    assert ((config['mean'], config['std']) == ([mean], [std])) == is_kept
-    assert f'({"of the network that goes on" if is_kept else "of the training images"})' in caplog.text
+    for given in {'initial_weights': str(first.run_dir)}, {'model': first.model}:
+        caplog.clear()
+        config = tu.train(**how, data=str(two[1]), **given).model.config
+        assert ((config['mean'], config['std']) == ([mean], [std])) == is_kept, given
+        assert f'({"of the network that goes on" if is_kept else "of the training images"})' in caplog.text, given
 
 
 def test_images_of_other_channels_have_a_mean_of_their_own(two, caplog):
