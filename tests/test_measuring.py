@@ -247,7 +247,7 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
     overrides = {**TINY, 'data': str(small_set)}
     del overrides['use_amp']
-    assert tu.tune(seconds=2, **overrides) == 0
+    assert tu.tune(seconds=0.1, **overrides) == 0
     printed = capsys.readouterr().out
     assert 'not measured: bfloat16' in printed and 'no compiler' in printed
     speeds = re.findall(r'^float32\S*.*?(\d+\.\d) +(\d+\.\d\d)x', printed, re.MULTILINE)
@@ -325,9 +325,9 @@ def test_the_line_that_tune_prints_can_be_typed(capsys):
 
 
 def test_tune_watches_how_long_steps_wait_for_data(small_set, capsys, monkeypatch):
-    """Reading an image takes a fifth of a second here, a step next to nothing."""
+    """Reading an image takes a tenth of a second here, a step next to nothing."""
     read = tu.SegmentationDataset.read
-    slowly = lambda self, index: time.sleep(0.2) or read(self, index)
+    slowly = lambda self, index: time.sleep(0.1) or read(self, index)
     monkeypatch.setattr(tu.SegmentationDataset, 'read', slowly)
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
