@@ -330,8 +330,10 @@ BAD = [
      'ignore_index=0: mask_values makes 0 class 0; leave one out'),
     ('names for other classes', keep, {'class_names': ['a', 'b', 'c']},
      "class_names=['a', 'b', 'c']: 3 names for 2 classes, 0 to 1"),
-    ('value that no mask holds', keep, {'mask_values': {7: 1}}, '7'),
-    ('colour that no mask holds', keep, {'mask_values': {'#ff0000': 1}}, "'#ff0000'"),
+    ('value that no mask holds', keep, {'mask_values': {7: 1}},
+     'mask_values names 7, none of which occurs'),
+    ('colour that no mask holds', keep, {'mask_values': {'#ff0000': 1}},
+     "mask_values names '#ff0000', none of which occurs"),
     # settings
     ('pattern without stem', keep, {'mask_pattern': '*_mask.png'}, '{stem}_label.png'),
     ('no regular expression', keep, {'group_pattern': '('}, 'not a regular expression'),

@@ -397,7 +397,7 @@ def test_limit(small_set, results):
                                               device='cpu', dtype='float32'))
     assert found['flops'] > 10**7 and found['bytes_as_run'] > found['bytes_at_least'] > 10**6
     assert all(value > 0 for key, value in found['profile_ms'].items() if key in ('convolution', *limit.REGIONS))
-    assert sum(found['profile_ms'].values()) == pytest.approx(found['profiled_step_ms'])
+    assert 0 < found['profile_ms']['Python and other'] < found['profiled_step_ms']    # the rest: no part counts twice
 
 
 def test_where_a_step_goes_is_looked_for_where_it_is(small_set):
@@ -587,7 +587,9 @@ def test_a_part_that_fails_on_a_gpu_is_not_called_done(tmp_path, monkeypatch):
     assert gpu.main() == 1
 
 
-@pytest.mark.parametrize('name', ['plain', 'default', 'fast-eager', 'stable', 'older_gpu', 'best', 'low_memory'])
-def test_the_presets_that_gpu_asks_memory_for_are_there(name):
-    preset = name.partition('-')[0]
-    assert preset in ('plain', 'default') or plain.train_unet.load_preset(preset)
+def test_the_presets_that_gpu_asks_memory_for_are_there(monkeypatch):
+    monkeypatch.setattr(gpu, 'run_script', lambda *words, left: words)
+    args = types.SimpleNamespace(quick=False, data='demo', device='cpu', encoder='x', size=64, batch=4)
+    first, second, *names = ' '.join(map(str, gpu.measure_memory(args, 60))).partition('--contenders ')[2].split()
+    assert (first, second) == ('plain', 'default') and len(names) > 3
+    assert all(plain.train_unet.load_preset(name.partition('-')[0]) for name in names)

@@ -125,12 +125,12 @@ def damage(path, kind):
                       'an empty archive': b'PK\x05\x06' + bytes(18)}.get(kind, bytes(whole)))
 
 
-def patch_last(change, folder='run'):
+def patch_last(change):
     """last.pt with something changed in it."""
-    saved = torch.load(f'{folder}/last.pt', weights_only=True)
+    saved = torch.load('run/last.pt', weights_only=True)
     change(saved)
-    tu.save_checkpoint(tu.Path(folder) / 'last.pt', saved)
-    (tu.Path(folder) / 'previous.pt').unlink()
+    tu.save_checkpoint(tu.Path('run/last.pt'), saved)
+    tu.Path('run/previous.pt').unlink()
 
 
 # --- the same seed gives the same weights ---------------------------------------------
@@ -199,15 +199,17 @@ def test_each_signal_finishes_the_step_and_saves_at_once(number):
 
 
 def test_main_exits_with_128_and_the_number_of_the_signal(small_set, monkeypatch):
-    real = tu.SegmentationLoss.__call__
+    real, calls = tu.SegmentationLoss.__call__, []
 
     def loss_fn(self, model, batch):
-        os.kill(os.getpid(), signal.SIGUSR1)
+        calls.append(1)
+        if len(calls) == 4:                                            # 1 and 2 are the smoke test
+            os.kill(os.getpid(), signal.SIGUSR1)
         return real(self, model, batch)
 
     monkeypatch.setattr(tu.SegmentationLoss, '__call__', loss_fn)
-    words = as_words(SMALL)
-    assert tu.main(words) in (128 + signal.SIGUSR1, 130)               # a second one leaves at once
+    assert tu.main(as_words(SMALL)) == 128 + signal.SIGUSR1
+    assert len(calls) == 4 and tu.load_last('run')[0]['step'] == 2     # the step at work was finished and saved
 
 
 def test_a_second_signal_leaves_at_once_and_cleans_up():
@@ -875,20 +877,24 @@ def test_auto_goes_on_however_the_data_is_typed(small_set, way, tmp_path):
     assert 'change the result' not in (first / 'log.txt').read_text().replace('num_epochs: 1 -> 2 may change', '')
 
 
-def test_auto_goes_on_though_the_config_is_torn(small_set):
-    words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto', 'num_epochs': 2}
-    first = tu.train(**words).run_dir
-    saved = torch.load(first / 'last.pt', weights_only=True)
+def test_auto_goes_on_though_the_config_is_torn(run_of_one):
+    data = tu.load_preset('run/config.py')['data']
+    first = shutil.copytree('run', tu.Path('runs/set-1'))
     (first / 'config.py').write_text((first / 'config.py').read_text()[:200])
-    patch_last(lambda saved: saved.update(epoch=1, window=0), first)
-    assert tu.train(**words).run_dir == first and saved['epoch'] == 2
+    result = tu.train(**SMALL | {'data': data, 'run_dir': 'auto', 'resume': 'auto', 'num_epochs': 2})
+    assert result.run_dir == first and [row['epoch'] for row in result.history] == [1, 2]
 
 
-def test_a_torn_config_of_another_run_is_no_hindrance(small_set):
-    (tu.Path('runs') / 'other-1').mkdir(parents=True)
-    (tu.Path('runs') / 'other-1' / 'config.py').write_text('config = {')
-    settings = {**SMALL, 'num_epochs': 1, 'resume': 'auto', 'run_dir': 'auto'}
-    assert tu.train(**settings).run_dir == tu.Path('runs/set-1')
+def test_a_torn_config_of_another_run_is_no_hindrance(run_of_one):
+    """Its checkpoint names its data too; what has no log is of another program."""
+    shutil.copytree('run', 'runs/other-1')
+    tu.Path('runs/other-1/config.py').write_text('config = {')
+    words = {**tu.CONFIG, 'data': 'set', 'resume': 'auto', 'num_epochs': 9}
+    assert tu.find_resume(words) is None
+    os.unlink('runs/other-1/log.txt')
+    for path in tu.Path('runs/other-1').glob('*.pt'):
+        path.write_bytes(b'of another program')
+    assert tu.find_resume(words) is None
 
 
 def test_auto_does_not_go_on_with_an_older_run_where_the_newest_is_damaged(run_of_one):
@@ -1163,34 +1169,20 @@ def test_a_disk_with_space_again_gets_everything(disk, validation, best):
     assert result.best['loss'] == min(row['val_loss'] for row in result.history)
 
 
-def test_a_last_save_that_fails_is_tried_again(monkeypatch):
-    """No space while the last epoch is closed, then there is some again."""
-    real, full = os.fsync, [False]
+def test_a_last_save_that_fails_is_tried_again(disk, monkeypatch):
+    """No space while the last epoch is closed, until the last of its files; then there is some again."""
+    found = []
 
-    def fsync(file):
-        if full[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file)
+    def opening(real, path, *rest, **named):
+        if disk['full'] and 'history.csv' in str(path):
+            disk['full'] = False
+            found.append(tu.load_last('run')[0]['epoch'])
+        return real(path, *rest, **named)
 
-    real_evaluate, calls = tu.evaluate_model, []
-
-    def evaluate(*args, **named):
-        calls.append(1)
-        full[0] = len(calls) == 4                                      # the smoke test, then three epochs
-        return real_evaluate(*args, **named)
-
-    real_agree = tu.Run.agree
-
-    def agree(self, *args):
-        if len(calls) == 4 and self.last_save and self.trouble:
-            full[0] = False
-        return real_agree(self, *args)
-
-    monkeypatch.setattr(os, 'fsync', fsync)
-    monkeypatch.setattr(tu, 'evaluate_model', evaluate)
-    monkeypatch.setattr(tu.Run, 'agree', agree)
-    result = train_own(num_epochs=3)
-    assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == 3
+    patch_call(monkeypatch, 'open', opening)
+    result = train_own(loss_fn=fill_at(disk, 2 + 3 * 4), num_epochs=3)             # the last validation
+    assert found == [2] and 'could not be saved' in log_text()
+    assert tu.load_last('run')[0]['epoch'] == 3 and result.best['epoch'] == 3 and result.is_saved
     assert tu.load_checkpoint('run/best.pt')['epoch'] == 3
 
 
@@ -1350,17 +1342,11 @@ def test_a_drive_that_fails_as_the_lock_is_given_back_does_not_undo_the_run(monk
     assert train_own().is_saved
 
 
-def test_a_run_folder_in_use_is_not_continued_by_accident(small_set):
-    tu.train(**SMALL)
-    before = final()
-    try:
-        result = tu.train(**SMALL | {'num_epochs': 3, 'seed': 1})      # no word of resume
-    except tu.UserError as error:
-        assert 'resume' in str(error)
-        assert_same(final(), before)
-    else:
-        tu.train(**SMALL | {'num_epochs': 3, 'seed': 1, 'run_dir': 'fresh'})
-        assert_same(final(result.run_dir), final('fresh'))
+def test_a_folder_that_holds_a_run_is_neither_continued_nor_written_over_by_accident(run_of_two):
+    before, data = final(), tu.load_preset('run/config.py')['data']
+    with pytest.raises(tu.UserError, match='holds a run already; resume=run continues it'):
+        tu.train(**SMALL | {'num_epochs': 3, 'seed': 1, 'data': data})             # no word of resume
+    assert_same(final(), before)
 
 
 def test_a_folder_that_another_run_has_taken_is_left_to_it(caplog):
@@ -1405,13 +1391,16 @@ def test_any_flipped_byte_is_noticed_or_changes_nothing(saved):
             assert_same(loaded, OLD, f'position {position} of {len(whole)}')
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(small_set):
-    tu.train(**SMALL | {'run_dir': 'whole', 'num_epochs': 3})
-    tu.train(**SMALL | {'num_epochs': 3})
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one():
+    """The step between the two is trained again."""
+    train_own(run_dir='undisturbed')
+    train_own(loss_fn=stop_at(5, squares), checkpoint_minutes=0.0)
+    assert tu.load_last('run')[0]['step'] == 3
     damage(tu.Path('run/last.pt'), 'cut')
-    result = tu.train(resume='run')
-    assert 'run/last.pt is damaged' in (result.run_dir / 'log.txt').read_text()
-    assert_same(final(), final('whole'))
+    assert tu.load_last('run')[0]['step'] == 2
+    train_own(resume='run', run_dir='auto')
+    assert 'run/last.pt is damaged' in log_text()
+    assert_same(final(), final('undisturbed'))
 
 
 @pytest.mark.parametrize('program', [

@@ -229,12 +229,14 @@ def test_a_saved_pipeline_is_the_one_that_runs(tmp_path):
 
 @pytest.mark.parametrize('pipeline, dump', [
     (A.ReplayCompose([A.HorizontalFlip(p=1.0)]), json.dumps), (A.HorizontalFlip(p=1.0), json.dumps),
-    (A.Compose([A.Affine(rotate=(-5, 5))]), yaml.dump)], ids=['ReplayCompose', 'one transform', 'yaml.dump'])
+    (A.Compose([A.Affine(rotate=(180, 180), p=1.0), A.VerticalFlip(p=1.0)]), yaml.dump)],
+    ids=['ReplayCompose', 'one transform', 'yaml.dump'])
 def test_pipelines_are_read_however_they_were_saved(tmp_path, pipeline, dump):
+    """Each is a mirror; yaml.dump writes tuples in a way of Python's own."""
     path = tmp_path / ('a.json' if dump is json.dumps else 'a.yaml')
-    image, mask = np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8)
-    made = built(path, dump(A.to_dict(pipeline)))(image=image, mask=mask)
-    assert made['image'].shape == (32, 32, 3)
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    made = built(path, dump(A.to_dict(pipeline)))(image=image, mask=image[..., 0])
+    assert np.array_equal(made['image'], image[:, ::-1]) and np.array_equal(made['mask'], image[:, ::-1, 0])
 
 
 def saved(path, *steps):
