@@ -365,6 +365,14 @@ class Harm:
         return os.system, ('touch harmed',)
 
 
+def lives(pid):
+    """Whether a process is at work; one that has ended, but that nobody has waited for, is not."""
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 # --- what a training leaves ------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import train_unet
 from conftest import FORKS, ROOT, TINY, draw_set, run_script
-from helpers import WORDS
+from helpers import WORDS, lives
 
 sys.path.insert(0, str(ROOT / 'tests' / 'benchmarks'))
 import common  # noqa: E402
@@ -211,9 +211,9 @@ def test_medians_and_spreads():
 
 
 def test_a_process_is_watched():
-    code = 'x = b"1" * 2**26; import time; time.sleep(0.2)'
+    code = 'x = b"1" * 2**26; import time; time.sleep(1)'
     seconds, peak, code = processes.run_watched([sys.executable, '-c', code])
-    assert 0.2 < seconds < 20 and 2**26 < peak < 2**27 and code == 0
+    assert 1 < seconds < 20 and 2**26 < peak < 2**27 and code == 0
     assert processes.peak_resident() >= processes.resident() > 2**26 and processes.proportional() > 2**26
 
 
@@ -223,9 +223,9 @@ def test_what_runs_too_long_ends_with_all_that_it_started(tmp_path):
     middle = f"import sys; sys.path.insert(0, '{ROOT}/tests/benchmarks'); import processes; " \
              f"processes.run_within([sys.executable, '-c', {inner!r}])"
     with pytest.raises(subprocess.TimeoutExpired):
-        processes.run_within([sys.executable, '-c', middle], timeout=3)
+        processes.run_within([sys.executable, '-c', middle], timeout=6)
     pid, end = int((tmp_path / 'pid').read_text()), time.monotonic() + 10
-    while os.path.exists(f'/proc/{pid}') and 'Z' not in open(f'/proc/{pid}/stat').read().split()[2]:
+    while lives(pid):
         assert time.monotonic() < end, 'it lives on'
         time.sleep(0.05)
 

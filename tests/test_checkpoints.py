@@ -175,9 +175,9 @@ def undisturbed(small_set):
 
 def test_a_signal_ends_the_run_with_a_checkpoint_and_its_exit_code(forks, undisturbed):
     settings = THIRTY_STEPS
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number, times in (signal.SIGTERM, 6), (signal.SIGINT, 4):      # the last one that is there counts too
         run = Start(**settings)
-        assert run.until_saved(6), open('output.txt').read()[-3000:]
+        assert run.until_saved(times), open('output.txt').read()[-3000:]
         assert run.end(number) == 128 + number
         assert 0 < tu.load_last('run')[0]['step'] < 30
         settings = {'resume': 'run'}
@@ -253,7 +253,7 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
     monkeypatch.setattr(tu.PIL.Image, 'open', slow)
     words = as_words(SMALL)
     assert tu.main(words) == 143
-    assert len(seen) < 800 and not os.path.exists('run/last.pt')       # of 1,200: the rest was not looked at
+    assert len(seen) < 1200 and not os.path.exists('run/last.pt')      # of 1,600: eight threads finish what they began
 
 
 def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():

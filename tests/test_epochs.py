@@ -457,7 +457,6 @@ def test_a_worker_that_is_killed_while_an_epoch_is_saved_costs_nothing(name, two
         real(source, target)
 
     monkeypatch.setattr(os, 'replace', replace)
-    signal.alarm(20)                                                   # it takes one
     result = train(None, Samples(12), num_workers=2)
     assert killed and [row['epoch'] for row in result.history] == [1, 2, 3]
     assert_same(result.model.state_dict(), calm.model.state_dict())
