@@ -6,8 +6,6 @@ import io
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,7 +18,7 @@ import tifffile
 import torch
 
 import train_unet
-from conftest import ROOT, TINY
+from conftest import TINY, start_script
 from helpers import WORDS
 
 SHAPE = (12, 16)
@@ -457,11 +455,13 @@ def test_a_png_whose_end_is_zeros_is_broken(folder, name, capsys):
     """As a power cut or a torn download leaves it. Zeros are code of the compression: Pillow decoded them as black."""
     path = folder / name
     PIL.Image.fromarray(np.random.default_rng(0).integers(0, 2, SHAPE, np.uint8) * 255).save(path)
-    content = path.read_bytes()
+    content, config = path.read_bytes(), train_unet.resolve_config(None, {'data': str(folder)})[0]
     for kept in range(len(content) // 2, len(content) - 16):
         path.write_bytes(content[:kept] + bytes(len(content) - kept))
-        assert train_unet.main(['check', f'data={folder}', *WORDS]) == 2
-        assert f'{name}: cannot be read' in capsys.readouterr().err
+        with pytest.raises(train_unet.DataError, match=f'{name}: cannot be read'):
+            train_unet.read_array(path, config, as_mask=name.startswith('masks'))
+    assert train_unet.main(['check', f'data={folder}', *WORDS]) == 2
+    assert f'{name}: cannot be read' in capsys.readouterr().err
 
 
 def test_skip_broken_needs_images_on_both_sides(folder):
@@ -574,10 +574,10 @@ def test_command_ends_with_2_and_no_traceback(folder, build, text, capsys):
     assert text in told.err and 'Traceback' not in told.out + told.err
 
 
-def test_the_real_command_ends_with_2_and_no_traceback(folder):
+def test_the_real_command_ends_with_2_and_no_traceback(forks, folder):
     truncate('images/b.jpg', 0.5)(folder)
-    words = [*WORDS[1:], 'encoder=tu-test_resnet']                     # this process has not imported small_encoder
-    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={folder}', *words],
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2, done.stderr
-    assert 'images/b.jpg' in done.stderr and 'Traceback' not in done.stderr + done.stdout
+    process = start_script({'data': folder, **TINY}, 'output.txt')
+    process.join(120)
+    told = Path('output.txt').read_text()
+    assert process.exitcode == 2, told
+    assert 'images/b.jpg' in told and 'Traceback' not in told

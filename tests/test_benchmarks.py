@@ -256,16 +256,9 @@ def test_images_per_second(split_set, results, monkeypatch):
     monkeypatch.setattr(common, 'count_cores', lambda: 1)              # worker
     found, printed = results(images_per_second, f'--data={split_set}', '--contenders', 'ours', 'plain', '--rounds=1',
                              '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_resnet', '--device=cpu')
-    assert len(found['runs']) == 10 and all(run['images_per_second'] > 0 for run in found['runs'])
+    assert len(found['runs']) == 10
+    assert all(run['images_per_second'] > 0 and run['parameters'] > 10**5 for run in found['runs'])
     assert '| ours, equal ' in printed and '1.000' in printed and '; 1 of 4 steps timed; ' in printed
-
-
-@pytest.mark.parametrize('contender, variant', peers.list_variants(['ours', 'plain']))
-@pytest.mark.parametrize('loaded', [True, False], ids=['from files', 'in memory'])
-def test_images_per_second_of_ours_and_of_a_plain_loop(split_set, contender, variant, loaded):
-    job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, loaded)
-    found = images_per_second.time_steps(job, peers)               # which counts the steps
-    assert found['images_per_second'] > 0 and found['parameters'] > 10**5
 
 
 @pytest.mark.parametrize('contender', [name for name in peers.CONTENDERS if name not in ('ours', 'plain')])

@@ -206,10 +206,11 @@ def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
     (['data=x', 'check'], 'the command comes first'), (['configs/fast.py'], 'preset=configs/fast.py'),
     (['RUN'], 'resume='), (['export', 'RUN', 'onnx'], 'type format=onnx'), (['grad_clip=0'], 'or None'),
     (['mask_values={255:', '1}'], 'mask_values="{255: 1}", with the quotes')])
-def test_words_in_the_wrong_place_are_told_what_they_should_be(two, monkeypatch, words, advice):
+def test_words_in_the_wrong_place_are_told_what_they_should_be(tmp_path, monkeypatch, words, advice):
+    (tmp_path / 'config.py').touch()
     monkeypatch.chdir(ROOT)
     with pytest.raises(train_unet.ConfigError) as caught:
-        train_unet.parse_command([str(two[0]) if word == 'RUN' else word for word in words])
+        train_unet.parse_command([str(tmp_path) if word == 'RUN' else word for word in words])
     assert advice in str(caught.value)
 
 

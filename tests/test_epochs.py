@@ -406,20 +406,24 @@ def kill(which, training):
     return loss_fn
 
 
+@pytest.fixture(scope='module')
+def calm(tmp_path_factory):
+    """The result of a run whose workers nothing happens to. Not to be changed."""
+    return train(None, Samples(12), run_dir=str(tmp_path_factory.mktemp('calm') / 'run'))
+
+
 @pytest.mark.parametrize('data, loss_fn', [
     (Deadly, squares), (Samples, kill(0, training=True)), (Samples, kill(1, training=False)),
     (Samples, kill(0, training=False)), (Samples, kill(1, training=True))],
     ids=['reading', 'train worker in training', 'val worker in validation',
          'train worker in validation', 'val worker in training'])
-def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes):
-    calm = train(None, Samples(12), run_dir='calm')
+def test_a_worker_that_is_killed_is_replaced(data, loss_fn, two_minutes, calm):
     result = train(None, data(12), loss_fn=loss_fn, num_workers=2)
     assert os.path.exists('killed')
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
-def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_replaced(monkeypatch):
-    calm = train(None, Samples(12), run_dir='calm')
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_replaced(calm, monkeypatch):
     rebuild = torch.multiprocessing.reductions.rebuild_storage_fd      # asks the worker for the memory of a batch
 
     @functools.wraps(rebuild)
@@ -447,8 +451,8 @@ def kill_a_worker():
 
 
 @pytest.mark.parametrize('name', ['best.pt', 'last.pt', 'history.csv'])
-def test_a_worker_that_is_killed_while_an_epoch_is_saved_costs_nothing(name, two_minutes, monkeypatch):
-    calm, real, killed = train(None, Samples(12), run_dir='calm'), os.replace, []
+def test_a_worker_that_is_killed_while_an_epoch_is_saved_costs_nothing(name, two_minutes, calm, monkeypatch):
+    real, killed = os.replace, []
 
     def replace(source, target):
         if str(target) == f'run/{name}' and workers() and not killed:
@@ -468,16 +472,14 @@ class Frozen(Deadly):
     signal = signal.SIGSTOP
 
 
-def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, monkeypatch):
+def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, calm, monkeypatch):
     monkeypatch.setattr(tu, 'WORKER_TIMEOUT', 2)
-    calm = train(None, Samples(12), run_dir='calm')
     result = train(None, Frozen(12), num_workers=2)
     assert os.path.exists('killed') and not workers()
     assert_same(result.model.state_dict(), calm.model.state_dict())
 
 
-@pytest.mark.parametrize('platform', ['linux', 'darwin'])
-def test_where_memory_runs_out_no_start_of_workers_is_blamed(platform, monkeypatch):
+def test_where_memory_runs_out_no_start_of_workers_is_blamed(monkeypatch):
     def loss_fn(model, batch):
         loss_fn.calls += 1
         if loss_fn.calls > 3:                                          # after the smoke test
@@ -485,35 +487,37 @@ def test_where_memory_runs_out_no_start_of_workers_is_blamed(platform, monkeypat
         return squares(model, batch)
 
     loss_fn.calls = 0
-    monkeypatch.setattr(sys, 'platform', platform)
+    monkeypatch.setattr(sys, 'platform', 'darwin')
     with pytest.raises(tu.UserError, match='out of memory') as caught:
         train(loss_fn=loss_fn)
     assert 'keep Datasets' not in str(caught.value)
 
 
-@pytest.mark.parametrize('platform, advice', [('linux', 'fewer num_workers'),
-                                              ('darwin', 'keep Datasets in a .py file')])
-def test_workers_that_always_die_end_the_run(two_minutes, platform, advice, monkeypatch):
-    monkeypatch.setattr(sys, 'platform', platform)
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers are forked, whatever sys.platform says."""
     usual = multiprocessing.context._default_context                   # from Python 3.14 on it is not that of darwin
     monkeypatch.setattr(usual, '_actual_context', multiprocessing.get_context('fork'))
 
+
+def test_workers_that_always_die_end_the_run(two_minutes, forked):
     def loss_fn(model, batch):
         if workers() and torch.is_grad_enabled():
             kill_a_worker()
         return squares(model, batch)
 
-    with pytest.raises(tu.UserError, match=f'DataLoader worker(.|\\n)*{advice}'):
+    with pytest.raises(tu.UserError, match='DataLoader worker(.|\n)*fewer num_workers'):
         train(None, Samples(12), loss_fn=loss_fn, num_workers=1)
     assert (tu.Path('run') / 'log.txt').read_text().count('starting the workers again') == 3
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
 
 
-@pytest.mark.parametrize('error', [BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable'),
-                                   OSError(errno.ENOMEM, 'Cannot allocate memory'),
-                                   RuntimeError('Too many open files. Communication with the workers is no longer'),
-                                   RuntimeError('received 0 items of ancdata')])
-def test_workers_that_cannot_be_started_are_tried_again_and_end_the_run_with_a_checkpoint(error, monkeypatch):
+@pytest.mark.parametrize('error, platform, advice', [
+    (BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable'), 'linux', 'fewer num_workers'),
+    (RuntimeError('Too many open files. Communication with the workers is no longer'), 'darwin',
+     'keep Datasets in a .py file')], ids=['linux', 'darwin'])
+def test_workers_that_cannot_be_started_are_tried_again_and_end_the_run_with_a_checkpoint(
+        error, platform, advice, forked, calm, monkeypatch):
     """Processes, memory or open files have run out: it said  a file: Resource temporarily unavailable."""
     def begin(*given):                                                 # not in what is tried before the training
         refused[:] = [error] * times
@@ -524,14 +528,13 @@ def test_workers_that_cannot_be_started_are_tried_again_and_end_the_run_with_a_c
             raise refused.pop()
         return usual(process)
 
-    fit, usual, refused, times = tu.fit, multiprocessing.process.BaseProcess.start, [], 0
+    fit, usual, refused, times = tu.fit, multiprocessing.process.BaseProcess.start, [], 2
+    monkeypatch.setattr(sys, 'platform', platform)
     monkeypatch.setattr(tu, 'fit', begin)
     monkeypatch.setattr(multiprocessing.process.BaseProcess, 'start', start)
-    calm = train(None, Samples(12), num_workers=1, run_dir='calm')
-    times = 2
     assert_same(train(None, Samples(12), num_workers=1, run_dir='twice').model.state_dict(), calm.model.state_dict())
     times = 4
-    with pytest.raises(tu.UserError, match='the data workers die(.|\n)*fewer num_workers'):
+    with pytest.raises(tu.UserError, match=f'the data workers die(.|\\n)*{advice}'):
         train(None, Samples(12), num_workers=1)
     assert os.path.exists('run/last.pt')
 
@@ -541,6 +544,7 @@ def test_only_want_of_processes_memory_or_open_files_is_of_the_workers(monkeypat
         raise OSError(errno.EIO, 'Input/output error')
 
     assert all(tu.workers_failed(OSError(number, '')) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE))
+    assert tu.workers_failed(RuntimeError('received 0 items of ancdata'))
     assert not any(tu.workers_failed(OSError(number, '')) for number in (errno.EIO, errno.ENOSPC, errno.EACCES))
     monkeypatch.setattr(tu, 'train_epoch', fail)
     with pytest.raises(OSError, match='Input/output'):
