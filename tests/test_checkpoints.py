@@ -138,11 +138,10 @@ def patch_last(change):
 
 def test_a_seed_decides_every_bit_whatever_the_number_of_workers(small_set):
     runs = [tu.train(**SMALL | dict(run_dir=name, num_workers=workers, seed=seed, augment='strong'))
-            for name, workers, seed in (('a', 0, 0), ('b', 0, 0), ('c', 2, 0), ('d', 0, 1))]
+            for name, workers, seed in (('a', 0, 0), ('b', 2, 0), ('c', 0, 1))]
     assert_same(final('a'), final('b'))
-    assert_same(final('a'), final('c'))
     first = [run.model.state_dict()['network.segmentation_head.0.weight'] for run in runs]
-    assert not torch.equal(first[0], first[3])
+    assert not torch.equal(first[0], first[2])
 
 
 def test_training_moves_every_weight(small_set, monkeypatch):
@@ -155,12 +154,6 @@ def test_training_moves_every_weight(small_set, monkeypatch):
     unmoved = {key for key, value in end['model'].items()
                if torch.equal(value, start['model'][key])}
     assert unmoved == {'mean', 'std'}
-
-
-def test_dropout_does_not_depend_on_the_workers():
-    for name, workers in (('a', 0), ('b', 2)):
-        train_own(network(dropout=0.5), run_dir=name, num_workers=workers)
-    assert_same(final('a'), final('b'))
 
 
 # --- signals --------------------------------------------------------------------------
@@ -435,7 +428,7 @@ def test_what_is_drawn_while_a_batch_is_joined_is_the_same_after_a_resume_and_wi
     run('cut', num_workers=2, loss_fn=stop_at(5, squares))
     run('cut', num_workers=2, resume='cut')
     for name in ('workers', 'cut'):
-        assert_same(final('plain')['model'], final(name)['model'])
+        assert_same(final('plain'), final(name))
 
 
 class Opening(nn.Module):
@@ -470,7 +463,7 @@ def test_a_resume_scores_tiles_as_the_run_does(tmp_path):
 @pytest.mark.parametrize('settings', [
     {'use_amp': True, 'amp_dtype': 'float16', 'growth_interval': 2, 'init_scale': 64.0},
     {'use_amp': True, 'amp_dtype': 'bfloat16', 'batch_size': 2, 'accumulation_steps': 2},
-    {'optimizer': 'SGD', 'grad_clip': None}, {'ema_decay': 0.9}, {'num_workers': 2}], ids=str)
+    {'optimizer': 'SGD', 'grad_clip': None}, {'ema_decay': 0.9}], ids=str)
 def test_whatever_a_step_depends_on_comes_with_a_resume(settings):
     """The scale of float16 and its counter, momentum, a window of two passes."""
     train_own(run_dir='undisturbed', **settings)
@@ -734,13 +727,6 @@ def test_other_images_than_the_run_began_with_are_told(small_set, caplog):
     assert 'not those this run began with' in caplog.text
 
 
-def test_other_images_under_the_same_names_are_told(small_set, caplog):
-    tu.train(**{**SMALL, 'num_epochs': 1})
-    shutil.copy('set/images/003.png', 'set/images/004.png')
-    tu.train(resume='run', num_epochs=2)
-    assert 'not those this run began with' in caplog.text
-
-
 def test_other_pixels_in_files_of_the_same_size_are_told(small_set, caplog, capsys):
     for path in tu.Path('set/images').glob('*.png'):                   # as uncompressed TIFF, NumPy and PPM files are
         tu.PIL.Image.open(path).convert('RGB').save(path.with_suffix('.bmp'))
@@ -855,10 +841,10 @@ def test_auto_goes_on_with_the_run_that_trained_last_whatever_its_name(run_of_on
     assert tu.find_resume(words) == tu.Path('runs/seed2')
 
 
-@pytest.mark.parametrize('data, run', [('set.v2', 'set_v2-1'), ('survey 2024.06', 'survey_2024_06-1')])
-def test_a_run_has_the_whole_name_of_its_folder_of_data(data, run):
-    draw_set(tu.Path(data))
-    assert tu.train(**SMALL | {'data': data, 'run_dir': 'auto', 'num_epochs': 1}).run_dir == tu.Path('runs', run)
+def test_a_run_has_the_whole_name_of_its_folder_of_data():
+    draw_set(tu.Path('survey 2024.06'))
+    result = tu.train(**SMALL | {'data': 'survey 2024.06', 'run_dir': 'auto', 'num_epochs': 1})
+    assert result.run_dir == tu.Path('runs/survey_2024_06-1')
 
 
 def test_auto_reads_no_checkpoint_of_other_data(run_of_one, monkeypatch):
@@ -867,12 +853,13 @@ def test_auto_reads_no_checkpoint_of_other_data(run_of_one, monkeypatch):
     assert tu.find_resume({**tu.CONFIG, 'data': 'other', 'resume': 'auto'}) is None
 
 
-@pytest.mark.parametrize('way', ['./set', 'set/', 'elsewhere/../set'])
-def test_auto_goes_on_however_the_data_is_typed(small_set, way, tmp_path):
+def test_auto_goes_on_however_the_data_is_typed(small_set):
     os.mkdir('elsewhere')
     words = {**SMALL, 'run_dir': 'auto', 'resume': 'auto'}
     first = tu.train(**words | {'num_epochs': 1}).run_dir
-    again = tu.train(**words | {'num_epochs': 2, 'data': way})         # more epochs than it has
+    for way in ('./set', 'set/', str(small_set)):
+        assert tu.find_resume({**tu.CONFIG, **words, 'num_epochs': 2, 'data': way}) == first
+    again = tu.train(**words | {'num_epochs': 2, 'data': 'elsewhere/../set'})      # more epochs than it has
     assert again.run_dir == first and len(again.history) == 2
     assert 'change the result' not in (first / 'log.txt').read_text().replace('num_epochs: 1 -> 2 may change', '')
 

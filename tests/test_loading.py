@@ -420,19 +420,18 @@ def sampler_of(count, batch, passes, **ranks):
     return WindowSampler(count, config, **ranks)
 
 
-@pytest.mark.parametrize('count, batch, passes', SIZES)
-def test_each_image_once_per_epoch(count, batch, passes):
-    sampler = sampler_of(count, batch, passes)
-    seen = [key for indices in sampler for key in indices]
-    assert sorted(seen) == [(0, i) for i in range(count)]
+def test_each_image_once_per_epoch():
+    for count, batch, passes in SIZES:
+        seen = [key for indices in sampler_of(count, batch, passes) for key in indices]
+        assert sorted(seen) == [(0, i) for i in range(count)], (count, batch, passes)
 
 
-@pytest.mark.parametrize('count, batch, passes', SIZES)
-def test_micro_batches_have_the_wanted_size(count, batch, passes):
+def test_micro_batches_have_the_wanted_size():
     """At most batch_size images, one more only to spare a leftover of one, which never is alone."""
-    lengths = [len(indices) for indices in sampler_of(count, batch, passes)]
-    assert max(lengths) <= batch + (1 if batch > 1 and count % 2 else 0)
-    assert batch == 1 or min(lengths) >= 2
+    for count, batch, passes in SIZES:
+        lengths = [len(indices) for indices in sampler_of(count, batch, passes)]
+        assert max(lengths) <= batch + (1 if batch > 1 and count % 2 else 0), (count, batch, passes)
+        assert batch == 1 or min(lengths) >= 2, (count, batch, passes)
 
 
 @pytest.mark.parametrize('count, windows', [(16, [8, 8]), (17, [8, 9]), (19, [8, 11]),
@@ -458,17 +457,14 @@ def test_epoch_goes_on_in_its_middle():
     assert list(rest) == list(whole)[6:]
 
 
-SHARED_OUT = [sizes for sizes in SIZES if sizes[0] >= 7 and sizes[1] * sizes[2] >= 6]
-
-
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('count, batch, passes', SHARED_OUT)
-def test_ranks_share_each_window(count, batch, passes, world):
-    """No image twice, none left out, and no rank without one: the others would wait for it."""
-    ranks = [sampler_of(count, batch, passes, rank=rank, world_size=world) for rank in range(world)]
-    for number, window in enumerate(ranks[0].windows()):
-        shares = [np.concatenate(rank.micro_batches(rank.windows()[number])) for rank in ranks]
-        assert sorted(np.concatenate(shares)) == sorted(window)
+def test_ranks_share_each_window():
+    """Each takes its images of the same window: no image twice, and none left out."""
+    for count, batch, passes in [sizes for sizes in SIZES if sizes[0] >= 7 and sizes[1] * sizes[2] >= 6]:
+        for world in (2, 3):
+            ranks = [sampler_of(count, batch, passes, rank=rank, world_size=world) for rank in range(world)]
+            for number, window in enumerate(ranks[0].windows()):
+                shares = [np.concatenate(rank.micro_batches(rank.windows()[number])) for rank in ranks]
+                assert sorted(np.concatenate(shares)) == sorted(window), (count, batch, passes, world)
 
 
 @pytest.mark.parametrize('ranks', [1, 2, 3, 4])
