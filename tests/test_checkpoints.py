@@ -57,6 +57,25 @@ def run_of_two(trained):
     return shutil.copytree(trained[2], 'run')
 
 
+@pytest.fixture(scope='module')
+def toys(tmp_path_factory):
+    """{number of epochs: the folder of a run of train_own that is done}. Not to be changed."""
+    folder = tmp_path_factory.mktemp('toys')
+    return {epochs: train_own(num_epochs=epochs, run_dir=str(folder / f'run-{epochs}')).run_dir for epochs in (1, 3)}
+
+
+@pytest.fixture
+def toy_of_one(toys):
+    """run/: one epoch of train_own."""
+    return shutil.copytree(toys[1], 'run')
+
+
+@pytest.fixture
+def toy_of_three(toys):
+    """run/: three epochs of train_own."""
+    return shutil.copytree(toys[3], 'run')
+
+
 class Start:
     """The real script in a process of its own."""
 
@@ -144,8 +163,7 @@ def test_a_seed_decides_every_bit_whatever_the_number_of_workers(small_set):
     assert not torch.equal(first[0], first[2])
 
 
-def test_training_moves_every_weight(small_set, monkeypatch):
-    tu.train(**SMALL | {'num_epochs': 1})
+def test_training_moves_every_weight(small_set, run_of_one, monkeypatch):
     monkeypatch.setattr(tu, 'fit', lambda *_: None)
     tu.train(**SMALL | {'num_epochs': 1, 'run_dir': 'start'})
     start = torch.load('start/last.pt', weights_only=True)
@@ -535,8 +553,7 @@ def test_a_resumed_run_uses_the_threads_it_was_begun_with_says_so_and_gives_them
     assert 'The run goes on with its 1 thread, for the same results' in caplog.text
 
 
-def test_a_machine_with_fewer_threads_is_warned_about():
-    train_own(num_epochs=1)
+def test_a_machine_with_fewer_threads_is_warned_about(toy_of_one):
     path = tu.Path('run/last.pt')
     tu.save_checkpoint(path, tu.load_checkpoint(path) | {'threads': 10 ** 6})
     result = train_own(resume='run', run_dir='auto', num_epochs=2)
@@ -635,8 +652,7 @@ def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
     assert all('change the result' in note for note in notes)
 
 
-def test_the_effective_batch_stays_what_it_was():
-    train_own(num_epochs=1)
+def test_the_effective_batch_stays_what_it_was(toy_of_one):
     with pytest.raises(tu.ConfigError, match='must stay 4 on resume'):
         train_own(resume='run', run_dir='auto', batch_size=8)
     train_own(resume='run', run_dir='auto', batch_size=2, accumulation_steps=2)
@@ -680,16 +696,14 @@ def test_another_run_dir_at_a_resume_is_refused(run_of_one):
         tu.train(resume='run', run_dir='other')
 
 
-def test_a_refused_resume_leaves_the_settings_of_the_run_alone(small_set):
-    train_own(num_epochs=1)
+def test_a_refused_resume_leaves_the_settings_of_the_run_alone(small_set, toy_of_one):
     before = tu.Path('run/config.py').read_text()
     with pytest.raises(tu.UserError, match='does not belong'):
         tu.train(resume='run', data='set', num_epochs=3, device='cpu')  # without the network it was given
     assert tu.Path('run/config.py').read_text() == before
 
 
-def test_a_finished_run_keeps_the_settings_it_was_trained_with_and_says_what_goes_on(caplog):
-    train_own(num_epochs=1)
+def test_a_finished_run_keeps_the_settings_it_was_trained_with_and_says_what_goes_on(caplog, toy_of_one):
     before = tu.Path('run/config.py').read_text()
     train_own(resume='run', run_dir='auto', num_epochs=1, learning_rate=0.5)
     assert tu.Path('run/config.py').read_text() == before
@@ -780,8 +794,7 @@ def test_weights_of_another_network_are_refused_with_the_way_to_give_it(run_of_o
         tu.train(resume='run', num_epochs=2)
 
 
-def test_another_network_of_ones_own_is_refused_with_what_to_give():
-    train_own()
+def test_another_network_of_ones_own_is_refused_with_what_to_give(toy_of_three):
     with pytest.raises(tu.UserError, match='does not belong to this run.*\n.*give the network that it began with'):
         train_own(model=torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1)), resume='run', num_epochs=9)
 
@@ -995,9 +1008,8 @@ def test_dying_at_any_call_leaves_a_checkpoint(name, moment, saved):
         tu.save_checkpoint(saved / 'last.pt', OLD)
 
 
-def test_a_crash_between_two_renames_costs_nothing():
+def test_a_crash_between_two_renames_costs_nothing(toy_of_three):
     """last.pt has become previous.pt, the newer one is still called last.new."""
-    train_own()
     newer = torch.load('run/last.pt', weights_only=True)
     os.replace('run/last.pt', 'run/last.new')
     torch.save(newer | {'epoch': 1}, 'run/previous.pt')
@@ -1087,8 +1099,7 @@ def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monk
     assert_same(tu.load_checkpoint(saved / 'last.pt'), OLD)
 
 
-def test_left_overs_of_a_save_that_was_killed_go_away():
-    train_own(num_epochs=1)
+def test_left_overs_of_a_save_that_was_killed_go_away(toy_of_one):
     tu.Path('run/.last.new.4711.tmp').write_bytes(bytes(100))
     train_own(resume='run', run_dir='auto', num_epochs=2)
     assert not [path for path in tu.Path('run').iterdir() if path.name.endswith('.tmp')]
@@ -1308,9 +1319,8 @@ def test_a_drive_that_knows_no_locks_takes_runs_all_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize('place', ['zipfile.ZipFile.testzip', 'torch.load'])
-def test_a_drive_that_fails_at_a_checkpoint_is_told_with_its_name(monkeypatch, place):
+def test_a_drive_that_fails_at_a_checkpoint_is_told_with_its_name(monkeypatch, place, toy_of_three):
     """A sound file was called no checkpoint of this program, or only the error was told."""
-    train_own()
     def fail(*how, **named):
         raise OSError(errno.EIO, 'Input/output error')
     monkeypatch.setattr(place, fail)
@@ -1444,8 +1454,7 @@ def test_a_file_of_another_program_is_told_apart(foreign, run_of_one):
 @pytest.mark.parametrize('change', [
     {'model': {}}, {'model': 5}, {'dtype': 5}, {'random': None}, {'optimizer': {}}, {'optimizer': 'x'},
     {'epoch': 'x'}, {'threads': None}, {'history': None, 'totals': 3}])
-def test_a_last_file_of_something_else_is_refused_in_one_line(change):
-    train_own()
+def test_a_last_file_of_something_else_is_refused_in_one_line(change, toy_of_three):
     saved = torch.load('run/last.pt', weights_only=True) | change
     torch.save(saved, 'run/last.pt')
     for name in ('previous.pt', 'last.new'):
@@ -1471,8 +1480,7 @@ def test_a_checkpoint_that_makes_no_sense_is_refused_in_one_line(change, run_of_
     {'epoch': -3}, {'window': -5}, {'step': -10}, {'batch_size': 0}, {'dtype': 'float64'}, {'dtype': ['float32']},
     {'history': [1, 2]}, {'history': [{'x': 1}]}, {'history': [{'event': '', 'epoch': 'x', 'train_loss': 1.0}]},
     {'history': [{'event': '', 'epoch': 9, 'train_loss': None}]}], ids=str)
-def test_senseless_counters_in_a_checkpoint_are_refused(crafted):
-    train_own(num_epochs=1)
+def test_senseless_counters_in_a_checkpoint_are_refused(crafted, toy_of_one):
     tu.save_checkpoint(tu.Path('run/last.pt'), tu.load_checkpoint('run/last.pt') | crafted)
     with pytest.raises(tu.UserError, match='does not belong to this run'):
         train_own(resume='run', run_dir='auto', num_epochs=2)
@@ -1496,8 +1504,7 @@ def test_a_best_file_that_fits_in_part_changes_no_weight(run_of_two, caplog):
     assert_same(model.state_dict(), tu.load_last('run')[0]['weights'])
 
 
-def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
-    train_own(num_epochs=1)
+def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(toy_of_one):
     with zipfile.ZipFile('run/last.pt') as whole, zipfile.ZipFile('bomb.pt', 'w', zipfile.ZIP_DEFLATED) as bomb:
         for name in whole.namelist():
             bomb.writestr(name, whole.read(name))
@@ -1506,8 +1513,7 @@ def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked():
         tu.load_checkpoint('bomb.pt')
 
 
-def test_a_checkpoint_that_would_never_end_is_refused():
-    train_own(num_epochs=1)
+def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one):
     saved = tu.load_last('run')[0]
     bomb = [0]
     for _ in range(34):
@@ -1540,8 +1546,7 @@ def test_pipes_in_run_folders_are_not_waited_for(small_set):
         tu.train(**SMALL | {'run_dir': 'mine'})
 
 
-def test_a_pipe_in_a_run_folder_is_not_waited_for():
-    train_own(num_epochs=1)
+def test_a_pipe_in_a_run_folder_is_not_waited_for(toy_of_one):
     os.unlink('run/log.txt')
     os.mkfifo('run/log.txt')
     with pytest.raises(tu.UserError, match='is no file'):
