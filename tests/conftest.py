@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import filelock
 import numpy as np
 import PIL.Image
 import pytest
@@ -241,25 +242,33 @@ def hasty(monkeypatch):
     monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.5)
 
 
+def made_once(tmp_path_factory, name, make):
+    """A folder that make(folder) has filled: of several processes of xdist one does it, and the others wait."""
+    folder = tmp_path_factory.getbasetemp() / name
+    folder = folder.parents[1] / name if 'PYTEST_XDIST_WORKER' in os.environ else folder
+    with filelock.FileLock(f'{folder}.lock'):
+        if not (folder / 'done').exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            (folder / 'done').touch()
+    return folder / 'run', folder / 'set'
+
+
 @pytest.fixture(scope='session')
 def two(tmp_path_factory):
     """A small run of two classes and its data: (run folder, data folder). Not to be changed."""
     import train_unet
-    folder = tmp_path_factory.mktemp('two')
-    train_unet.train(**ENOUGH, data=str(draw_set(folder / 'set')), run_dir=str(folder / 'run'))
-    return folder / 'run', folder / 'set'
+    return made_once(tmp_path_factory, 'two', lambda folder: train_unet.train(
+        **ENOUGH, data=str(draw_set(folder / 'set')), run_dir=str(folder / 'run')))
 
 
 @pytest.fixture(scope='session')
 def three(tmp_path_factory):
     """A small run of three classes and its data; a module of the network is kept in float32. Not to be changed."""
     import train_unet
-    folder = tmp_path_factory.mktemp('three')
-    names = ['ground', 'disc', 'corner']
-    data = draw_three(folder / 'set')
-    train_unet.train(**ENOUGH, data=str(data), run_dir=str(folder / 'run'), class_names=names,
-                     keep_float32='segmentation_head')
-    return folder / 'run', folder / 'set'
+    return made_once(tmp_path_factory, 'three', lambda folder: train_unet.train(
+        **ENOUGH, data=str(draw_three(folder / 'set')), run_dir=str(folder / 'run'),
+        class_names=['ground', 'disc', 'corner'], keep_float32='segmentation_head'))
 
 
 @pytest.fixture
