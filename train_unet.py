@@ -3689,6 +3689,9 @@ def scan_pair(image, mask, config):
     else:
         found, counts = np.unique(codes, return_counts=True)
         tally = lambda some: np.bincount(np.searchsorted(found, some), minlength=len(found))
+    if config['mask_values'] is None and len(found) > max(4096, codes.size // 8) and counts.max() < codes.size / 20:
+        raise DataError(f'{mask}: is a photograph, by its {len(found):,} colours: are images and masks swapped? If '
+                        'not, say in mask_values what it holds')
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     are_numbers = len(found) > 3 and 0 <= found[0] and found[-2] <= 32
     areas = counts
@@ -3841,11 +3844,17 @@ def scan(pairs, config, decode=False):
         scaled = sum(same_shape(*two) for two in sizes)
         kinds = zip(('masks', 'images'), map(set, zip(*sizes)), (1, len(found) / 2))    # images often have one
         squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
-        if squeezed and scaled < len(sizes):
+        crossed = (Counter(mask for mask, _ in sizes) & Counter(image for _, image in sizes)).total()
+        if 2 * crossed >= len(sizes) > 1 and len({mask[0] / image[0] for mask, image in sizes}) > 1:
+            advice.insert(0, f'{crossed} of these masks have the size of another of these images: are they of those?')
+        elif squeezed and scaled < len(sizes):
             (kind, (height, width)), *_ = squeezed
             advice.insert(0, f'if these {kind} were squeezed to {width} x {height} pixels type rescale_masks=stretch')
         elif scaled:
             advice.insert(0, f'if the {scaled} of the same shape show the same as their masks type rescale_masks=True')
+        elif len(sizes) > len(found) / 2:
+            advice.insert(0, 'if these masks were resized to other shapes type rescale_masks=stretch; else they are of '
+                             'other images')
         raise DataError([*shorten(problems), *advice],
                         f'{len(problems)} of {len(found)} images or masks cannot be used')
     sound = np.array([problem is None for _, problem in found])
@@ -4504,7 +4513,7 @@ def load_augmentation(path, shape, dtype):
         pipeline = A.Compose(pipeline.transforms, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
         for step in all_steps(pipeline):
             step.deterministic = False                                 # ReplayCompose sets it
-            if hasattr(step, 'fill_mask'):
+            if hasattr(step, 'fill_mask') and hasattr(step, 'border_mode'):            # not of holes
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):              # 'image_mask' would mix class ids
                 step.area_for_downscale = 'image'
@@ -5825,7 +5834,7 @@ class Parts:
         """Weights and statistics, which a moving average moves; or all else, which it copies (a mask may hold -inf)."""
         is_statistic = lambda name: name.endswith(('running_mean', 'running_var'))
         buffers = [holder[name] for holder, name in self.places if is_statistic(name) == moved]
-        return [p for p in self.parameters if p.is_floating_point() == moved] + buffers
+        return [p for p in self.parameters if (p.is_floating_point() or p.is_complex()) == moved] + buffers
 
 
 @torch.no_grad()
@@ -7464,11 +7473,13 @@ def build_state(model, config, precision, device, sizes=()):
 def copy_for_average(model):
     """A copy that can hold the moving average; None, with a warning, of a network that cannot be copied."""
     try:
-        parts = {*model.modules()}
-        states = (getattr(part, '__getstate__', lambda: vars(part))() for part in parts)       # what is copied
-        if not any(leads_back(state, parts, set()) for state in states):
+        parts = [*model.modules()]
+        states = [part.__getstate__() for part in parts]               # what is copied
+        own = {id(value) for state in states for value in state.values() if isinstance(value, (dict, list))}
+        own |= {*map(id, parts)}
+        if not any(leads_back(state, own, set()) for state in states):
             return copy.deepcopy(model)
-        why = 'functions in it, such as hooks, call parts of it, which a copy would share'
+        why = 'functions in it, such as hooks, use parts of it, which a copy would share'
     except (RuntimeError, TypeError, ValueError) as error:             # it holds a lock, a file or a graph
         if is_out_of_memory(error):
             raise
@@ -7476,11 +7487,14 @@ def copy_for_average(model):
     warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({why})'])
 
 
-def leads_back(value, parts, seen, is_copied=True):
-    """Whether a copy of a value, such as of the attributes of a network, would still use these parts of the original:
-    by a function, which is copied with neither its closure nor the names that it uses. seen: what was looked at."""
+def leads_back(value, own, seen, is_copied=True):
+    """Whether a copy of a value, such as the attributes of a network, would still use what the original owns (`own`:
+    ids of modules, dicts and lists): by a function, which is copied with neither its closure nor the names that it
+    uses. seen: what was looked at."""
+    if id(value) in own and not is_copied:
+        return True
     if (id(value), is_copied) in seen or isinstance(value, nn.Module):
-        return not is_copied and isinstance(value, nn.Module) and value in parts
+        return False
     seen.add((id(value), is_copied))
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]   # no value yet
@@ -7491,7 +7505,7 @@ def leads_back(value, parts, seen, is_copied=True):
         inner = [value.func, *value.args, *value.keywords.values()]
     else:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return len(inner) <= 100 and any(leads_back(part, parts, seen, is_copied) for part in inner)
+    return len(inner) <= 100 and any(leads_back(part, own, seen, is_copied) for part in inner)
 
 
 def has_idle_parameters(model):

@@ -291,6 +291,14 @@ def test_fill_of_a_saved_pipeline_is_ignored(small_set, tmp_path, step):
         assert set(mask.unique().tolist()) == {0, 1, 255}
 
 
+def test_holes_of_a_saved_pipeline_leave_the_mask_as_it_was_saved(small_set, tmp_path):
+    """They became ignored: a third of all pixels, without a word."""
+    for fill_mask, expected in ((None, {0, 1}), (0, {0, 1}), (255, {0, 1, 255})):
+        step = A.CoarseDropout(num_holes_range=(9, 9), fill_mask=fill_mask, p=1.0)
+        data, _ = dataset(small_set, augment=saved(tmp_path / 'a.json', step))
+        assert {*torch.cat([data[(0, row)]['mask'] for row in range(len(data))]).unique().tolist()} == expected
+
+
 def test_the_mask_is_never_interpolated(small_set, tmp_path):
     wish = saved(tmp_path / 'a.json', A.Affine(rotate=(20, 30), mask_interpolation=1, p=1.0))
     data, _ = dataset(small_set, augment=wish)

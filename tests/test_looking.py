@@ -112,6 +112,52 @@ def test_images_that_were_squeezed_into_one_size(tmp_path):
 
 @pytest.mark.parametrize('change', [lambda x: x[::-1, ::-1], lambda x: x.swapaxes(0, 1), lambda x: x[:, ::-1], None],
                          ids=['turned by 180 degrees', 'by 90, mirrored', 'mirrored', 'saved anew as JPEG'])
+def set_of_sizes(folder, images, masks):
+    """Images and masks of these sizes, (height, width) of each."""
+    for number, sizes in enumerate(zip(images, masks)):
+        for kind, (height, width) in zip(('images', 'masks'), sizes):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            shown = np.zeros((height, width), np.uint8)
+            shown[:height // 2] = 255
+            PIL.Image.fromarray(shown).save(folder / kind / f'{number}.png')
+    return folder
+
+
+def test_masks_that_have_the_sizes_of_other_images_are_not_offered_to_be_rescaled(tmp_path):
+    """Numbered otherwise: two that were of like shapes were rescaled, and trained with wrong images."""
+    images = [(37, 49), (80, 80), (30, 30), *[(40, 40)] * 6]
+    folder = set_of_sizes(tmp_path / 'set', images, [(80, 80), (30, 30), (80, 81), *images[3:]])
+    error = ask(folder)
+    assert '2 of these masks have the size of another of these images' in str(error)
+    assert 'rescale_masks' not in str(error) and 'skip_broken=True' in str(error)
+    halves = [(height // 2, width // 2) for height, width in images[1:]]               # 40 x 40 is a size of images
+    assert offered(ask(set_of_sizes(tmp_path / 'halves', images[1:], halves)), 'rescale') == 'rescale_masks=True'
+
+
+def test_masks_of_many_other_shapes_are_offered_to_be_stretched(tmp_path):
+    images = [(40, 120 + number) for number in range(5)]
+    folder = set_of_sizes(tmp_path / 'set', images, [(30 + number, 32) for number in range(5)])
+    assert offered(ask(folder), 'rescale') == 'rescale_masks=stretch'
+    inspect(folder, rescale_masks='stretch')
+
+
+def test_photographs_as_masks_are_named_before_their_colours_are_counted(tmp_path):
+    """images= and masks= the wrong way round: the table of their colours grew until memory was full."""
+    y, x = np.mgrid[:128, :128]
+    for number in range(4):
+        noise = np.random.default_rng(number).normal(0, 9, (128, 128, 3))
+        light = np.stack([y * 1.9, x * 1.9, (y + x) * 0.9], 2) + noise
+        disc = (y - 64) ** 2 + (x - 64) ** 2 < 900
+        for kind, array in (('drawn', 255 * disc), ('taken', light.clip(0, 255))):
+            (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number}.png')
+    swapped = {'images': 'drawn', 'masks': 'taken'}
+    assert re.search(r'taken/0.png: is a photograph, by its [\d,]+ colours: are images and masks swapped',
+                     str(ask(tmp_path / 'set', **swapped)))
+    inspect(tmp_path / 'set', **swapped, mask_values='>127')           # whoever means it says what they hold
+    inspect(tmp_path / 'set', images='taken', masks='drawn')
+
+
 def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_path, change):
     """No name tells of them: 0 to 9, and the same from 10 to 19."""
     for n in range(10):

@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_optimisation.py
 """
+import copy
 import math
 
 import pytest
@@ -101,3 +102,14 @@ def test_the_average_copies_a_buffer_that_holds_infinity():
     model.mask[0] = 0                                                  # as a counter, it changes in training
     tu.guarded_step(state, [batch_of(0, 1)], squares, settings())
     assert torch.equal(state.average.mask, model.mask)
+
+
+def test_complex_weights_are_averaged_too():
+    """Fourier layers have them: they were copied, beside averages of all others."""
+    model = nn.ParameterDict({'real': torch.ones(3), 'complex': torch.ones(3, dtype=torch.cfloat)})
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        model['real'] += 1
+        model['complex'] += 1j
+    tu.update_average(tu.Parts(model, average), 0.5, 100, torch.tensor(1.0))
+    assert torch.equal(average['complex'], torch.full((3,), 1 + 0.5j)) and average['real'].tolist() == [1.5] * 3

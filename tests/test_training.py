@@ -382,6 +382,17 @@ def test_a_network_whose_hooks_a_copy_would_share_is_not_averaged(small_set, cap
     assert (tu.load('own', model=Hooked()).predict(image) == result.model.predict(image)).all()
 
 
+class Reading(nn.Sequential):
+    """Reads what hooks keep: a copy would read its own dict, which they do not fill."""
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 1))
+        self.kept = {}
+
+    def forward(self, images):
+        self[0](images)
+        return functools.reduce(lambda maps, layer: layer(maps), [*self][1:], self.kept['first'])
+
+
 def with_a_function(way):
     """A network whose forward is a function put onto it, as to take one output of several."""
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 1, 1))
@@ -393,6 +404,10 @@ def with_a_function(way):
     elif way == 'a hook with a dict':
         found = {'body': network}
         network.register_forward_hook(lambda module, inputs, output: found and None)
+    elif way == 'a hook that fills what forward reads':
+        network = Reading()
+        kept = network.kept
+        network[0].register_forward_hook(lambda module, inputs, output: kept.update(first=output))
     elif way == 'a method':
         network.forward = types.MethodType(lambda self, images: type(self).forward(self, images), network)
     elif way == 'compiled':
@@ -404,6 +419,7 @@ def with_a_function(way):
 
 @pytest.mark.parametrize('way, is_copied', [
     ('a closure', False), ('a list of functions', False), ('a global name', False), ('a hook with a dict', False),
+    ('a hook that fills what forward reads', False),
     ('a method', True), ('compiled', True)])
 def test_a_network_whose_functions_a_copy_would_share_is_not_averaged(small_set, caplog, way, is_copied):
     """The copy computed with the network that was trained, which was left in train mode by each validation."""
