@@ -3689,9 +3689,9 @@ def scan_pair(image, mask, config):
     else:
         found, counts = np.unique(codes, return_counts=True)
         tally = lambda some: np.bincount(np.searchsorted(found, some), minlength=len(found))
-    if config['mask_values'] is None and len(found) > max(4096, codes.size // 8) and counts.max() < codes.size / 20:
-        raise DataError(f'{mask}: is a photograph, by its {len(found):,} colours: are images and masks swapped? If '
-                        'not, say in mask_values what it holds')
+    if config['mask_values'] is None and len(found) > max(4096, codes.size // 16) and counts.max() < codes.size / 4:
+        raise DataError(f'{mask}: looks like a photograph, of {len(found):,} different values: are images and masks '
+                        'swapped? If not, say in mask_values what it holds')
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     are_numbers = len(found) > 3 and 0 <= found[0] and found[-2] <= 32
     areas = counts
@@ -7242,6 +7242,8 @@ def resume_config(folder, preset, overrides):
                      'batch_size wants more accumulation_steps')
     if config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
         fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
+    if config['data'] == trained['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data']):
+        fixed.append(f'{config["data"]}: is not there; if it has moved type data=NEW_PLACE too')
     if fixed:
         raise ConfigError(fixed)
     notes += [f'{key}: {trained[key]!r} -> {config[key]!r} may change the result of the run'

@@ -782,6 +782,13 @@ def test_a_resume_of_moved_data_wants_its_place(own, two, tmp_path, capsys):
     assert tu.main([f'resume={own}', 'num_epochs=7', f'data={two[1]}']) == 0
 
 
+def test_a_run_whose_data_have_moved_is_told_what_to_type(run_of_one):
+    os.rename('set', 'elsewhere')
+    with pytest.raises(tu.UserError, match='set: is not there; if it has moved type data=NEW_PLACE too'):
+        tu.train(resume='run', num_epochs=2)
+    assert len(tu.train(resume='run', num_epochs=2, data='elsewhere').history) == 2
+
+
 def test_the_home_of_moved_data_may_be_typed_as_usual(own, two, monkeypatch):
     monkeypatch.setenv('HOME', str(two[1].parent))
     config, _, notes = tu.resume_config(own, None, {'data': f'~/{two[1].name}'})

@@ -40,7 +40,7 @@ def test_help_names_every_key_command_and_preset_without_torch(command_line):
     told = {key: ast.literal_eval(value)
             for key, value in re.findall(r'(?m)^    (\w+)=(.*?) {2,}#', done.stdout)}
     assert told == tu.CONFIG
-    assert 'images in one forward pass on one device' in done.stdout           # with its comments
+    assert 'images in one forward pass, of all processes' in done.stdout           # with its comments
     assert [word for word in (*tu.COMMANDS, *(path.stem for path in PRESETS)) if word not in done.stdout] == []
 
 

@@ -152,7 +152,7 @@ def test_photographs_as_masks_are_named_before_their_colours_are_counted(tmp_pat
             (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number}.png')
     swapped = {'images': 'drawn', 'masks': 'taken'}
-    assert re.search(r'taken/0.png: is a photograph, by its [\d,]+ colours: are images and masks swapped',
+    assert re.search(r'taken/0.png: looks like a photograph, of [\d,]+ different values: are images and masks swapped',
                      str(ask(tmp_path / 'set', **swapped)))
     inspect(tmp_path / 'set', **swapped, mask_values='>127')           # whoever means it says what they hold
     inspect(tmp_path / 'set', images='taken', masks='drawn')
