@@ -783,10 +783,12 @@ def test_a_resume_of_moved_data_wants_its_place(own, two, tmp_path, capsys):
 
 
 def test_a_run_whose_data_have_moved_is_told_what_to_type(run_of_one):
+    shutil.copytree(tu.load_preset('run/config.py')['data'], 'set')
+    tu.train(resume='run', data='set', num_epochs=2)
     os.rename('set', 'elsewhere')
     with pytest.raises(tu.UserError, match='set: is not there; if it has moved type data=NEW_PLACE too'):
-        tu.train(resume='run', num_epochs=2)
-    assert len(tu.train(resume='run', num_epochs=2, data='elsewhere').history) == 2
+        tu.train(resume='run', num_epochs=3)
+    assert len(tu.train(resume='run', num_epochs=3, data='elsewhere').history) == 3
 
 
 def test_the_home_of_moved_data_may_be_typed_as_usual(own, two, monkeypatch):
