@@ -3689,9 +3689,6 @@ def scan_pair(image, mask, config):
     else:
         found, counts = np.unique(codes, return_counts=True)
         tally = lambda some: np.bincount(np.searchsorted(found, some), minlength=len(found))
-    if config['mask_values'] is None and len(found) > max(4096, codes.size // 16) and counts.max() < codes.size / 4:
-        raise DataError(f'{mask}: looks like a photograph, of {len(found):,} different values: are images and masks '
-                        'swapped? If not, say in mask_values what it holds')
     edge = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
     are_numbers = len(found) > 3 and 0 <= found[0] and found[-2] <= 32
     areas = counts
@@ -3699,6 +3696,10 @@ def scan_pair(image, mask, config):
         areas = tally(codes[in_areas(codes)])
     if len(found) > 2 and same_file(image, mask):                      # an image and its mask may both be black
         raise DataError(f'{mask}: is a copy of its image, no mask')
+    if config['mask_values'] is None and len(found) > max(4096, codes.size // 16) \
+            and np.sort(counts)[-32:].sum() < 0.15 * codes.size:       # 0.25 and more of colours saved as JPEG
+        raise DataError(f'{mask}: looks like a photograph, of {len(found):,} different values: are images and masks '
+                        'swapped? If not, say in mask_values what it holds')
     headers = [mask_header(part) for part in mask.split(UNITED)]
     mask_mode, _, turned = headers[0]
     colours = {code: colour for _, colours, _ in headers for code, colour in colours.items()}
@@ -3844,7 +3845,8 @@ def scan(pairs, config, decode=False):
         scaled = sum(same_shape(*two) for two in sizes)
         kinds = zip(('masks', 'images'), map(set, zip(*sizes)), (1, len(found) / 2))    # images often have one
         squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
-        crossed = (Counter(mask for mask, _ in sizes) & Counter(image for _, image in sizes)).total()
+        strange = Counter(mask for mask, image in sizes if mask != image[::-1])        # not turned
+        crossed = (strange & Counter(image for _, image in sizes)).total()
         if 2 * crossed >= len(sizes) > 1 and len({mask[0] / image[0] for mask, image in sizes}) > 1:
             advice.insert(0, f'{crossed} of these masks have the size of another of these images: are they of those?')
         elif squeezed and scaled < len(sizes):
@@ -7476,7 +7478,8 @@ def copy_for_average(model):
     """A copy that can hold the moving average; None, with a warning, of a network that cannot be copied."""
     try:
         parts = [*model.modules()]
-        states = [part.__getstate__() for part in parts]               # what is copied
+        states = [{name: value for name, value in vars(part).items() if name != '_compiled_call_impl'}
+                  for part in parts if type(part).__name__ != 'OptimizedModule']       # torch makes both anew
         own = {id(value) for state in states for value in state.values() if isinstance(value, (dict, list))}
         own |= {*map(id, parts)}
         if not any(leads_back(state, own, set()) for state in states):

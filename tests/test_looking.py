@@ -132,6 +132,9 @@ def test_masks_that_have_the_sizes_of_other_images_are_not_offered_to_be_rescale
     assert 'rescale_masks' not in str(error) and 'skip_broken=True' in str(error)
     halves = [(height // 2, width // 2) for height, width in images[1:]]               # 40 x 40 is a size of images
     assert offered(ask(set_of_sizes(tmp_path / 'halves', images[1:], halves)), 'rescale') == 'rescale_masks=True'
+    sizes = [(40, 30), (30, 40), (40, 50), (50, 40)]
+    turned = set_of_sizes(tmp_path / 'turned', sizes, [size[::-1] for size in sizes])
+    assert 'of another of these' not in str(ask(turned))
 
 
 def test_masks_of_many_other_shapes_are_offered_to_be_stretched(tmp_path):
@@ -139,6 +142,22 @@ def test_masks_of_many_other_shapes_are_offered_to_be_stretched(tmp_path):
     folder = set_of_sizes(tmp_path / 'set', images, [(30 + number, 32) for number in range(5)])
     assert offered(ask(folder), 'rescale') == 'rescale_masks=stretch'
     inspect(folder, rescale_masks='stretch')
+
+
+@pytest.mark.parametrize('quality', [30, 75, 95])
+def test_colours_of_whole_scenes_saved_as_jpeg_are_no_photographs(tmp_path, quality):
+    """A quarter of the pixels have a colour of their own there."""
+    random = np.random.default_rng(0)
+    y, x = np.mgrid[:240, :320]
+    colours = random.integers(0, 256, (12, 3), np.uint8)
+    for number in range(3):
+        places, classes = random.random((30, 2)) * (240, 320), random.integers(0, 12, 30)
+        nearest = np.argmin((y[..., None] - places[:, 0]) ** 2 + (x[..., None] - places[:, 1]) ** 2, -1)
+        for kind, array in (('images', random.integers(0, 256, (240, 320, 3))), ('masks', colours[classes[nearest]])):
+            (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(array.astype(np.uint8)).save(tmp_path / f'set/{kind}/{number}.jpg', quality=quality)
+    error = str(ask(tmp_path / 'set'))
+    assert 'photograph,' not in error and 'the masks are JPEG' in error
 
 
 def test_photographs_as_masks_are_named_before_their_colours_are_counted(tmp_path):

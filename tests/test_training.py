@@ -412,6 +412,10 @@ def with_a_function(way):
         network.forward = types.MethodType(lambda self, images: type(self).forward(self, images), network)
     elif way == 'compiled':
         return torch.compile(network, backend='eager')
+    elif way == 'compiled in place':
+        network.compile(backend='eager')
+    elif way == 'a parametrization':
+        nn.utils.parametrizations.weight_norm(network[0])
     else:
         network.forward = functools.partial(lambda images, scale: forward(images) * scale, scale=1)
     return network
@@ -420,7 +424,7 @@ def with_a_function(way):
 @pytest.mark.parametrize('way, is_copied', [
     ('a closure', False), ('a list of functions', False), ('a global name', False), ('a hook with a dict', False),
     ('a hook that fills what forward reads', False),
-    ('a method', True), ('compiled', True)])
+    ('a method', True), ('compiled', True), ('compiled in place', True), ('a parametrization', True)])
 def test_a_network_whose_functions_a_copy_would_share_is_not_averaged(small_set, caplog, way, is_copied):
     """The copy computed with the network that was trained, which was left in train mode by each validation."""
     network = with_a_function(way)
