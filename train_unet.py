@@ -973,6 +973,7 @@ def leave_processes():
     """At exit, else gloo's threads abort the process. With NCCL not after an error, as it may wait for the others."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()                                                   # cycles of an earlier training hold it too
 
 
 def from_first(make):
@@ -1084,8 +1085,7 @@ VERY_LARGE = 200e6                 # parameters: float16 activations of such net
 OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold group_pattern '
               'num_classes mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype '
               'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss '
-              'initial_weights class_weights progressive_resizing oversample_foreground '
-              'channels_last'.split())        # idle for own data
+              'initial_weights class_weights progressive_resizing oversample_foreground'.split())  # idle for own data
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -7503,7 +7503,8 @@ def leads_back(value, own, seen, is_copied=True):
     seen.add((id(value), is_copied))
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]   # no value yet
-        inner, is_copied = [*cells, *map(value.__globals__.get, value.__code__.co_names)], False
+        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        inner, is_copied = [*cells, *defaults, *map(value.__globals__.get, value.__code__.co_names)], False
     elif isinstance(value, types.MethodType):
         inner = [value.__self__, value.__func__]
     elif isinstance(value, functools.partial):

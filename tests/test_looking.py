@@ -110,8 +110,6 @@ def test_images_that_were_squeezed_into_one_size(tmp_path):
     assert 'rescale_masks' not in str(ask(tmp_path / 'set'))
 
 
-@pytest.mark.parametrize('change', [lambda x: x[::-1, ::-1], lambda x: x.swapaxes(0, 1), lambda x: x[:, ::-1], None],
-                         ids=['turned by 180 degrees', 'by 90, mirrored', 'mirrored', 'saved anew as JPEG'])
 def set_of_sizes(folder, images, masks):
     """Images and masks of these sizes, (height, width) of each."""
     for number, sizes in enumerate(zip(images, masks)):
@@ -177,6 +175,8 @@ def test_photographs_as_masks_are_named_before_their_colours_are_counted(tmp_pat
     inspect(tmp_path / 'set', images='taken', masks='drawn')
 
 
+@pytest.mark.parametrize('change', [lambda x: x[::-1, ::-1], lambda x: x.swapaxes(0, 1), lambda x: x[:, ::-1], None],
+                         ids=['turned by 180 degrees', 'by 90, mirrored', 'mirrored', 'saved anew as JPEG'])
 def test_copies_that_were_turned_mirrored_or_saved_anew_stay_on_one_side(tmp_path, change):
     """No name tells of them: 0 to 9, and the same from 10 to 19."""
     for n in range(10):

@@ -408,6 +408,9 @@ def with_a_function(way):
         network = Reading()
         kept = network.kept
         network[0].register_forward_hook(lambda module, inputs, output: kept.update(first=output))
+    elif way == 'a default of a hook':
+        network = Reading()
+        network[0].register_forward_hook(lambda module, inputs, output, kept=network.kept: kept.update(first=output))
     elif way == 'a method':
         network.forward = types.MethodType(lambda self, images: type(self).forward(self, images), network)
     elif way == 'compiled':
@@ -423,7 +426,7 @@ def with_a_function(way):
 
 @pytest.mark.parametrize('way, is_copied', [
     ('a closure', False), ('a list of functions', False), ('a global name', False), ('a hook with a dict', False),
-    ('a hook that fills what forward reads', False),
+    ('a hook that fills what forward reads', False), ('a default of a hook', False),
     ('a method', True), ('compiled', True), ('compiled in place', True), ('a parametrization', True)])
 def test_a_network_whose_functions_a_copy_would_share_is_not_averaged(small_set, caplog, way, is_copied):
     """The copy computed with the network that was trained, which was left in train mode by each validation."""
