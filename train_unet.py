@@ -7324,7 +7324,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
         warn(['data=demo is the built-in set; data=demo/ is the folder'])
     data = from_first(lambda: inspect_data(config, decode))
     if not len(data.pairs.rows('train')):
-        raise DataError(['no training image is left: all of them are broken, or do not fit their masks', *data.notes])
+        raise DataError(['no training image is left: they are broken, do not fit their masks, or are in folders of '
+                         'other splits', *data.notes])
     if np.count_nonzero(data.shares) < 2:
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn; '
                          'say in mask_values what the values mean, or draw another split, with another seed or '
