@@ -3847,7 +3847,7 @@ def scan(pairs, config, decode=False):
         squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
         strange = Counter(mask for mask, image in sizes if mask != image[::-1])        # not turned
         crossed = (strange & Counter(image for _, image in sizes)).total()
-        if 2 * crossed >= len(sizes) > 1 and len({mask[0] / image[0] for mask, image in sizes}) > 1:
+        if 2 * crossed >= len(sizes) and len({mask[0] / image[0] for mask, image in sizes}) > 1:
             advice.insert(0, f'{crossed} of these masks have the size of another of these images: are they of those?')
         elif squeezed and scaled < len(sizes):
             (kind, (height, width)), *_ = squeezed

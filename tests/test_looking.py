@@ -128,8 +128,9 @@ def test_masks_that_have_the_sizes_of_other_images_are_not_offered_to_be_rescale
     error = ask(folder)
     assert '2 of these masks have the size of another of these images' in str(error)
     assert 'rescale_masks' not in str(error) and 'skip_broken=True' in str(error)
-    halves = [(height // 2, width // 2) for height, width in images[1:]]               # 40 x 40 is a size of images
-    assert offered(ask(set_of_sizes(tmp_path / 'halves', images[1:], halves)), 'rescale') == 'rescale_masks=True'
+    images = [(80, 80), (40, 40)] * 3                                  # of which half have the size of a mask
+    halves = [(height // 2, width // 2) for height, width in images]
+    assert offered(ask(set_of_sizes(tmp_path / 'halves', images, halves)), 'rescale') == 'rescale_masks=True'
     sizes = [(40, 30), (30, 40), (40, 50), (50, 40)]
     turned = set_of_sizes(tmp_path / 'turned', sizes, [size[::-1] for size in sizes])
     assert 'of another of these' not in str(ask(turned))

@@ -986,6 +986,7 @@ def test_tiles_of_validation_go_together_as_far_as_memory_allows(most):
 @pytest.mark.parametrize('layers, reach', [
     ([nn.Conv2d(3, 2, 1)], 0), ([nn.Conv2d(3, 2, 3, padding=1)], 1),
     ([nn.Conv2d(3, 4, 5, padding=2), nn.Tanh(), nn.Conv2d(4, 1, 11, padding=5)], 7),
+    ([nn.Conv2d(3, 1, 29, padding=14)], 14), ([nn.Conv2d(3, 1, 31, padding=15)], 48),
     ([nn.Conv2d(3, 4, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)], 3)])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.uint8])
 def test_the_reach_of_a_network_is_half_its_receptive_field(layers, reach, dtype):
