@@ -413,6 +413,11 @@ def with_a_function(way):
         network[0].register_forward_hook(lambda module, inputs, output, kept=network.kept: kept.update(first=output))
     elif way == 'a method':
         network.forward = types.MethodType(lambda self, images: type(self).forward(self, images), network)
+    elif way == 'a method with a closure':
+        network.forward = types.MethodType(lambda self, images: forward(images), network)
+    elif way == 'a partial in a closure':
+        part = functools.partial(type(network).forward, network)
+        network.forward = lambda images: part(images)
     elif way == 'compiled':
         return torch.compile(network, backend='eager')
     elif way == 'compiled in place':
@@ -427,6 +432,7 @@ def with_a_function(way):
 @pytest.mark.parametrize('way, is_copied', [
     ('a closure', False), ('a list of functions', False), ('a global name', False), ('a hook with a dict', False),
     ('a hook that fills what forward reads', False), ('a default of a hook', False),
+    ('a method with a closure', False), ('a partial in a closure', False),
     ('a method', True), ('compiled', True), ('compiled in place', True), ('a parametrization', True)])
 def test_a_network_whose_functions_a_copy_would_share_is_not_averaged(small_set, caplog, way, is_copied):
     """The copy computed with the network that was trained, which was left in train mode by each validation."""
