@@ -90,7 +90,6 @@ import threading
 import time
 import tokenize
 import traceback
-import types
 import unicodedata
 import unittest.mock
 import urllib.parse
@@ -473,8 +472,6 @@ def parse_overrides(words):
 
 
 PRESETS = {path.stem: path for path in sorted((Path(__file__).resolve().parent / 'configs').glob('*.py'))}
-
-
 PRESETS_THERE = ', '.join(PRESETS) or 'none, as configs/ is not beside the script'
 
 
@@ -569,8 +566,6 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             hint = key_meant(shown(key).strip("'")) or ': the keys are those of CONFIG'
             if verbs := [verb for verb, words in OWN_WORDS.items() if key in words]:
                 hint = f': it is a word of {" and ".join(verbs)}'
-            if re.search(r'token|secret|passw|credential|bearer|(api|access|private)_?key|webhook', shown(key), re.I):
-                hint = ': secrets do not belong in a config, which is saved with every run'
             problems.append(f'unknown key {shown(key)}{hint}')
     problems += validate_config(config)
     lacking = TYPES.keys() - config.keys()                             # somebody deleted a line of CONFIG, or mistyped
@@ -630,7 +625,7 @@ def check_names(config):
         return []
     encoder, encoders = config['encoder'].partition('.')[0], {'auto': {}}          # timm: NAME.WEIGHTS
     if encoder != 'auto':                                              # importing timm or smp takes seconds
-        is_older = encoder.startswith('timm-') or timm.is_model(encoder[3:])   # works, but no longer listed
+        is_older = re.match('timm-', encoder) or encoder.startswith('tu-') and timm.is_model(encoder[3:])  # not listed
         encoders = smp.encoders.encoders | {f'tu-{name}': {} for name in timm.list_models()}
         encoders = {encoder: {}} | encoders if is_older else encoders
     known = {'encoder': encoders, 'optimizer': find_optimizers(), 'augment': ('none', 'default', 'strong'),
@@ -682,8 +677,11 @@ FLAGS = ('tta', 'half', 'skip_existing')                               # those o
 TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
                'grad_clip loss class_weights oversample_foreground ema_decay progressive_resizing '
                'early_stopping_patience init_scale growth_factor backoff_factor growth_interval max_bad_steps '
-               'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard'.split())
-IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predict': {'preset', *TRAINING},
+               'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard '
+               'encoder_weights deterministic'.split())
+OF_DATA = set('data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold '
+              'group_pattern class_names mask_values ignore_index seed'.split())
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predict': {'preset', *TRAINING, *OF_DATA},
         'export': {'preset', *TYPES, *FOREIGN}}                        # settings refused as useless
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
@@ -783,7 +781,7 @@ def find_fault(key, value):
     number = (int, float) if 'float' in kinds or key == 'class_weights' else int
     has_wrong_length = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
     if has_wrong_length or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
-        return f'must hold {LENGTHS.get(key, "at least one")} {"whole " * (number is int)}numbers only{default}'
+        return f'must hold {LENGTHS.get(key, "one or more")} {"whole " * (number is int)}numbers only{default}'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
     least, more = 'above' if key in ABOVE_ZERO else 'at least', ', or None' if 'none' in kinds else ''
@@ -865,7 +863,7 @@ class Hardware:
 
     def describe(self):
         extra = ', compute capability %d.%d' % self.capability if self.kind == 'cuda' else ''
-        return f'{self.name}{extra}, {self.memory / 2**30:.0f} GiB'
+        return f'{self.name}{extra}, {self.memory / 2**30:.0f} GiB{" free" * (self.kind == "cpu")}'
 
 
 def cuda_units(name, capability):
@@ -925,7 +923,7 @@ World = namedtuple('World', 'rank size')   # which process this is, and of how m
 
 
 def world():
-    """(0, 1) unless torchrun started several processes."""
+    """(0, 1) unless there is a group of several processes, as torchrun starts them."""
     several = dist.is_available() and dist.is_initialized()
     return World(dist.get_rank(), dist.get_world_size()) if several else World(0, 1)
 
@@ -1047,16 +1045,20 @@ def processes_here():
 
 
 def free_memory():
-    """Bytes of main memory that are free, limits of a container included; 0 if it cannot be told."""
-    free = []
+    """Bytes of main memory that are free, limits of a container or a SLURM job included; 0 if it cannot be told."""
+    free, groups = [], {Path()}                                        # a container sees its own as the top, a job not
     with contextlib.suppress(OSError, TypeError, ValueError):           # TypeError: no such line
         free.append(int(re.search(r'MemAvailable:\s+(\d+)', Path('/proc/meminfo').read_text())[1]) * 1024)
-    group = Path('/sys/fs/cgroup')
-    for limit, used, rest in [('memory.max', 'memory.current', 'memory.stat'),         # cgroup v2, and v1
-                              ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes', 'memory/memory.stat')]:
-        with contextlib.suppress(OSError, TypeError, ValueError):      # 'max' is no number
-            cached = re.search(r'(?m)^inactive_file (\d+)', (group / rest).read_text())[1]        # given up at need
-            free.append(int((group / limit).read_text()) - int((group / used).read_text()) + int(cached))
+    with contextlib.suppress(OSError):
+        for line in Path('/proc/self/cgroup').read_text().splitlines():        # 5:memory:/slurm/job_7
+            inner = Path(line.split(':', 2)[-1].strip('/'))
+            groups |= {inner, *inner.parents}
+    for kind, limit, used in [('', 'memory.max', 'memory.current'),    # cgroup v2, and v1
+                              ('memory', 'memory.limit_in_bytes', 'memory.usage_in_bytes')]:
+        for folder in (Path('/sys/fs/cgroup', kind, group) for group in groups):
+            with contextlib.suppress(OSError, LookupError, ValueError):        # 'max' is no number
+                cached = re.findall(r'inactive_file (\d+)', (folder / 'memory.stat').read_text())[-1]     # can be freed
+                free.append(int((folder / limit).read_text()) - int((folder / used).read_text()) + int(cached))
     if not free:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             free.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2)     # macOS: half, at a guess
@@ -1085,7 +1087,8 @@ VERY_LARGE = 200e6                 # parameters: float16 activations of such net
 OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold group_pattern '
               'num_classes mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype '
               'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss '
-              'initial_weights class_weights progressive_resizing oversample_foreground'.split())  # idle for own data
+              'initial_weights class_weights progressive_resizing oversample_foreground '
+              'activation_checkpointing'.split())                      # idle for own data
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -2739,12 +2742,12 @@ def open_pillow(path, config):
 
 
 def read_pillow(path, config, as_mask):
-    """Decode with Pillow: masks keep their indices, images become grey, RGB or 16-bit."""
+    """Decode with Pillow: masks keep their indices, images become what pillow_pixels makes of them."""
     with open_pillow(path, config) as picture:
         if picture.format == 'PNG':                                    # its end may be zeros, which decode as black
             open_pillow(path, config).verify()
         if pillow_mode(picture) == 'RGB48' and not (as_mask and config['mask_values'] == 'alpha'):
-            if picture.getexif().get(274, 1) != 1:                     # OpenCV's versions differ in following it
+            if orientation(picture) != 1:                              # OpenCV's versions differ in following it
                 raise ValueError(ROTATED)
             content = np.fromfile(path, np.uint8)                      # cv2.imread wants ASCII names on Windows
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
@@ -2801,7 +2804,7 @@ def palette_meaning(picture):
     greys = {*map(as_grey, shown)}
     if picture.format == 'GIF' and all(grey < COLOUR for grey in greys):
         return 'L'
-    if greys <= {0, 255} and (last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
+    if greys <= {0, 255} and (255 in greys and last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
         return 'L'
     is_own = last < len(used) and len({tuple(palette[at:at + 3]) for at in range(3 * last + 3, len(palette), 3)}) < 2
     return 'RGB' if is_own and COLOUR in shown and palette[:3] != [0, 0, 0] else 'P'
@@ -2815,24 +2818,25 @@ def palette_colours(picture):
 
 
 def orientation(picture):
-    """How EXIF turns an opened image: 1 not at all, 2 to 8 mirrored or rotated. (Pillow turns a TIFF by itself.)"""
-    known = picture.format != 'TIFF' and (picture.format != 'PNG' or 'exif' in picture.info)    # getexif decodes PNGs
-    turned = picture.getexif().get(274, 1) if known else 1
+    """How EXIF turns an opened image: 1 not at all, 2 to 8 mirrored or rotated."""
+    turned = PIL.Image.Image.getexif(picture).get(274, 1)              # a PNG's own getexif would decode it
     return turned if turned in range(1, 9) else 1                      # 0 is written too, and turns nothing
 
 
 def pillow_mode(picture):
-    """The mode of an opened image; 'RGB48' for a PNG or PPM of 16 bits per colour, which Pillow would cut to 8."""
+    """The mode of an opened image; 'RGB48' for a PNG or PPM of 16 bits per colour, which Pillow would cut to 8, 'I;16'
+    for a grey one, which it may widen to 32."""
     raw = picture.tile[0][3] if picture.tile else ''
-    return 'RGB48' if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B', ('RGB', 65535)) else picture.mode
+    if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B', ('RGB', 65535)):
+        return 'RGB48'
+    return 'I;16' if picture.mode == 'I' and picture.format in ('PNG', 'PPM') else picture.mode
 
 
-def pillow_pixels(picture, channels, kind=''):
+def pillow_pixels(picture, channels, kind):
     """A Pillow image -> (H, W) or (H, W, C): 16 bits and floats as stored, all else grey, RGB or RGBA of 8 bits."""
     if picture.mode.startswith(('I', 'F')):
-        array = np.array(picture)
         narrow = picture.mode == 'I' and kind in ('PNG', 'PPM')        # 16 bits, which Pillow widens
-        return array.astype(np.uint16) if narrow or picture.mode.startswith('I;16') else array
+        return np.array(picture).astype(np.uint16) if narrow or picture.mode.startswith('I;16') else np.array(picture)
     mode = {1: 'L', 4: 'RGBA' if picture.mode == 'RGBA' else 'RGB'}.get(channels, 'RGB')
     return np.array(picture if picture.mode == mode else picture.convert(mode))        # convert would copy it
 
@@ -2846,7 +2850,9 @@ def pillow_sees_all(path, config):
         bits, samples = np.max(page.bitspersample), page.samplesperpixel
         is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # else inverted
         is_sparse = 0 in page.databytecounts                           # Pillow would show the head of the file there
-        if is_bool or is_sparse or (bits, page.sampleformat) in ((32, 1), (8, 2)):     # uint32, int8: it would wrap
+        is_swapped = file.byteorder == '>' and page.compression != 1 and bits > 8      # Pillow knows it of uint16 alone
+        is_swapped &= (bits, page.sampleformat) != (16, 1)
+        if is_bool or is_sparse or is_swapped or (bits, page.sampleformat) in ((32, 1), (8, 2)):       # it would wrap
             return False
         plain = samples == len(picture.getbands()) and bits <= 8 and 1 not in page.extrasamples
         return all(other.subfiletype & 5 for other in others) and (samples == 1 or plain)  # 1: a smaller copy, 4: mask
@@ -2879,14 +2885,11 @@ def open_series(path, config):
 
 
 def read_segment(path, page, index):
-    """The stored bytes of a strip or tile of a TIFF. DataError if Deflate or LZMA unpack them to more than it holds."""
+    """The stored bytes of a strip or tile of a TIFF. DataError if Deflate unpacks them to more than it holds."""
     page.parent.filehandle.seek(page.dataoffsets[index])
     data = page.parent.filehandle.read(page.databytecounts[index])
     most = math.prod(page.chunks) * page.dtype.itemsize
-    unpack = zlib.decompressobj
-    if page.compression == 34925:
-        from lzma import LZMADecompressor as unpack                    # not in every Python
-    if page.compression in (8, 32946, 34925) and len(unpack().decompress(data, most + 1)) > most:
+    if page.compression in (8, 32946) and len(zlib.decompressobj().decompress(data, most + 1)) > most:
         raise DataError(f'{path}: holds a strip that unpacks to more than its {most} bytes: damaged, or a bomb')
     return data
 
@@ -3112,8 +3115,8 @@ def refuse_other_scale(image, name, config):
         most = 8 if isinstance(image, TiffRows) else 256               # of a file each may take a whole row of tiles
         some = some_rows(image, most)[:, ::max(1, image.shape[1] // 256)]
         if np.median(np.abs(some - np.float32(config['mean']))) > 100 * max(config['std']):
-            raise DataError(f'{name}: values around {np.median(some):g} are far from all that the network was trained '
-                            'on; 16-bit pixels are scaled if they are stored as uint16, else divide them by 65535')
+            raise DataError(f'{name}: values around {np.median(some):g} are far from the mean of the training '
+                            'images; 16-bit pixels are scaled if they are stored as uint16, else divide them by 65535')
 
 
 def open_image(path, config):
@@ -3132,6 +3135,8 @@ def read_mask(path, config):
     UNITED files give what is not 0 or black in any, the first one winning. DataError if those show the same place."""
     if UNITED in str(path):
         parts = [read_mask(part, config) for part in path.split(UNITED)]
+        for part in parts * path.lower().endswith(JPEG_SUFFIXES):
+            part[part < 33] = 0                                        # its black is noisy
         if len({part.shape for part in parts}) != 1:
             raise DataError(f'{path}: these masks of one image have different sizes')
         whole = parts[0].copy()
@@ -3247,20 +3252,19 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
     areas: {code: pixels in_areas}; `palette`: palettes hold them all; `counts_up`: they look like ids of objects (see
     count_up); `lossy`: all are JPEG."""
     wish, ignore = parse_mask_values(config['mask_values']), config['ignore_index']
-    if isinstance(wish, int):                       # 255 is white, or to nonzero, beside ids up to 253, void
+    counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
+    grey_only, special = max(values) < COLOUR, {code for code in values if code == ignore or code < 0}
+    if isinstance(wish, int):                                          # is 255 white (foreground) or void?
         others = max((code for code in values if code != ignore), default=0)
         is_parted = wish and abs(wish) + (wish > 0) <= others < 33         # numbers, beside which 255 is void
         is_white = ignore == 255 and not is_parted and (wish or max(values) > 255 or 254 in values or len(values) < 3)
         left_out = [ignore] if ignore in values and not is_white else []
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
         soft = {code for code in values if 0 < code < 255} - {*left_out}
-        between = share_of(soft, {code: pixels for code, (pixels, _) in values.items()})
-        words += f'; {between:.2%} of the pixels lie between 0 and 255' * (wish > 0 and len(soft) > 2)
+        words += f'; {share_of(soft, counts):.2%} of the pixels lie between 0 and 255' * (wish > 0 and len(soft) > 2)
         threshold = -wish - 1 if wish < 0 else wish
-        return Coding(None, threshold, 2, words, below=wish < 0, ignored=max(left_out, default=-1))
-    counts, images = ({code: seen[column] for code, seen in values.items()} for column in (0, 1))
-    grey_only, special = max(values) < COLOUR, {code for code in values if code == ignore or code < 0}
-    if wish is None:
+        coding = Coding(None, threshold, 2, words, below=wish < 0, ignored=max(left_out, default=-1))
+    elif wish is None:
         coding = guess_coding(counts, images, areas, special, palette, config['num_classes'], counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
@@ -3305,9 +3309,10 @@ def coding_from_table(wish, values, areas, special, lossy):
     unnamed = values.keys() - table.keys()
     if unnamed and all_named:
         are_ids = unnamed <= {*wish.values()} and not (wish.keys() & values.keys()) - {0}      # of the same classes
-        line = suggest(wish | {code: code if are_ids else IGNORE for code in sorted(unnamed)})
-        raise DataError(f'mask_values does not name {names(unnamed)}; add them, for instance as '
-                        f'{"classes" if are_ids else "ignored"}: mask_values={line}')
+        line = suggest(wish | {code: code if are_ids else IGNORE for code in sorted(unnamed)[:MOST_CLASSES]})
+        raise DataError(f'mask_values does not name {names(unnamed)}; ' +
+                        ('if they are ids of objects type mask_values=nonzero' if len(unnamed) > MOST_CLASSES else
+                         f'add them, for instance as {"classes" if are_ids else "ignored"}: mask_values={line}'))
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
@@ -3331,8 +3336,9 @@ def nearest(codes, named, most):
 
 def peaks(values, codes, reach):
     """Those of the codes (all greys, or all colours) that stand out of noise (JPEG, soft edges) as classes do: more
-    than 1 in 10000 pixels, the most frequent within `reach` in each channel, and five times as frequent as the mean
-    code there. Half the reach will do for a hundredth of the pixels. values: {code: pixels}."""
+    than 1 in 10000 pixels (1 in 1000 of very many codes), the most frequent within `reach` in each channel, and five
+    times as frequent as the mean code there. Half the reach will do for a hundredth of the pixels. values: {code:
+    pixels}."""
     pixels, places = np.array([values[code] for code in codes], np.int64), channels(codes)
     whole = pixels.sum()
     least = whole / (10000 if len(codes) < 2**14 else 1000)            # to look at each of many takes long
@@ -3660,7 +3666,8 @@ def read_header(path, config):
     else:
         with open_pillow(path, config) as picture:
             turned = orientation(picture)
-            size = (picture.height, picture.width) if turned < 5 else (picture.width, picture.height)
+            is_as_told = turned < 5 or picture.format == 'TIFF'        # Pillow has the sides of a turned TIFF
+            size = (picture.height, picture.width) if is_as_told else (picture.width, picture.height)
             return *size, pillow_mode(picture) + (TURNED.format(turned) if turned != 1 else '')
     if dtype.kind not in 'biuf' or not height or not width:
         raise ValueError(f'holds {height} x {width} {dtype}; expected numbers')
@@ -3771,9 +3778,8 @@ def mask_header(path):
             colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
             kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
             return kind, colours, orientation(picture)
-    except UNREADABLE as error:
-        if getattr(error, 'errno', None) and not os.path.isdir(path):  # the drive failed, and the cache would keep it
-            raise DataError(f'{path}: cannot be read: {error.strerror}') from None
+    except UNREADABLE:
+        pass
     return os.path.splitext(path)[1].lower() or 'folder', {}, 1
 
 
@@ -3786,7 +3792,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 25                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 26                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -3818,7 +3824,7 @@ def look_at(images, masks, config, decode=False):
         except DataError as error:
             return key, None, error.problems[0]
         except OSError as error:
-            return key, None, f'{error.filename}: cannot be read: {error.strerror}'
+            return key, None, f'{error.filename or image}: cannot be read: {error.strerror}'
         return key, entry, None
 
     count = len(images)
@@ -4170,7 +4176,7 @@ def doubts_of_classes(data, found, config):
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(data.pairs.drawn.any()))
     rarity = data.rarity[data.pairs.rows('train')]
-    if too_few_show(rarity, config):
+    if least_shown(rarity, config):
         notes.append(f'{np.mean(rarity > 0):.0%} of the training images show foreground: they come more often, to be '
                      f'{config["oversample_foreground"]:.0%} of an epoch (oversample_foreground=0: each image once)')
     return notes
@@ -4251,7 +4257,7 @@ def line_that_inverts(data, kinds, wish):
         return 'invert the files: what is bright in any of an image is united'
     if coding.table is None:
         return f'type mask_values="{">" if coding.below else "<"}{coding.threshold + (not coding.below)}"'
-    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else data.meaning  # wish: without noise
+    meaning = wish if isinstance(wish, dict) and 1 in wish.values() else data.meaning      # wish: without noise
     return f'type mask_values={suggest({code: {0: 1, 1: 0}.get(i, IGNORE) for code, i in meaning.items()})}'
 
 
@@ -4280,7 +4286,7 @@ def refuse_mixtures(records):
         lines = [f'if {top} is foreground too type mask_values={suggest({1: 1, 255: 1, top: 1})}',
                  f'if {top} means ignored type mask_values={suggest({1: 1, top: IGNORE})}']
         if noisy:
-            lines = ['some with noise between, that of JPEG: save all of them alike, as PNG']
+            lines = ['some with noise or soft edges between: save all of them alike, sharp, as PNG']
         raise DataError([f'{ones} masks hold 0 and 1, {tops + noisy} others 0 and {top}', *lines],
                         'the mask values are not clear')
     kinds = {record['mask'] for record in records                      # that show white
@@ -4771,15 +4777,11 @@ def split_evenly(items, most):
     return np.array_split(items, count)
 
 
-def too_few_show(rarity, config):
-    """Whether some images, but less than oversample_foreground of them, show foreground, by their rarity (num_images,):
-    these come several times in an epoch."""
-    return bool(0 < np.count_nonzero(rarity) < least_shown(len(rarity), config))
-
-
-def least_shown(count, config):
-    """How many of `count` places of an epoch go to images that show foreground; of a few images not all of them."""
-    return int(config['oversample_foreground'] * count)
+def least_shown(rarity, config):
+    """How many places of an epoch go to images that show foreground, by their rarity (num_images,), if some do but
+    fewer than that, so that these come several times; else 0."""
+    least = int(config['oversample_foreground'] * len(rarity))         # of a few images not all of them
+    return least if 0 < np.count_nonzero(rarity) < least else 0
 
 
 class WindowSampler(torch.utils.data.Sampler):
@@ -4792,8 +4794,7 @@ class WindowSampler(torch.utils.data.Sampler):
 
     def __init__(self, num_images, config, rank=0, world_size=1, rarity=None):
         self.num_images, self.seed = num_images, config['seed']
-        self.rarity = rarity if rarity is not None and too_few_show(rarity, config) else None
-        self.least = least_shown(num_images, config)
+        self.rarity, self.least = rarity, 0 if rarity is None else least_shown(rarity, config)
         self.batch_size = config['batch_size']
         self.effective_batch = config['batch_size'] * config['accumulation_steps']
         self.rank, self.world_size = rank, world_size
@@ -4809,7 +4810,7 @@ class WindowSampler(torch.utils.data.Sampler):
         """Index arrays of the epoch's windows, over all ranks."""
         rng = np.random.default_rng([self.seed, self.epoch])
         order = rng.permutation(self.num_images)
-        if self.rarity is not None:
+        if self.least:
             shows = self.rarity[order] > 0
             rarity = self.rarity[order[shows]]
             places = 1 + (self.least - len(rarity)) * rarity / rarity.sum()            # one each, the rest by rarity
@@ -4963,7 +4964,7 @@ def settle(config, hardware, data, is_demo):
     per_epoch = WindowSampler(count, config).num_windows               # optimizer steps of an epoch
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
            f'{epochs * per_epoch:,} steps; usual are {usual_images:,} images, in {fewest_epochs} to 200 epochs')
-    is_sparse = too_few_show(data.rarity[data.pairs.rows('train')], config)
+    is_sparse = least_shown(data.rarity[data.pairs.rows('train')], config) > 0
     choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
            + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
     choose('learning_rate', *usual_rate(config))
@@ -5181,9 +5182,7 @@ def build_model(config, own=None):
     network = build_network(config) if own is None else own.cpu()
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
     model = SegmentationModel(network, config, stride, is_own=own is not None)
-    if has_lazy_layers(network):
-        try_size(model)                                                # they learn their sizes
-        refuse_lazy(network)                                           # those that only training uses did not
+    refuse_lazy(network)
     if own is None:
         fold_upsampling(network)
     keep_float32(network, config['keep_float32'])
@@ -5193,14 +5192,9 @@ def build_model(config, own=None):
     return model
 
 
-def has_lazy_layers(network):
-    """Whether weights have no size yet (nn.LazyConv2d)."""
-    return any(isinstance(p, nn.parameter.UninitializedParameter) for p in network.parameters())
-
-
 def refuse_lazy(network):
-    """UserError where weights have no size yet."""
-    if has_lazy_layers(network):
+    """UserError where weights have no size yet (nn.LazyConv2d)."""
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in network.parameters()):
         raise UserError('model: has lazy layers, whose weights have no size yet: run one batch through it first')
 
 
@@ -5212,7 +5206,7 @@ def begin_at_share(model, data):
     for that: a network that began so learnt to find none."""
     bias = last_bias(model)
     rarity = data.rarity[data.pairs.rows('train')]
-    do_most_show = np.count_nonzero(rarity) >= int(0.9 * len(rarity)) or too_few_show(rarity, model.config)
+    do_most_show = np.count_nonzero(rarity) >= int(0.9 * len(rarity)) or least_shown(rarity, model.config)
     most = int(np.argmax(data.shares))
     is_rare = data.shares[most] > 0.5 and np.delete(data.shares, most).max() < 0.1 and do_most_show
     if is_rare and bias is not None and len(bias) <= len(data.shares):
@@ -5239,10 +5233,10 @@ def match_shares(state, batches):
         in_halves(functools.partial(run_loss, watch, state.model, 'float32'), batch)       # which all layers know
     before.put_back()
     shift = from_first(lambda: shift_to_shares(torch.cat(logits), torch.cat(truth)))
-    for model in (state.model, state.average):
-        if shift and model is not None:
-            bias = last_bias(model)
-            bias += bias.new_tensor(shift[-len(bias):])
+    if shift:
+        bias = last_bias(state.model)
+        bias += bias.new_tensor(shift[-len(bias):])
+        state.average = state.average and state.parts.copy()           # both are what training begins with
 
 
 def shift_to_shares(logits, truth):
@@ -5380,7 +5374,6 @@ def try_size(model, sizes=()):
 
 def only_size(encoder):
     """The one size of images, in pixels, that an encoder of timm takes; None if it takes several."""
-    import timm
     known = timm.models.get_pretrained_cfg(encoder.removeprefix('tu-')) if encoder.startswith('tu-') else None
     return known.input_size[-1] if known and known.fixed_input_size else None
 
@@ -5393,13 +5386,9 @@ def is_of_smp(model):
 
 def network_name(model):
     """What messages call a network."""
-    return 'architecture={architecture!r} with encoder={encoder!r}'.format(**model.config) if is_of_smp(model) else \
-        f'model ({type_name(model)})'
-
-
-def type_name(model):
-    """The name of a network's class."""
-    return type(model.network if isinstance(model, SegmentationModel) else model).__name__
+    if is_of_smp(model):
+        return '{architecture} with {encoder}'.format(**model.config)
+    return f'your own, {type(model.network if isinstance(model, SegmentationModel) else model).__name__}'
 
 
 def change_forward(module, mixin):
@@ -5418,21 +5407,16 @@ def mixed(mixin, kind):
 
 def fold_upsampling(network, folds=True):
     """Let the decoder blocks of smp.Unet convolve before they enlarge, where that pays: the same function of the same
-    weights in fewer operations, and without the enlarged maps in memory. False turns it off, for exported graphs."""
+    weights in fewer operations, and without the enlarged maps in memory. False turns it off, for export."""
     ones = torch.eye(9).view(9, 1, 3, 3).flip(2, 3)                    # nine kernels with a single 1 each
     sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)           # of weights: the 4x4 kernel
     for module in network.modules():
-        if type(module).__name__.endswith('UnetDecoderBlock') and is_foldable(module):
+        # of an edited build_network it may enlarge otherwise, or have something before its first convolution
+        if type(module).__name__.endswith('UnetDecoderBlock') and next(module.attention1.parameters(), None) is None \
+                and getattr(module, 'interpolation_mode', 'nearest') == 'nearest':
             change_forward(module, Folded).folds = folds
             conv = change_forward(module.conv1[0], ConvolvesDoubled)
             conv.register_buffer('sums', sums.to(conv.weight), persistent=False)
-
-
-def is_foldable(block):
-    """Whether a decoder block doubles by repeating pixels and has nothing between that and its first convolution, which
-    an edited build_network may change."""
-    mode = getattr(block, 'interpolation_mode', 'nearest')
-    return mode == 'nearest' and next(block.attention1.parameters(), None) is None
 
 
 class Folded:
@@ -5451,7 +5435,7 @@ class Folded:
 def folding_pays(device, is_autocast):
     """Where folding was measured to be faster: on CPUs, and in 16 bits on a GPU (tests/benchmarks/gpu.py), where
     autocast makes maps float32 before it doubles them. Elsewhere it was not, or not measured."""
-    return device == 'cpu' or is_nvidia(device) and is_autocast
+    return device == 'cpu' or device == 'cuda' and not torch.version.hip and is_autocast       # AMD's are cuda too
 
 
 class ConvolvesDoubled:
@@ -5508,8 +5492,12 @@ class Checkpointed:
             if given:
                 args, words = given.pop()
                 return super(Checkpointed, self).forward(*args, **words)
-            with buffers_kept(self):
+            before = [buffer.clone() for buffer in self.buffers()]     # BatchNorm sees its batch a second time
+            try:
                 return super(Checkpointed, self).forward(*same_tensors(kept), **same_tensors(kept_named))
+            finally:
+                for buffer, value in zip(self.buffers(), before):
+                    buffer.data.copy_(value)                           # .data, or autograd sees what it saved change
 
         return torch.utils.checkpoint.checkpoint(run, *same_tensors(inputs), use_reentrant=False, **same_tensors(named))
 
@@ -5518,17 +5506,6 @@ def same_tensors(inputs):
     """The same tensors in lists and dicts of their own: HRNet replaces what the list that it was given holds, DenseNet
     appends to the one that it gave, and the second run would start from other maps than the first."""
     return pytree.tree_map(lambda leaf: leaf, inputs)
-
-
-@contextlib.contextmanager
-def buffers_kept(module):
-    """Recomputing shows BatchNorm its batch a second time: put its statistics back afterwards."""
-    kept = [buffer.clone() for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(module.buffers(), kept):
-            buffer.data.copy_(value)                                   # .data, or autograd sees what it saved change
 
 
 def checkpointable(model):
@@ -5822,8 +5799,8 @@ class Parts:
     """The parameters of a model and the places of its buffers, found once: walking through all modules takes as long as
     a hundred small kernels. The buffers are looked up each time, since a forward pass may replace them."""
 
-    def __init__(self, model, average=None):
-        self.parameters, self.average = list(model.parameters()), Parts(average) if average is not None else None
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
         places = {id(buffer): (module._buffers, name) for module in model.modules()
                   for name, buffer in module._buffers.items() if buffer is not None}
         self.places = [*places.values()]                               # a buffer under two names has one place
@@ -5832,30 +5809,37 @@ class Parts:
         """The buffers in lists, one for each dtype."""
         return grouped((holder[name] for holder, name in self.places), lambda buffer: buffer.dtype).values()
 
-    def averaged(self, moved=True):
-        """Weights and statistics, which a moving average moves; or all else, which it copies (a mask may hold -inf)."""
+    def averaged(self):
+        """(weights and statistics, which a moving average moves; all else, which it copies: a mask may hold -inf)."""
         is_statistic = lambda name: name.endswith(('running_mean', 'running_var'))
-        buffers = [holder[name] for holder, name in self.places if is_statistic(name) == moved]
-        return [p for p in self.parameters if (p.is_floating_point() or p.is_complex()) == moved] + buffers
+        is_moved = lambda tensor: tensor.is_floating_point() or tensor.is_complex()
+        return tuple([p for p in self.parameters if is_moved(p) == moved]
+                     + [holder[name] for holder, name in self.places if is_statistic(name) == moved]
+                     for moved in (True, False))
+
+    @torch.no_grad()
+    def copy(self):
+        """The values of averaged() as they are: where a moving average begins."""
+        return tuple([tensor.clone() for tensor in tensors] for tensors in self.averaged())
 
 
 @torch.no_grad()
-def update_average(parts, decay, step, good):
-    """Move the weights and statistics of the average towards those of the model; nothing moves where good is 0 (a
-    device scalar).
+def update_average(average, parts, decay, step, good):
+    """Move an average, as Parts.copy gives it, towards what the model has; no weight and no statistic moves where good
+    is 0 (a device scalar).
 
     Early on the decay is (1 + step) / (10 + step), as in TensorFlow's ExponentialMovingAverage.
     """
     decay = min(decay, (1 + step) / (10 + step))
-    averaged, current, weight = parts.average.averaged(), parts.averaged(), good * (1 - decay)
+    (averaged, others), (current, fresh), weight = average, parts.averaged(), good * (1 - decay)
     if weight.device.type == 'cpu':                                    # one pass over memory; on a GPU it would wait
         torch._foreach_lerp_(averaged, current, float(weight))
     else:
         steps = torch._foreach_sub(current, averaged)
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_(averaged, steps)
-    if others := parts.average.averaged(moved=False):
-        torch._foreach_copy_(others, parts.averaged(moved=False))
+    if others:
+        torch._foreach_copy_(others, fresh)
 
 
 # ===== checkpoints ====================================================================
@@ -5867,7 +5851,7 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    average: nn.Module = None      # moving average of the weights; None: off
+    average: tuple = None          # moving average of what Parts.averaged lists; None: off
     dtype: str = 'float32'         # the rung of precision that healing arrived at
     batch_size: int = 1            # the micro-batch that healing arrived at
     epoch: int = 0
@@ -5892,13 +5876,36 @@ class TrainState:
 
     @functools.cached_property
     def parts(self):
-        """The Parts of the model and its average."""
-        return Parts(self.model, self.average)
+        """The Parts of the model."""
+        return Parts(self.model)
 
-    @property
+    @torch.no_grad()
+    def exchange(self):
+        """Put the averaged weights into the model and keep its own in their place, or the other way round. Tensors stay
+        where they are, as the optimizer, DDP and CUDA graphs want it."""
+        kept, self.average = self.average, self.parts.copy()
+        for own, value in zip(itertools.chain(*self.parts.averaged()), itertools.chain(*kept)):
+            own.copy_(value)
+
+    @contextlib.contextmanager
     def evaluated(self):
-        """The weights that validation looks at: the average, if there is one."""
-        return self.average if self.average is not None else self.model
+        """The model as validation looks at it: with the averaged weights, if there are any, and then not compiled."""
+        compiled, is_averaged = self.model._compiled_call_impl, self.average is not None
+        if is_averaged:
+            self.model._compiled_call_impl = None
+            self.exchange()
+        try:
+            yield self.model
+        finally:
+            self.model.train()                                         # what it kept in eval mode is of other weights
+            if is_averaged:
+                self.exchange()
+                self.model._compiled_call_impl = compiled
+
+    def weights(self):
+        """The state_dict that validation looks at, of now: training does not change it where weights are averaged."""
+        with self.evaluated() as model:
+            return model.state_dict() if self.average is None else copy.deepcopy(model.state_dict())
 
 
 def random_states():
@@ -5923,18 +5930,20 @@ def set_random_states(states):
         torch.mps.set_rng_state(states['mps'])
 
 
-def state_dict(state):
-    """TrainState -> a dict of tensors and plain values."""
+def state_dict(state, weights):
+    """TrainState and its weights() -> a dict of tensors and plain values."""
     return {'model': state.model.state_dict(), 'optimizer': state.optimizer.state_dict(),
-            'scaler': state.scaler.state_dict(),
-            'average': None if state.average is None else state.average.state_dict(),
+            'scaler': state.scaler.state_dict(), 'average': None if state.average is None else weights,
             **{name: getattr(state, name) for name in TrainState.PLAIN}, 'random': random_states(),
             'threads': torch.get_num_threads()}
 
 
 def restore(state, saved):
-    """Put a saved dict back into a TrainState, in place. ValueError for optimizer states that do not have the shape of
-    their parameters: fused kernels trust shapes and strides, and would write out of bounds."""
+    """Put a saved dict back into a TrainState, in place. ValueError where a fused optimizer's states do not have the
+    shape of their parameters: its kernels trust shapes and strides, and would write out of bounds."""
+    if state.average is not None:
+        state.model.load_state_dict(saved['average'] or saved['model'])
+        state.average = state.parts.copy()
     state.model.load_state_dict(saved['model'])
     groups = [{**own, 'params': old['params'], 'lr': old['lr']}        # all other settings follow the config
               for own, old in zip(state.optimizer.param_groups, saved['optimizer']['param_groups'])]
@@ -5950,8 +5959,6 @@ def restore(state, saved):
     if saved['scaler'] and state.scaler.is_enabled():
         found = {key: saved['scaler'][key] for key in ('scale', '_growth_tracker')}
         state.scaler.load_state_dict(state.scaler.state_dict() | found)
-    if state.average is not None:
-        state.average.load_state_dict(saved['average'] or saved['model'])
     for name in TrainState.PLAIN:
         setattr(state, name, copy.deepcopy(saved[name]))
     state.bad = to_device(state.bad, state.device)
@@ -6057,20 +6064,20 @@ def refuse_explosion(content, most=10**7):
             raise ValueError(f'it holds more than {most} values, one inside the other')
 
 
-CHECKPOINTS = ('last.pt', 'last.new', 'previous.pt')   # newest first; a crash between two renames leaves last.new
+def checkpoints(folder):
+    """The checkpoints of a run that are there, newest first; a crash between two renames leaves last.new."""
+    return [path for name in ('last.pt', 'last.new', 'previous.pt') if os.path.exists(path := Path(folder, name))]
 
 
 def load_last(folder):
     """The newest checkpoint of a run that is whole -> (content, path). Raises UserError if there is none."""
-    problems = []
-    for name in CHECKPOINTS:
-        path = Path(folder) / name
-        if path.exists():
-            try:
-                return load_checkpoint(path), path
-            except OSError as error:
-                problems.append(str(error))
-                log.warning('%s; trying the one before it', error)
+    problems, found = [], checkpoints(folder)
+    for path in found:
+        try:
+            return load_checkpoint(path), path
+        except OSError as error:
+            problems.append(str(error))
+            log.warning('%s%s', error, '; trying the one before it' * (path != found[-1]))
     raise UserError(problems or f'{folder}: holds no last.pt; there is nothing to resume', 'cannot resume')
 
 
@@ -6278,7 +6285,7 @@ def flat(tensors):
 
 
 def commit(state, result, before, config):
-    """Make a sound step real and undo an unsound one, without asking the device which it is."""
+    """Make a sound step real and undo an unsound one; fused optimizers do not ask the device which it is."""
     now = before.now()
     bad_loss = add_up((~torch.isfinite(result.loss) | before.is_spoilt(now)).float()) > 0      # in any process
     result.bad = bad_loss | ~torch.isfinite(result.norm)
@@ -6299,7 +6306,7 @@ def commit(state, result, before, config):
         state.scaler.update()
         state.scaler.update(torch.where(bad_loss, scale, state.scaler.scale(one)))     # a bad loss is not its fault
     if state.average is not None:
-        update_average(state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
+        update_average(state.average, state.parts, config['ema_decay'], state.step, 1 - result.bad.float())
     for key, value in (('loss', result.loss), ('counts', result.counts), ('images', float(result.images))):
         if value is not None:
             state.totals[key] = state.totals.get(key, 0) + torch.where(result.bad, 0, value)
@@ -6395,12 +6402,8 @@ def can_replay(state, loss_fn, config):
     is_known = type(loss_fn) is SegmentationLoss and is_of_smp(state.model)
     is_even = not config['progressive_resizing'] and (config['size_policy'] == 'resize' or state.average is not None)
     is_one = world().size == 1 and threading.current_thread() is threading.main_thread()       # torch knows no other
-    return is_known and is_even and is_one and is_nvidia(state.device.type) and not config['activation_checkpointing']
-
-
-def is_nvidia(device):
-    """Whether a type of device is an NVIDIA GPU: AMD's have that name too."""
-    return device == 'cuda' and not torch.version.hip
+    is_nvidia = state.device.type == 'cuda' and not torch.version.hip  # AMD's have that name too
+    return is_known and is_even and is_one and is_nvidia and not config['activation_checkpointing']
 
 
 def forget_compiled(model):
@@ -6468,8 +6471,8 @@ class OneTooLarge(UserError):
     title = 'out of memory'
 
 
-TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, '
-             'activation_checkpointing=True, a smaller encoder, --preset low_memory or device=cpu')
+TOO_LARGE = ('one image at a time does not fit into memory either; type device=cpu, or a smaller image_size; in a '
+             'training also activation_checkpointing=True, a smaller encoder or --preset low_memory')
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
              'larger image_size, progressive_resizing=0, give more images, or start fewer processes')
 
@@ -6522,7 +6525,8 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), {clip} or other data may help']
     with contextlib.suppress(OSError):
         path = folder / f'bad_batch{world().rank or ""}.pt'
-        save_checkpoint(path, describe_model(state.model, config) | {'window': window, 'dtype': state.dtype})
+        content = describe_model(state.model, config, state.model.state_dict())
+        save_checkpoint(path, content | {'window': window, 'dtype': state.dtype})
         advice += ['batch and weights are saved; run them again (with model and loss_fn, if you gave them): '
                    f'import train_unet; train_unet.replay({str(path)!r})']
     raise TrainingDiverged([
@@ -6665,16 +6669,16 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
 
 def validate(state, loader, loss_fn, config, run):
     """Validate the epoch. If its loss is finite in a safer precision only, the run goes on in that one."""
-    if state.average is not None:
-        state.average.train()                                          # what it kept in eval mode is of other weights
-    score = functools.partial(evaluate_model, state.evaluated, loader, loss_fn, run=run,
-                              description=f'Epoch {state.epoch + 1} [val]')
-    metrics, dtype = score(dtype=state.dtype), state.dtype
+    def score(dtype):
+        with state.evaluated() as model:
+            return evaluate_model(model, loader, loss_fn, dtype, f'Epoch {state.epoch + 1} [val]', run)
+
+    metrics, dtype = score(state.dtype), state.dtype
     if len(loader.dataset) == len(metrics['broken']) > 0:              # a drive that is gone
         raise DataError([f'none of the {counted(len(loader.dataset), "validation image")} can be read any more, such '
                          f'as {loader.dataset.name(0)}'])
     while not math.isfinite(metrics['loss']) and (dtype := safer_dtype(dtype, state.device)):
-        again = score(dtype=dtype)
+        again = score(dtype)
         if math.isfinite(again['loss']):
             record(state, f'validation is not finite in {state.dtype}: precision {state.dtype} -> {dtype}')
             state.dtype, state.scaler = dtype, build_scaler(dtype, config, state.device)
@@ -6707,7 +6711,7 @@ class Interrupted(Exception):
 
 
 class Run:
-    """A run folder: its lock, its log, when it last saved, and whether someone asked it to stop."""
+    """What a run has outside of its TrainState: its folder, lock and log, what it last saved, the signals it heard."""
 
     def __init__(self, folder):
         self.folder, self.last_save = Path(folder), time.monotonic()
@@ -6716,6 +6720,7 @@ class Run:
         self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
         self.after = contextlib.ExitStack()                            # what the end of the run undoes
         self.trouble, self.unsaved = '', None                          # last complaint; best.pt until it is written
+        self.saved, self.wishes = None, {}                             # where it last saved; what was asked as 'auto'
         self.launcher = os.getppid()                                   # torchrun, if there are several processes
         self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
         self.holder, self.name = self.folder / '.holder', f'process {os.getpid()} on {socket.gethostname()}'
@@ -6766,7 +6771,7 @@ class Run:
             pass
         self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
         self.holder.write_text(self.name)
-        for left_over in self.folder.glob('.*.tmp'):                   # of a run that was killed in mid-save
+        for left_over in self.folder.glob('.*.*[0-9].tmp'):            # of a run that was killed in mid-save
             left_over.unlink()
         self.open_log()
 
@@ -6789,7 +6794,8 @@ class Run:
             if self.asked and (world().size > 1 or number != signal.SIGINT):   # from its sender, again by torchrun
                 return
             if self.asked:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                if not running_shell():                                # a notebook would lose all that it holds
+                    signal.signal(signal.SIGINT, signal.SIG_DFL)
                 raise KeyboardInterrupt
             self.asked = number
             if self.waiting and world().size == 1:                     # the worker may hang
@@ -6818,7 +6824,7 @@ class Run:
 
     def wait_for(self, loader):
         """The batches of a loader. What samples draw at random takes nothing from the training. A signal ends the wait
-        (Interrupted), and the death of a worker is raised here and nowhere else (RuntimeError)."""
+        (Interrupted); once training has begun the death of a worker is raised here alone (RuntimeError)."""
         hear = torch._C._error_if_any_worker_fails
         hear()                                                         # iter() would wait for a dead worker
         batches = iter(loader)
@@ -6846,15 +6852,17 @@ class Run:
             self.write('config.py', config_text(config))
         totals = add_totals(state.totals)                              # collective: every process calls save
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
-        saved = self.write('last.pt', state_dict(state) | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved,
-                                                          'own_loss': self.own_loss}
-                           | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')}}     # before any healing
-                           | describe_model(state.evaluated, config | amp_settings(state.dtype)))
+        weights = state.weights()
+        saved = self.write('last.pt', state_dict(state, weights)
+                           | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved, 'own_loss': self.own_loss}
+                           | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')} | self.wishes}
+                           | describe_model(state.model, config | amp_settings(state.dtype), weights))
         if world().size > 1:
             dist.barrier()                                             # no process reads it before it is there
-        if saved and self.unsaved is None:
-            self.trouble = ''
-        return saved and self.unsaved is None
+        if not (saved and self.unsaved is None):
+            return False
+        self.trouble, self.saved = '', place_of(state)
+        return True
 
     def save_best(self):
         """best.pt, if it waits."""
@@ -6889,10 +6897,11 @@ class Run:
 
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
-        if self.trouble != str(error):
+        why = getattr(error, 'strerror', None) or str(error)           # the latter names the file
+        if self.trouble != why:
             kept = '. The checkpoint before it is kept; saving is tried again while training goes on' * self.begun
-            log.warning('%s could not be saved: %s%s', self.folder / name, error, kept)
-        self.trouble = str(error)
+            log.warning('%s could not be saved: %s%s', self.folder / name, why, kept)
+        self.trouble = why
 
     def agree(self, state, config, broken=()):
         """What all processes do now: count the broken files that any of them met, stop (Interrupted) if a signal came
@@ -6907,6 +6916,11 @@ class Run:
             raise Interrupted
         if is_time[0]:
             self.save(state, config)
+
+
+def place_of(state):
+    """How far a training is: it changes whenever a checkpoint would be another one."""
+    return state.epoch, state.window, len(state.history)
 
 
 def add_totals(totals):
@@ -7034,7 +7048,7 @@ def keep_if_best(state, metrics, config, run):
     if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
         return False
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
-    content = describe_model(state.evaluated, config | amp_settings(state.dtype))
+    content = describe_model(state.model, config | amp_settings(state.dtype), state.weights())
     content |= {'metrics': metrics, 'epoch': state.epoch + 1}
     run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # training changes the weights
     return True
@@ -7078,9 +7092,9 @@ def show_epoch(run, state, val_data):
         for key, value in row.items():
             if isinstance(value, (int, float)) and key not in ('epoch', 'step'):
                 run.board.add_scalar(key, value, row['step'])
-        if state.best_epoch == state.epoch - 1 and isinstance(state.evaluated, SegmentationModel):
-            with torch.compiler.set_stance('force_eager'):             # or it would be compiled anew in mid-run
-                page = draw_samples(state.evaluated, val_data, run.folder / 'samples.png', state.dtype)
+        if state.best_epoch == state.epoch - 1 and isinstance(state.model, SegmentationModel):
+            with torch.compiler.set_stance('force_eager'), state.evaluated() as model:     # or compiled anew in mid-run
+                page = draw_samples(model.eval(), val_data, run.folder / 'samples.png', state.dtype)
             run.board.add_image('samples', np.asarray(page), row['step'], dataformats='HWC')
         run.board.flush()
     except (OSError, DataError) as error:
@@ -7104,14 +7118,14 @@ def history_csv(history):
     return text.getvalue()
 
 
-def describe_model(model, config):
-    """What makes weights usable years later: the weights, the config, the preprocessing and the versions."""
+def describe_model(model, config, weights):
+    """What makes weights usable years later: the weights (of a state_dict), the config, the preprocessing, versions."""
     versions = {'python': sys.version.split()[0], 'torch': str(torch.__version__), 'numpy': np.__version__}
     for name in ('segmentation_models_pytorch', 'albumentations'):     # by metadata, without importing them
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # not installed as a package
             versions[name] = importlib.metadata.version(name)
     facts = ('threshold', 'pixels', 'coding', 'stride') if isinstance(model, SegmentationModel) else ()
-    return {'format': 1, 'weights': model.state_dict(), 'config': config, 'versions': versions,
+    return {'format': 1, 'weights': weights, 'config': config, 'versions': versions,
             **{name: getattr(model, name) for name in facts}}
 
 
@@ -7169,23 +7183,20 @@ def choose_run_dir(config, name):
             return folder
 
 
-def find_resume(config):
-    """The run folder to continue, or None. resume='auto': run_dir, or the newest run on this data, if unfinished."""
+def find_resume(config, wants_epochs):
+    """The run folder to continue, or None. resume='auto': run_dir, else the newest run on this data, if unfinished.
+    `wants_epochs`: num_epochs was typed."""
     wish, run_dir = config['resume'], Path(config['run_dir'])
     if wish is None:
         return None
     if wish != 'auto':
-        if Path(wish).is_file():
-            hint = as_typed('resume', Path(wish).parent)
-            raise UserError(f'resume={wish!r}: is no run folder; type {hint}', 'cannot resume')
-        return Path(wish)
-    is_begun = lambda folder: any((folder / name).exists() for name in CHECKPOINTS)
+        return Path(wish).parent if os.path.isfile(wish) else Path(wish)       # of runs/x/last.pt
     if config['run_dir'] != 'auto':                                    # a finished one is resumed too: nothing to do
-        return run_dir if is_begun(run_dir) else None
+        return run_dir if checkpoints(run_dir) else None
     if config['data'] == OWN_DATA:
         raise UserError("resume='auto' cannot tell which run saw these data sets: give run_dir too", 'cannot resume')
-    saved_at = lambda folder: max(os.path.getmtime(folder / name) for name in CHECKPOINTS if (folder / name).exists())
-    for folder in sorted(filter(is_begun, Path('runs').glob('*')), key=saved_at, reverse=True):
+    saved_at = lambda folder: max(map(os.path.getmtime, checkpoints(folder)))
+    for folder in sorted(filter(checkpoints, Path('runs').glob('*')), key=saved_at, reverse=True):
         try:
             data = load_preset(folder / 'config.py').get('data')       # faster than a checkpoint of gigabytes
         except ConfigError:
@@ -7193,15 +7204,15 @@ def find_resume(config):
                 continue
             data = load_last(folder)[0]['config'].get('data')
         if absolute(data) == absolute(config['data']):
-            return None if is_over(load_last(folder)[0], config) else folder
+            return None if is_over(load_last(folder)[0], wants_epochs and config['num_epochs']) else folder
     return None
 
 
-def is_over(saved, config):
+def is_over(saved, num_epochs):
     """Whether a saved run has stopped early, or has done its epochs (those asked for now, if there are any)."""
     with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # see refuse_nonsense
         settings = saved['config']
-        last = settings['num_epochs'] if config['num_epochs'] == 'auto' else config['num_epochs']
+        last = num_epochs if isinstance(num_epochs, int) and num_epochs else settings['num_epochs']
         patience = settings['early_stopping_patience'] or math.inf
         return saved['epoch'] >= last or epochs_in_vain(saved['history'], saved['best_epoch'], settings) >= patience
     return False
@@ -7233,7 +7244,7 @@ def resume_config(folder, preset, overrides):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
             config[key] = trained[key]
     for key, value in config.items():                                  # 'auto': what it was settled to
-        if value == 'auto' and key not in ('class_weights', 'device'):         # these two are never replaced
+        if value == 'auto' and key not in ('class_weights', 'device', 'cache_images', 'num_workers'):  # of the machine
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
@@ -7317,7 +7328,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['channels_last'] == 'auto':
         config = {**config, 'channels_last': suits_channels_last(precision, hardware)}
         if not config['channels_last']:
-            log.info('channels_last = False  (no gain on a GPU but from Tensor Cores)')
+            log.info('channels_last = False  (for GPUs with Tensor Cores)')
     if own_data:
         return settle_own(config), hardware, precision, None, {}
     if config['data'] == 'demo' and os.path.isdir('demo'):
@@ -7458,8 +7469,6 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
-    model.train()                                                      # all of it: a part may have come in eval mode
-    average = copy_for_average(model) if config['ema_decay'] else None
     engine = None
     if world().size > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)
@@ -7470,49 +7479,10 @@ def build_state(model, config, precision, device, sizes=()):
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # the argument's name differs among versions
-    model.train()                                                      # has_idle_parameters left it in eval mode
+    model.train()                                                      # all of it: a part may have come in eval mode
     return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
-                      average, precision.dtype, config['batch_size'], engine=engine)
-
-
-def copy_for_average(model):
-    """A copy that can hold the moving average; None, with a warning, of a network that cannot be copied."""
-    try:
-        parts = [*model.modules()]
-        states = [{name: value for name, value in vars(part).items() if name != '_compiled_call_impl'}
-                  for part in parts if type(part).__name__ != 'OptimizedModule']       # torch makes both anew
-        own = {id(value) for state in states for value in state.values() if isinstance(value, (dict, list))}
-        own |= {*map(id, parts)}
-        if not any(leads_back(state, own, set()) for state in states):
-            return copy.deepcopy(model)
-        why = 'functions in it, such as hooks, use parts of it, which a copy would share'
-    except (RuntimeError, TypeError, ValueError) as error:             # it holds a lock, a file or a graph
-        if is_out_of_memory(error):
-            raise
-        why = in_words(error)
-    warn([f'ema_decay: weights are not averaged, because the network cannot be copied ({why})'])
-
-
-def leads_back(value, own, seen, is_copied=True):
-    """Whether a copy of a value, such as the attributes of a network, would still use what the original owns (`own`:
-    ids of modules, dicts and lists): by a function, which is copied with neither its closure nor the names that it
-    uses. seen: what was looked at."""
-    if id(value) in own and not is_copied:
-        return True
-    if (id(value), is_copied) in seen or isinstance(value, nn.Module):
-        return False
-    seen.add((id(value), is_copied))
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]   # no value yet
-        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
-        inner, is_copied = [*cells, *defaults, *map(value.__globals__.get, value.__code__.co_names)], False
-    elif isinstance(value, types.MethodType):
-        inner = [value.__self__, value.__func__]
-    elif isinstance(value, functools.partial):
-        inner = [value.func, *value.args, *value.keywords.values()]
-    else:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return len(inner) <= 100 and any(leads_back(part, own, seen, is_copied) for part in inner)
+                      Parts(model).copy() if config['ema_decay'] else None, precision.dtype, config['batch_size'],
+                      engine=engine)
 
 
 def has_idle_parameters(model):
@@ -7568,15 +7538,13 @@ def advice_on_workers(error):
         "what trains below  if __name__ == '__main__':, or type num_workers=0"
 
 
-AT_IGNORED = "where the mask is 255, as what is ignored is and what augmentation brings in from around an image{}: " \
-    "give it ignore_index=255, or count only pixels with batch['mask'] != 255"
-
-
-def smoke_test(state, loader, val_loader, loss_fn, config, run):
+def smoke_test(state, loader, val_loader, loss_fn, config, run, trained=None):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
-    torch.compile (in place: state_dict keys stay) is believed only after this. Everything is put back afterwards.
-    Raises UserError where the disk, a batch or memory fails."""
-    if not run.save(state, config):
+    torch.compile (in place: state_dict keys stay) is believed only after this. Afterwards the state is as it was, but
+    for a precision and a micro-batch that were found to work. `trained`: the settings of the steps that a resumed run
+    has made, which its checkpoint keeps until there are others. Raises UserError where the disk, a batch or memory
+    fails."""
+    if not run.save(state, trained or config):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     sampler = loader.batch_sampler
     first, last = sampler.windows()[0], sampler.windows()[-1]
@@ -7586,7 +7554,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     rows = np.arange(min(len(val_loader.dataset), val_loader.batch_size))
     batches = load_batches(val_loader.dataset, [rows], config, state.device)
     if type(loss_fn) is not SegmentationLoss and getattr(loader.dataset, 'ignores', False):
-        ask_about_ignored(state, split_batch(probes[0][0], state.batch_size)[0], loss_fn)
+        for batch in itertools.chain(*probes):                         # what fails at that fails now
+            batch['mask'][:, 0] = IGNORE
     begun, fault, cause, reached = time.monotonic(), '', None, set()
     watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
@@ -7603,7 +7572,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
                 with compiles_nothing(state.model, window is not probes[0]):
                     results.append(guarded_step(state, window, watched, config, is_trial=True))
             refuse_unshared(results)
-            evaluate_model(state.evaluated, batches, loss_fn, state.dtype)
+            with state.evaluated() as model:
+                evaluate_model(model, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
             go_back(state, config, run, **rewind.changes)
@@ -7627,39 +7597,6 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run):
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
-
-
-def ask_about_ignored(state, batch, loss_fn):
-    """A loss of the user's is asked about masks without and with an ignored half: UserError where that alone fails, a
-    warning where it depends on what the network says there, unless it does so whatever the mask is. What fails
-    otherwise, the trial step will tell."""
-    (height, width), upper = batch['mask'].shape[1:], batch['mask'].shape[1] // 2
-    known, drawn, slopes = batch['mask'] * (batch['mask'] != IGNORE), random_states(), []
-    ignored = known.clone()
-    ignored[:, :upper] = IGNORE
-    state.model.train()
-    for mask in (known, ignored):
-        outputs = []
-
-        def keep(model, given, output):                                # the loss gets copies, which it may write into
-            of_pixels = lambda x: torch.is_tensor(x) and x.requires_grad and x.shape[-2:] == (height, width)
-            outputs.extend(filter(of_pixels, pytree.tree_leaves(output)))
-            return pytree.tree_map(lambda x: x.clone() if of_pixels(x) else x, output)
-
-        set_random_states(drawn)
-        try:
-            with state.model.register_forward_hook(keep):
-                losses, _ = run_loss(loss_fn, state.model, state.dtype, batch | {'mask': mask})
-            slopes.append(torch.autograd.grad(losses.sum(), outputs, allow_unused=True) if outputs else ())
-            learns = len(slopes) == 2 and any(                         # a GPU tells of its errors here
-                slope is not None and slope[..., :upper, :].any() and (usual is None or not torch.equal(slope, usual))
-                for usual, slope in zip(*slopes))
-        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
-            if mask is known or is_out_of_memory(error):
-                return
-            raise UserError(f'loss_fn: fails {AT_IGNORED.format(f" ({in_words(error)})")}') from None
-    if learns:
-        warn([f'loss_fn: also learns {AT_IGNORED.format("")}'])
 
 
 def watching(loss_fn, reached):
@@ -7731,6 +7668,7 @@ def check_own(model, loss_fn, train_data, val_data):
 
 
 ONE_TRAINING = threading.Lock()
+TRAINED = weakref.WeakSet()        # networks given to train() before
 
 
 @contextlib.contextmanager
@@ -7763,9 +7701,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
     (map-style Datasets; a collate_fn of theirs is used) and loss_fn(model, batch) -> (B,) losses per sample (the mean
     of a batch as loss.expand(B)), or (losses, counts), the confusion matrix (K, K) that IoU and Dice are computed from;
     settings of data, network and loss then have no effect. What the loss calls as model(...) runs in the precision at
-    work; methods and parts of the model that it calls itself run in float32. Every step puts the whole model into train
-    mode: a part that stays in eval mode, such as frozen norms, overrides its train(). Raises UserError for what you can
-    mend, TrainingDiverged if no precision gives finite numbers.
+    work; methods and parts of the model that it calls itself run in float32. Each epoch begins with the whole model in
+    train mode: a part that stays in eval mode, such as frozen norms, overrides its train(). Raises UserError for what
+    you can mend, TrainingDiverged if no precision gives finite numbers.
     """
     if getattr(multiprocessing.current_process(), '_inheriting', False):       # spawn imports the script anew
         raise UserError("a data worker runs your script from its beginning: put what trains below "
@@ -7779,7 +7717,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         config, sources, notes = resolve_config(preset, overrides)
         if train_data is not None:
             config['data'] = OWN_DATA
-        folder = find_resume(config)                                   # each process looks, before any may write
+        folder = find_resume(config, sources['num_epochs'] != 'default')       # each process, before any may write
         if folder:
             config, sources, notes = resume_config(folder, preset, overrides)
         if config['data'] == OWN_DATA and train_data is None:
@@ -7805,8 +7743,11 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         error = sys.exc_info()[1]                                      # SystemExit (SIGTERM): the job may go on
         is_lost = world().size > 1 and isinstance(error, RuntimeError)             # another process may have died
         is_mistake = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
-        if is_mistake and is_new and run and not run.begun and not [*folder.glob('b*.pt')]:    # best.pt: not new
-            shutil.rmtree(folder, ignore_errors=True)                  # nothing was begun: leave no trace
+        is_unused = is_mistake and run and not run.begun and not config['resume'] and not [*run.folder.glob('b*.pt')]
+        if is_unused and is_new:
+            shutil.rmtree(run.folder, ignore_errors=True)              # nothing was begun: leave no trace
+        for path in checkpoints(run.folder) if is_unused and run.saved else ():
+            path.unlink(missing_ok=True)                               # or the next try is refused
         ONE_TRAINING.release()
         if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
             gc.collect()                                               # imports during the run leave cycles of frames
@@ -7817,6 +7758,8 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From an unsettled config to a Result, in a run folder that is locked already."""
     own_data, resuming, run.own_loss = train_data is not None, config['resume'] is not None, loss_fn is not None
+    given = [model] * (model is not None)
+    run.wishes = {key: config[key] for key in ('cache_images', 'num_workers')}     # a resume may be on another machine
     goes_on = config['initial_weights'] or isinstance(model, SegmentationModel) and not own_data
     if not resuming:
         refuse_used(run.folder)
@@ -7839,7 +7782,12 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
             config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
         tell_data(data, config, sources, why)
         from_first(lambda: tell_detail(val_data))
+        if loss_fn is not None and train_data.ignores:
+            warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, also around a turned image: leave them out"])
         loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
+    if not resuming and TRAINED.intersection(given):
+        warn(['model: begins with what an earlier training made of it; for another fold, or a fresh start, build it '
+              'anew'])
     tell_precision(precision, hardware)
     config |= amp_settings(precision.dtype)
     warn(notes)
@@ -7855,18 +7803,21 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     loader, val_loader = build_loaders(train_data, val_data, config, device)
     state.images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
     refuse_other_files(None if own_data else data.pairs, state.images)
+    trained = None
     if resuming:
-        resume_state(state, run, config, precision, hardware, {key for key in sources if sources[key] != 'default'})
+        typed = {key for key in sources if sources[key] != 'default'}
+        trained = config | resume_state(state, run, config, precision, hardware, typed)
     elif goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
         match_shares(state, first_batches(loader, 16, config, device))
+    if config['compile_model']:
+        run.after.callback(forget_compiled, state.model)               # also after a fault
+    smoke_test(state, loader, val_loader, loss_fn, config, run, trained)
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
         if not own_data:
             run.write('split.csv', split_csv(data.pairs))
-    if config['compile_model']:
-        run.after.callback(forget_compiled, state.model)               # also after a fault
-    smoke_test(state, loader, val_loader, loss_fn, config, run)
     run.begun = True
+    TRAINED.update(given)
     try:
         fit(state, loader, val_loader, loss_fn, config, run)
     finally:
@@ -7898,7 +7849,7 @@ def build_loaders(train_data, val_data, config, device):
 
 def refuse_used(folder):
     """UserError for a folder in which a new run would write over another one, or over a config.py that is of no run."""
-    if any((folder / name).exists() for name in CHECKPOINTS):
+    if checkpoints(folder):
         raise UserError(f'{folder}: holds a run already; {as_typed("resume", folder)} continues it, another run_dir '
                         'starts afresh')
     settings = folder / 'config.py'
@@ -8043,9 +7994,6 @@ def settle_own(config):
     settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
-    if config['activation_checkpointing']:
-        warn(['activation_checkpointing=True: does nothing for a network on data of your own, which can call '
-              'torch.utils.checkpoint itself'])
     config = {**config, 'progressive_resizing': 0.0}
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
@@ -8055,7 +8003,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
     patience, several, deaths = config['early_stopping_patience'] or math.inf, world().size > 1, 0
     took = math.inf                                                    # seconds of the last validation; unknown yet
     while state.epoch < config['num_epochs']:
-        if epochs_in_vain(state.history, state.best_epoch, config) >= patience and state.best_epoch >= 0:
+        if epochs_in_vain(state.history, state.best_epoch, config) >= patience:
             log.info('Early stopping: no better for %s', counted(patience, 'epoch'))
             break
         try:
@@ -8066,6 +8014,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             metrics = validate(state, val_loader, loss_fn, config, run)
             took = time.monotonic() - begun
             close_epoch(state, metrics, config, run, took)
+            deaths = 0
             show_epoch(run, state, val_loader.dataset)
             run.agree(state, config)
         except Rewind as rewind:
@@ -8116,7 +8065,7 @@ def stop_workers(*loaders):
 
 
 def go_back(state, config, run, **changes):
-    """Back to the last checkpoint, with what healing changed; what happened since then stays in the history."""
+    """Back to the last checkpoint, with what healing changed; recoveries since then stay in the history."""
     history = state.history
     saved, _ = from_first(lambda: load_last(run.folder))
     state.scaler = build_scaler(changes.get('dtype', saved['dtype']), config, state.device)
@@ -8128,8 +8077,9 @@ def go_back(state, config, run, **changes):
 
 
 def resume_state(state, run, config, precision, hardware, changed):
-    """Continue from last.pt; the precision and the micro-batch that healing arrived at come with it, unless they are
-    among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
+    """Continue from last.pt -> the settings that it was trained with. The precision and the micro-batch that healing
+    arrived at come with it, unless they are among the `changed` settings. Raises UserError for a checkpoint that
+    belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     images = state.images
     try:
@@ -8137,14 +8087,14 @@ def resume_state(state, run, config, precision, hardware, changed):
         is_known = saved['dtype'] in {'float32', *hardware.units} or hardware.kind == 'cpu'
         dtype = saved['dtype'] if is_known and not changed & {'use_amp', 'amp_dtype'} else precision.dtype
         state.scaler = build_scaler(dtype, config, state.device)
-        if hardware.kind == 'cpu' and saved['threads'] != torch.get_num_threads():
-            if saved['threads'] <= (os.cpu_count() or 1):
+        if hardware.kind == 'cpu' and 'cuda' not in saved['random'] and saved['threads'] != torch.get_num_threads():
+            if saved['threads'] <= num_cores():
                 log.info('The run goes on with its %s, for the same results', counted(saved['threads'], 'thread'))
                 run.after.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(saved['threads'])                # equal to the bit
             else:
-                log.warning('The run used %d threads, more than this machine has: results will differ in the last bits',
-                            saved['threads'])
+                log.warning('The run used %d threads, more than there are cores for here: results will differ in the '
+                            'last bits', saved['threads'])
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         advice = 'give the network that it began with' if run.is_own else \
@@ -8171,6 +8121,7 @@ def resume_state(state, run, config, precision, hardware, changed):
         log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
     else:
         log.info('%s has all its epochs: num_epochs=%d or more goes on', path, state.epoch + 1)
+    return saved['config'] | saved.get('asked', {})
 
 
 def refuse_nonsense(saved, state, config):
@@ -8264,9 +8215,7 @@ def warn_of_held_parts(model):
 def warn_of_size(model, precision):
     """Tell the size of a network, and warn if it is too large for float16."""
     size = sum(p.numel() for p in model.parameters())
-    own = f'your own, {type_name(model)}'
-    name = '%(architecture)s with %(encoder)s' % model.config if is_of_smp(model) else own
-    log.info('Network: %s, %.2f million parameters', name, size / 1e6)
+    log.info('Network: %s, %.2f million parameters', network_name(model), size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
               'easily; bfloat16 or float32 is safer'])
@@ -8353,21 +8302,24 @@ def tell_end(state, model, run, is_saved):
 
 def finish(state, val_data, config, run):
     """Everything saved, the best weights back, the pictures, and what to type next -> Result."""
-    run.asked = max(from_all(run.asked)) or run.asked                  # all processes return the same signal
-    is_saved, model = run.save(state, config), state.evaluated
-    state.model.zero_grad()                                            # as much memory as the weights
+    run.asked = max(from_all(run.asked))                               # all processes return the same signal
+    is_there = from_first(lambda: run.saved == place_of(state) and os.path.exists(run.folder / 'last.pt'))
+    is_saved, model = is_there or run.save(state, config), state.model
+    if state.average is not None:
+        state.exchange()                                               # the last weights, should best.pt not be there
+    model.zero_grad()                                                  # as much memory as the weights
     best = take_best(model, config, run)
     warn_if_lost(best, state.history)
     if config['compile_model']:                                        # each number of images would be compiled anew
-        forget_compiled(state.model)
-    model.train()                                                      # see validate
+        forget_compiled(model)
+    model.train()                                                      # see TrainState.evaluated
     model.eval()
     if not (world().rank or run.other_holder()):
         try:
             draw_curves(state.history, run.folder / 'curves.png')
             if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
                 draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-        except (OSError, ImportError, ValueError) as error:            # a broken matplotlib, a backend it lacks
+        except (OSError, ImportError, ValueError, RuntimeError, UserError) as error:   # a broken matplotlib, no memory
             log.warning('the pictures could not be written: %s', error)
     tell_end(state, model, run, is_saved)
     columns = dict.fromkeys(key for row in state.history for key in row)       # an event has all of them too, as None
@@ -8555,9 +8507,10 @@ def is_settled(saved):
     return {'mean', 'std'} <= saved['weights'].keys() and saved['config'].get('data') != OWN_DATA
 
 
-def load(path, device='auto', model=None):
+def load(path, device='auto', model=None, settings=()):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
-    given again, as it was to train; one that saw data sets of its own is not loaded here. Raises UserError."""
+    given again, as it was to train; one that saw data sets of its own is not loaded here. `settings`: keys of CONFIG,
+    in place of the run's. Raises UserError."""
     path, trouble = best_file(path), 'cannot load the model'
     check_own(model, None, None, None)
     try:
@@ -8572,6 +8525,7 @@ def load(path, device='auto', model=None):
             log.info('%s was trained in %s, for which this machine has no units: scores may differ a little', path,
                      config['amp_dtype'])
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}
+        config |= dict(settings)
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:
@@ -8606,8 +8560,7 @@ def load_with(run, overrides, verb):
     if fixed:
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # 'auto' keeps the run's own
-    model = load(run, settings.get('device', 'auto'))
-    model.config |= settings
+    model = load(run, settings.get('device', 'auto'), settings=settings)
     if 'image_size' in settings:
         model.config['progressive_resizing'] = 0.0                     # of training
         with torch.no_grad():                                          # as much memory as a prediction
@@ -8680,16 +8633,6 @@ def decide_stream(model, images, dtype=None, tta=False):
         yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
-@contextlib.contextmanager
-def without_training():
-    """Where one image is too large for memory the advice is not of settings that only a training has."""
-    try:
-        yield
-    except OneTooLarge:
-        raise OneTooLarge('one image does not fit into memory; type device=cpu, or a smaller image_size') from None
-
-
-@without_training()
 def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, skip_existing=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
@@ -8702,7 +8645,11 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
-        replace_threshold(model, threshold, save)
+        is_float = isinstance(threshold, float)                        # NumPy's is one
+        if not (is_float and 0 < threshold < 1 and model.config['num_classes'] == 2):
+            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, and is for two classes',
+                            'nothing to predict')
+        model.threshold = threshold
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output)
@@ -8745,18 +8692,6 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     return 1 if broken else 0
 
 
-def replace_threshold(model, threshold, save):
-    """Decide at another threshold than the stored one. UserError if it is none, or where there are more classes."""
-    if (classes := model.config['num_classes']) > 2:
-        raise UserError(f'threshold={shown(threshold)}: is for two classes; this run has {classes}, leave it out',
-                        'nothing to predict')
-    if not (isinstance(threshold, float) and 0 < threshold < 1):          # NumPy's float64 is one
-        raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1', 'nothing to predict')
-    model.threshold = threshold
-    if save == 'probability':
-        warn(['threshold has no effect: save=probability writes the probabilities themselves'])
-
-
 def warn_of_other_depth(name, modes, model):
     """Warn of images stored otherwise than those trained on -> whether there are any. modes() is called if needed."""
     others = {*map(image_dtype_of, modes())} - {model.pixels} if model.pixels in ('uint16', 'float32') else ()
@@ -8792,7 +8727,7 @@ def list_inputs(inputs, output):
             raise UserError(f'{item}: {why}', 'nothing to predict')
         for path, name in found.items():
             files.setdefault(os.path.abspath(path), name)
-    if len(set(files.values())) < len(files):
+    if len({name.casefold() for name in files.values()}) < len(files):     # on Windows a.png is A.png
         if len({Path(path).drive for path in files}) > 1:              # of Windows
             raise UserError('images of equal names on several drives: predict each drive into a folder of its own (-o)',
                             'nothing to predict')
@@ -8883,7 +8818,6 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
-@without_training()
 def evaluate(folder, split=None, tta=False, **overrides):
     """Score the best weights on the run's validation images, on another split of them, or on other data -> what
     metrics.json holds.
@@ -9016,7 +8950,7 @@ def store_threshold(folder, level, model):
     It is not while a training works there, if best.pt has got other weights since the model was loaded, or where it
     cannot be written."""
     from filelock import FileLock, Timeout                             # comes with torch
-    path, weights, why = best_file(folder), model.state_dict(), 'a training is at work there'
+    path, weights, why = best_file(folder), model.state_dict(), 'best.pt has other weights by now'
     try:
         with FileLock(str(path.parent / '.lock'), timeout=0):
             saved = load_checkpoint(path)
@@ -9026,7 +8960,7 @@ def store_threshold(folder, level, model):
                 model.threshold = level
                 return True
     except Timeout:
-        pass
+        why = 'a training is at work there'
     except (OSError, NotImplementedError) as error:                    # a full disk, a run that may only be read
         why = in_words(error)
     log.warning('%s: %s, so the best threshold (%.2f) is not stored', path.parent, why, level)
@@ -9434,7 +9368,7 @@ def resident_memory(state):
     parameters = list(state.model.parameters())
     return {'weights': size(parameters), 'gradients': size(p.grad for p in parameters),
             'optimizer states': size(t for kept in state.optimizer.state.values() for t in kept.values()),
-            'averaged weights': size(state.average.parameters()) if state.average is not None else 0}
+            'averaged weights': size(state.average[0]) if state.average is not None else 0}
 
 
 def measure_memory(state, batch, loss_fn, peak=0):
@@ -9502,7 +9436,7 @@ def check(preset=None, **overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights, but for their mean and std) or imported (tensorboard) is not tried."""
     config, sources, notes = resolve_config(preset, overrides)
-    if folder := find_resume(config):
+    if folder := find_resume(config, sources['num_epochs'] != 'default'):
         config, sources, notes = resume_config(folder, preset, overrides)
     else:
         folder = Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])

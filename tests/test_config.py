@@ -158,6 +158,8 @@ def test_switches_are_true_or_false(words):
     (['predict', 'runs/x', 'a.jpg', 'lr=3'], 'learning_rate=3: predict has no use for it'),
     (['evaluate', 'runs/x', 'run_dir=there'], "run_dir='there': evaluate has no use for it"),
     (['evaluate', 'runs/x', '-o', 'there'], "run_dir='there': evaluate has no use for it"),
+    (['evaluate', 'runs/x', 'deterministic=True'], 'deterministic=True: evaluate has no use for it'),
+    (['predict', 'runs/x', 'a.jpg', 'mask_values=>127'], "mask_values='>127': predict has no use for it"),
     (['predict', 'runs/x', 'a.jpg', '-o'], "'-o' is no command and no key=value; type o=VALUE"),
     (['predict', 'runs/x', 'a.jpg', '-omasks'], "'-omasks' is no command and no key=value"),
 ])
@@ -440,6 +442,8 @@ def test_a_long_list_of_names_ends_at_a_whole_one():
 
 def test_names_of_timm_are_known_and_the_nearest_is_suggested():
     assert "did you mean 'tu-resnet18'?" in problems_of(encoder='tu-resnet19')[0]
+    assert "did you mean 'tu-resnet10t'?" in problems_of(encoder='resnet10t')[0]
+    assert "there is no such name; did you mean 'tu-tf_efficientnet_b0'" in problems_of(encoder='tf_efficientnet_b0')[0]
     assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
 
 
@@ -564,9 +568,9 @@ def test_a_mistake_gets_what_to_type_instead(overrides, told):
 
 
 @pytest.mark.parametrize('key', ['hf_token', 'WANDB_API_KEY', 'password', 'passwd', 'access_key', 'slack_webhook'])
-def test_secrets_are_refused_and_not_repeated(key):
+def test_a_secret_is_refused_and_not_repeated(key):
     told = str(problems_of(**{key: 'hunter2'}))
-    assert 'secrets do not belong' in told and 'hunter2' not in told
+    assert f'unknown key {key!r}' in told and 'hunter2' not in told
 
 
 def test_terminal_escapes_are_made_visible():

@@ -507,7 +507,7 @@ def test_workers_that_always_die_end_the_run(two_minutes, forked):
         return squares(model, batch)
 
     with pytest.raises(tu.UserError, match='DataLoader worker(.|\n)*fewer num_workers'):
-        train(None, Samples(12), loss_fn=loss_fn, num_workers=1)
+        train(None, Samples(24), loss_fn=loss_fn, num_workers=1)
     assert (tu.Path('run') / 'log.txt').read_text().count('starting the workers again') == 3
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
 

@@ -73,8 +73,8 @@ def waits(monkeypatch):
 def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, waits):
     config = {**TINY, **changes}
     with FakeTensorMode():
-        model, average = moved(tu.build_model(config)), moved(tu.build_model(config)).requires_grad_(False)
-        average = average if config['ema_decay'] else None
+        model = moved(tu.build_model(config))
+        average = tu.Parts(model).copy() if config['ema_decay'] else None
         state = tu.TrainState(model, tu.build_optimizer(model, config, GPU),
                               tu.build_scaler(dtype, config, GPU), average, dtype, batch_size=4)
         waits.use(model)
@@ -93,9 +93,8 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, 
                  'full_mask': [torch.zeros(90, 110, dtype=torch.uint8)] * count}
         if count == 1:
             batch['full_mask'] = [torch.zeros(side, side, dtype=torch.uint8)]
-        state.evaluated.eval()
-        with torch.no_grad():
-            losses, counts = tu.run_loss(loss_fn, state.evaluated, dtype, batch)
+        with torch.no_grad(), state.evaluated() as model:
+            losses, counts = tu.run_loss(loss_fn, model.eval(), dtype, batch)
         assert losses.device == counts.device == GPU and waits == ['item']
 
 
@@ -122,7 +121,7 @@ def test_a_run_of_a_mac_goes_on_with_its_step_beside_the_weights(waits):
         state = tu.TrainState(model, optimizer, torch.amp.GradScaler('cpu', enabled=False))
         for parameter in model.parameters():
             optimizer.state[parameter] = {'step': torch.zeros(()), 'exp_avg': torch.zeros_like(parameter)}
-        saved = tu.state_dict(state)
+        saved = tu.state_dict(state, state.weights())
         for group in saved['optimizer']['param_groups']:
             group['fused'] = None
         tu.restore(state, saved)

@@ -22,6 +22,18 @@ from train_unet import DataError
 # --- codings --------------------------------------------------------------------------
 
 
+def test_a_threshold_where_more_classes_are_typed(tmp_path):
+    data = inspect(with_masks(tmp_path, [255 * DISC] * 4), mask_values='>127', num_classes=3)[1]
+    assert data.coding.num_classes == len(data.shares) == 3 and data.shares[1] > 0 == data.shares[2]
+    assert any('no training mask has class 2' in note for note in data.notes)
+
+
+def test_ids_of_many_objects_that_mask_values_does_not_name_are_not_all_listed(tmp_path):
+    masks = [PIL.Image.fromarray((np.arange(4096, dtype=np.uint16) // 4 * 7).reshape(64, 64)) for _ in range(4)]
+    told = str(ask(with_masks(tmp_path, masks), mask_values={0: 0, 1: 1}))
+    assert 'if they are ids of objects type mask_values=nonzero' in told and len(told) < 1000
+
+
 INDICES = [*range(19), 255]
 # name, suffix, Pillow mode, stored values, the class ids they stand for, settings
 CODINGS = [

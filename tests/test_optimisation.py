@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
-from helpers import CPU, PLAIN, batch_of, fresh, network, settings, squares, train
+from helpers import CPU, PLAIN, assert_same, batch_of, fresh, network, settings, squares, train
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -80,9 +80,28 @@ def test_moving_average_by_hand():
         decay = min(0.3, (1 + step) / (10 + step))                     # 0.1, 0.18, 0.25, 0.3, 0.3
         expected = [decay * e + (1 - decay) * p.detach()
                     for e, p in zip(expected, state.model.parameters())]
-    for a, b in zip(state.average.parameters(), expected):
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
-        assert a.requires_grad and a.grad is None                      # it may be trained on: a second stage
+    with state.evaluated() as model:
+        for a, b in zip(model.parameters(), expected):
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_the_averaged_weights_come_and_go_to_the_bit():
+    state = fresh(settings(ema_decay=0.9), network())
+    state.model.register_buffer('view', state.model[0].weight.detach()[0])         # shares memory with a weight
+    vars(state).pop('parts', None)                                     # found anew
+    state.average = state.parts.copy()
+    for step in range(2):
+        tu.guarded_step(state, [batch_of(step, 1)], squares, settings(ema_decay=0.9))
+    own, places = copy.deepcopy(state.model.state_dict()), [p.data_ptr() for p in state.model.parameters()]
+    averaged = copy.deepcopy(state.weights())
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), state.evaluated() as model:
+            assert_same(model.state_dict(), averaged)
+            model.eval()
+            1 / 0
+        assert model.training and places == [p.data_ptr() for p in model.parameters()]
+        assert_same(model.state_dict(), own)
+    assert not any(torch.equal(own[name], averaged[name]) for name, _ in state.model.named_parameters())
 
 
 def test_a_statistic_under_two_names_is_averaged_once():
@@ -92,7 +111,7 @@ def test_a_statistic_under_two_names_is_averaged_once():
     state = fresh(settings(ema_decay=0.9), model)
     assert not norm.running_mean.any()
     tu.guarded_step(state, [batch_of(0, 1)], squares, settings(ema_decay=0.9))
-    assert norm.running_mean.any() and torch.allclose(state.average.running_mean, 0.9 * norm.running_mean)
+    assert norm.running_mean.any() and torch.allclose(state.weights()['running_mean'], 0.9 * norm.running_mean)
 
 
 def test_the_average_copies_a_buffer_that_holds_infinity():
@@ -101,15 +120,17 @@ def test_the_average_copies_a_buffer_that_holds_infinity():
     state = fresh(settings(), model)
     model.mask[0] = 0                                                  # as a counter, it changes in training
     tu.guarded_step(state, [batch_of(0, 1)], squares, settings())
-    assert torch.equal(state.average.mask, model.mask)
+    assert torch.equal(state.weights()['mask'], model.mask)
 
 
 def test_complex_weights_are_averaged_too():
     """Fourier layers have them: they were copied, beside averages of all others."""
     model = nn.ParameterDict({'real': torch.ones(3), 'complex': torch.ones(3, dtype=torch.cfloat)})
-    average = copy.deepcopy(model)
+    parts = tu.Parts(model)
+    average = parts.copy()
     with torch.no_grad():
         model['real'] += 1
         model['complex'] += 1j
-    tu.update_average(tu.Parts(model, average), 0.5, 100, torch.tensor(1.0))
-    assert torch.equal(average['complex'], torch.full((3,), 1 + 0.5j)) and average['real'].tolist() == [1.5] * 3
+    tu.update_average(average, parts, 0.5, 100, torch.tensor(1.0))
+    real, of_complex = sorted(average[0], key=torch.is_complex)
+    assert torch.equal(of_complex, torch.full((3,), 1 + 0.5j)) and real.tolist() == [1.5] * 3

@@ -331,7 +331,7 @@ def test_a_gpu_that_cannot_be_used_is_told(monkeypatch, tmp_path, use, fault, to
     zeros, chosen = torch.zeros, []
     model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
                                     'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
-    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
+    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config, model.state_dict()))
     fake_devices(monkeypatch, 2, False)                                # what is imported by now asks the real ones
     monkeypatch.setattr(torch, 'zeros', refuse)
     monkeypatch.setattr(torch.cuda, 'device', lambda device: chosen.append(device) or contextlib.nullcontext())
@@ -527,13 +527,35 @@ def test_a_container_keeps_only_so_many_cores_busy(monkeypatch, two_threads, nam
 def test_a_trained_model_keeps_to_the_limit_of_a_container(monkeypatch, two_threads, tmp_path):
     model = train_unet.build_model({**CONFIG, 'encoder': 'tu-test_resnet', 'decoder_channels': [8] * 5, 'mean': [0.0],
                                     'std': [1.0], 'num_classes': 2, 'image_size': [32, 32]})
-    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config))
+    train_unet.save_checkpoint(tmp_path / 'best.pt', train_unet.describe_model(model, model.config, model.state_dict()))
     monkeypatch.setattr(train_unet, 'cpu_quota', lambda: 1)
     train_unet.load(tmp_path)
     assert torch.get_num_threads() == 1
 
 
 # --- memory ---------------------------------------------------------------------------
+
+
+JOB, OLD_JOB = '/sys/fs/cgroup/slurm/job_7', '/sys/fs/cgroup/memory/slurm/job_7'
+
+
+@pytest.mark.parametrize('place, files', [
+    ('0::/slurm/job_7/step_0', {f'{JOB}/memory.max': 16, f'{JOB}/memory.current': 3}),
+    ('5:memory:/slurm/job_7/step_0', {f'{OLD_JOB}/memory.limit_in_bytes': 16, f'{OLD_JOB}/memory.usage_in_bytes': 3}),
+    ('0::/', {'/sys/fs/cgroup/memory.max': 16, '/sys/fs/cgroup/memory.current': 3})])
+def test_the_memory_of_a_job_is_what_its_limit_leaves(monkeypatch, place, files):
+    """A container sees its own limit at the top, SLURM's jobs lie below it: a cache was made for the whole node."""
+    told = {'/proc/meminfo': f'MemAvailable:  {400 * 2**20} kB', '/proc/self/cgroup': f'{place}\n',
+            os.path.dirname([*files][0]) + '/memory.stat': f'inactive_file 7\ntotal_inactive_file {2 * 2**30}\n'}
+    told |= {name: f'{size * 2**30}\n' for name, size in files.items()}
+
+    def read(path, *how, **named):
+        if str(path) not in told:
+            raise FileNotFoundError(path)
+        return told[str(path)]
+
+    monkeypatch.setattr(Path, 'read_text', read)
+    assert train_unet.free_memory() == 15 * 2**30
 
 
 def test_free_memory_of_windows_is_asked_of_windows(monkeypatch):

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures('one_thread')
 
 def everything(state):
     """A copy of all that a step may change."""
-    return copy.deepcopy({'model': state.model.state_dict(), 'average': state.average.state_dict(),
+    return copy.deepcopy({'model': state.model.state_dict(), 'average': state.weights(),
                           'optimizer': state.optimizer.state_dict(), 'totals': state.totals})
 
 
@@ -181,7 +181,7 @@ def test_what_is_float32_in_a_step_and_what_is_not(dtype):
         return losses
 
     result = tu.guarded_step(state, [batch_of(*range(4))], loss_fn, settings())
-    floats = [value for values in (state.model.state_dict(), state.average.state_dict(),
+    floats = [value for values in (state.model.state_dict(), state.weights(),
                                    *state.optimizer.state.values())
               for value in values.values() if value.is_floating_point()]
     floats += [p.grad for p in state.model.parameters()]

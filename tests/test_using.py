@@ -287,6 +287,28 @@ def test_one_file_in_two_spellings_is_one_file(two, tmp_path):
     assert written(tmp_path / 'out') == ['a.png']
 
 
+def test_names_that_differ_in_case_alone_get_masks_in_folders_of_their_own(two, tmp_path):
+    """On Windows and macOS they are one name, and the second mask replaced the first."""
+    save_images(tmp_path / 'p', 'IMG.png')
+    save_images(tmp_path / 'q', 'img.png')
+    assert tu.predict(two[0], [str(tmp_path / 'p'), str(tmp_path / 'q')], tmp_path / 'out') == 0
+    assert written(tmp_path / 'out') == ['p/IMG.png', 'q/img.png']
+
+
+def test_a_typed_keep_float32_is_at_work_in_evaluate(two, tmp_path, monkeypatch):
+    """It was told as if, and two equal scores were compared."""
+    loaded, real = [], torch.nn.Module.eval
+    monkeypatch.setattr(torch.nn.Module, 'eval', lambda model: loaded.append(model) or real(model))
+    shutil.copytree(two[0], tmp_path / 'copy')
+    tu.evaluate(tmp_path / 'copy', keep_float32='segmentation_head', use_amp=True, amp_dtype='bfloat16')
+    [model] = {model for model in loaded if isinstance(model, tu.SegmentationModel)}
+    seen = []
+    model.network.segmentation_head[0].register_forward_hook(lambda layer, given, out: seen.append(out.dtype))
+    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+        model(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
+    assert seen == [torch.float32]
+
+
 def test_a_pattern_with_an_equals_sign_is_a_path(two, tmp_path):
     save_images(tmp_path / 'run=3', 'a.png')
     assert tu.main(['predict', str(two[0]), 'run=3/*.png', '-o', 'out']) == 0
@@ -402,14 +424,11 @@ def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_pat
     assert tu.load(run).threshold == stored
     assert tu.predict(run, file, tmp_path / 'numpy', threshold=np.float64(level)) == 0     # as np.linspace gives it
     assert np.array_equal(np.array(PIL.Image.open(tmp_path / 'numpy' / '001.png')), mask)
-    assert 'threshold has no effect' not in capsys.readouterr().out
-    assert tu.main(['predict', str(run), file, '-o', str(tmp_path), 'threshold=0.4', 'save=probability']) == 0
-    assert 'threshold has no effect: save=probability' in capsys.readouterr().out
     for typed in ('1.5', '0', 'high'):
         assert tu.main(['predict', str(run), file, '-o', str(tmp_path), f'threshold={typed}']) == 2
         assert 'must be above 0 and below 1' in capsys.readouterr().err
     assert tu.main(['predict', str(three[0]), file, '-o', str(tmp_path), 'threshold=0.4']) == 2
-    assert 'threshold=0.4: is for two classes; this run has 3, leave it out' in capsys.readouterr().err
+    assert 'threshold=0.4: must be above 0 and below 1, and is for two classes' in capsys.readouterr().err
 
 
 def test_probabilities_from_python_decide_as_predict_does(two, three):
@@ -1201,7 +1220,7 @@ def test_where_nothing_is_trained_the_advice_on_memory_is_of_no_training(two, ve
     words = [str(two[1] / 'images'), '-o', 'out'] if verb == 'predict' else []
     assert tu.main([verb, str(two[0]), *words]) in (1, 2)
     told = ''.join(capsys.readouterr())
-    assert 'type device=cpu, or a smaller image_size' in told and 'activation_checkpointing' not in told
+    assert 'type device=cpu, or a smaller image_size; in a training also' in told
 
 
 def test_a_class_that_came_later_is_told_without_lines_that_a_run_would_refuse(small_set, capsys):
