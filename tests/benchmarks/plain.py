@@ -37,6 +37,8 @@ class PathDataset(torch.utils.data.Dataset):
 
 def read_batches(dataset, batch_size, workers=0, pinned=False):
     """A shuffling DataLoader without end; its workers live on, as far ahead as train_unet's."""
+    if len(dataset) < batch_size:
+        raise SystemExit(f'{len(dataset)} training images make no batch of {batch_size}: type a smaller --batch')
     ahead = {'persistent_workers': True, 'prefetch_factor': 4} if workers else {}
     loader = torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=workers,
                                          drop_last=True, pin_memory=pinned, **ahead)
