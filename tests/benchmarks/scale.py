@@ -122,6 +122,9 @@ def measure_size(args, folder):
     data = draw_files(folder / 'sizes', 64, max(args.sizes))
     ours = {side: Ours(data=str(data), image_size=side, encoder=args.encoder, batch_size=args.batch,
                        device=args.device) for side in args.sizes}
+    for one in ours.values():                                          # later epochs have the images in memory
+        for _ in range(one.sampler.num_windows):
+            next(one.windows)
     times = {side: [] for side in ours}
     for number in tqdm(range(args.rounds + 1), desc='sizes'):
         for side, one in ours.items():
