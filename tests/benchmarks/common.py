@@ -102,6 +102,11 @@ def count_cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
 
+def count_workers():
+    """Processes that read for a peer: one for each core, at most as many as train_unet starts."""
+    return min(8, count_cores())
+
+
 def describe_versions():
     """Python and the packages that are installed -> dict."""
     versions = {'python': platform.python_version()}

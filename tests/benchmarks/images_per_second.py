@@ -18,8 +18,9 @@ validation and checkpoints (time_to_iou.py has those), and without its first and
 which workers read nothing because the batches of a short epoch are ready or being waited for.
 Each pair of figures is a process of its own, so that threads, allocator and imports of one contender
 do not leak into the next; contenders take turns, in another order every round, so that a slow minute
-of the machine hits all. 'ours is faster' is the median over the rounds of the ratio within a
-round, of 'equal'; 'as it comes' is that of 'auto'.
+of the machine hits all; ours is in the middle of each round, so that no peer is much more than half a
+round away from it. 'ours is faster' is the median over the rounds of the ratio within a round, of
+'equal', '+-' the spread of that ratio; 'as it comes' is the ratio of 'auto'.
 """
 import dataclasses
 import importlib.util
@@ -31,11 +32,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import (base_parser, count_cores, describe_machine, exit_with, median_and_spread,
+from common import (base_parser, count_workers, describe_machine, exit_with, median_and_spread,
                     print_table, save_json, whole_number)
 from tqdm import tqdm
 
-AHEAD = 2 * max(2, count_cores())     # batches that DataLoader's workers have ready: two for each
+AHEAD = 2 * max(2, count_workers())   # batches that DataLoader's workers have ready: two for each
 KEEP_MEMORY = {'MALLOC_TRIM_THRESHOLD_': str(2**31 - 1), 'MALLOC_MMAP_THRESHOLD_': str(32 * 2**20)}   # of glibc
 NAMES = ('ours', 'plain', 'lightning', 'fastai', 'monai', 'accelerate')
 
@@ -48,16 +49,16 @@ def parse_args():
     option('--contenders', nargs='+', default=list(NAMES), choices=NAMES)
     option('--size', type=whole_number, default=128, help='pixels (128)')
     option('--batch', type=whole_number, default=8, help='images per step (8)')
-    option('--steps', type=whole_number, default=5 * AHEAD,
+    option('--steps', type=whole_number,
            help=f'steps of an epoch, of two epochs; the first and last {AHEAD} do not count; '
-                f'of fewer than {2 * AHEAD + 4} only one or two do ({5 * AHEAD})')
+                f'of fewer than {2 * AHEAD + 4} only one or two do ({5 * AHEAD}, or all images)')
     option('--precision', default='float32', choices=['float32', 'bfloat16'],
            help='of all but ours, auto (float32); bfloat16 is mixed precision')
     option('--frugal', action='store_true', help='on a CPU, tuned peers also keep freed memory, and read '
            'without workers, as ours does there')
     option('--worker', help='internal: measure this one job and write its figures to --out')
     args = parser.parse_args()
-    if args.steps < 2:
+    if args.steps == 1:
         parser.error(f'--steps {args.steps}: one step has no rate; type 2 or more')
     return args
 
@@ -75,14 +76,15 @@ def main():
         for name in [name for name in names if name in peers.MIXED_ON_CUDA_ONLY]:
             print(f'skipped: {name}, whose mixed precision is for CUDA alone')
             names.remove(name)
+    if not names:
+        sys.exit('nothing is left to measure')
     variants = peers.list_variants(names)
     records, failed, total = [], 0, args.rounds * len(args.encoders) * len(variants)
     with tempfile.TemporaryDirectory() as folder, tqdm(total=total, desc='Trainings') as bar:
         data = prepare_data(args, Path(folder) / 'data')
         for number in range(args.rounds):
             for encoder in args.encoders:
-                turn = number * max(1, len(variants) // args.rounds) % len(variants)
-                for contender, variant in variants[turn:] + variants[:turn]:
+                for contender, variant in order(variants, number, args.rounds):
                     bar.set_postfix_str(f'{encoder}, {contender}, {variant}')
                     job = peers.Job(contender, variant, encoder, str(data), args.size, args.batch,
                                     args.steps, args.device, seed=number, dtype=args.precision)
@@ -99,6 +101,17 @@ def main():
         print_table(title, build_rows([r for r in records if r['encoder'] == encoder], variants))
     print(f'\n{describe_machine()}\n{path}')
     return int(failed > 0)
+
+
+def order(variants, number, rounds):
+    """The variants in the order of a round: peers around ours, which they are compared with; both begin elsewhere
+    each time."""
+    ours, others = ([variant for variant in variants if (variant[0] == 'ours') == mine] for mine in (True, False))
+    for part in (ours, others):
+        turn = number * max(1, len(part) // rounds) % max(1, len(part))
+        part[:] = part[turn:] + part[:turn]
+    half = len(others) // 2
+    return others[:half] + ours + others[half:]
 
 
 def find_device():
@@ -121,8 +134,10 @@ def prepare_data(args, target):
     if args.data == 'demo':
         import train_unet
         source = Path(train_unet.write_demo(target.parent / 'demo'))
-    for split, count in (('train', args.steps * args.batch), ('val', args.batch)):
+    for split in ('train', 'val'):
         images, masks = (sorted((source / kind / split).iterdir()) for kind in ('images', 'masks'))
+        args.steps = args.steps or max(2, min(5 * AHEAD, len(images) // args.batch))
+        count = args.batch * (args.steps if split == 'train' else 1)
         if len(images) < count or len(images) != len(masks):
             sys.exit(f'{source}: {len(images)} images and {len(masks)} masks in {split}, '
                      f'{count} are needed; fewer --steps or a smaller --batch')
@@ -214,10 +229,11 @@ def build_rows(records, variants):
                                   if (r['contender'], r['variant'], r['loaded']) == (*who, loaded)}
                                  for who in ((contender, variant), ('ours', 'equal'), ('ours', 'auto')))
             median, spread = median_and_spread(mine.values())
-            ratio, as_it_comes = (median_and_spread(base[n] / mine[n] for n in mine if n in base)[0]
-                                  for base in (equal, auto))
+            (ratio, its_spread), (as_it_comes, _) = (
+                median_and_spread(base[n] / mine[n] for n in mine if n in base) for base in (equal, auto))
             row |= {f'{name}, images/s': median, f'spread{" " * loaded}': spread,
-                    f'ours is faster{" " * loaded}': ratio, f'as it comes{" " * loaded}': as_it_comes}
+                    f'ours is faster{" " * loaded}': ratio,
+                    f'+-{" " * loaded}': its_spread, f'as it comes{" " * loaded}': as_it_comes}
         rows.append(row)
     return rows
 

@@ -86,7 +86,7 @@ def build_loader(job, collate=lambda images, masks: (images, masks)):
     dataset = FolderDataset(job.folder, job.size)
     if job.loaded:
         more = {'persistent_workers': True, 'pin_memory': job.device != 'cpu'} if job.tuned else {}
-        how = {'num_workers': 0} if job.frugal else {'num_workers': common.count_cores(), **more}
+        how = {'num_workers': 0} if job.frugal else {'num_workers': common.count_workers(), **more}
         return torch.utils.data.DataLoader(dataset, job.batch, shuffle=True, **how)
     batches = [collate(*batch) for batch in torch.utils.data.DataLoader(dataset, job.batch)]
     return torch.utils.data.DataLoader(batches, batch_size=None, shuffle=True)
@@ -207,7 +207,8 @@ def plain(job):
 
 
 def lightning(job):
-    """Lightning with smp: counts in every step, IoU at the epoch's end, as in the smp examples."""
+    """Lightning with smp: counts in every step, IoU at the epoch's end, as in the smp examples; logged as often
+    as its defaults do."""
     import lightning as L
 
     class Module(L.LightningModule):
@@ -220,7 +221,7 @@ def lightning(job):
             logits = self.network(images.contiguous(memory_format=job.layout))
             loss = self.criterion(logits, masks)
             if job.loaded:
-                self.log('train_loss', loss, prog_bar=True)
+                self.log('train_loss', loss)
                 self.stats.append(count_pixels(logits, masks))
             return loss
 
@@ -235,7 +236,6 @@ def lightning(job):
     module = Module().to(memory_format=job.layout)
     accelerator = {'cuda': 'gpu'}.get(job.device, job.device)
     more = {'precision': 'bf16-mixed'} if job.mixed else {}
-    more |= {'log_every_n_steps': 1} if not job.tuned else {}
     trainer = L.Trainer(max_epochs=EPOCHS, accelerator=accelerator, devices=1, **more)
     trainer.fit(module, build_loader(job))
 
@@ -256,8 +256,8 @@ def fastai(job):
                           item_tfms=Resize(job.size, method='squish'),
                           batch_tfms=[IntToFloatTensor(div_mask=255),
                                       Normalize.from_stats(*imagenet_stats)])
-        alone = {'num_workers': 0} if job.frugal else {}
-        loaders = block.dataloaders(Path(job.folder) / 'images', bs=job.batch, device=device, **alone)
+        loaders = block.dataloaders(Path(job.folder) / 'images', bs=job.batch, device=device,
+                                    num_workers=0 if job.frugal else common.count_workers())
     else:
         loader = build_loader(job)
         loaders = DataLoaders(loader, loader, device=device)
@@ -281,7 +281,8 @@ def fastai(job):
 
 
 def monai(job):
-    """MONAI's SupervisedTrainer with its transforms, loss and metric; tuned: its CacheDataset."""
+    """MONAI's SupervisedTrainer with its transforms, loss and metric; tuned: its CacheDataset, and tensors
+    without meta data, as its guide to fast training tells."""
     from monai.data import CacheDataset, DataLoader, Dataset, PILReader
     from monai.engines import SupervisedTrainer
     from monai.engines.utils import default_prepare_batch
@@ -289,18 +290,19 @@ def monai(job):
     from monai.inferers import SimpleInferer
     from monai.losses import DiceCELoss
     from monai.transforms import (Activationsd, AsDiscreted, Compose, EnsureChannelFirstd,
-                                  LoadImaged, Resized, ScaleIntensityd)
+                                  EnsureTyped, LoadImaged, Resized, ScaleIntensityd)
     if job.loaded:
         keys = ('image', 'label')
         steps = Compose([
             LoadImaged('image', reader=PILReader(converter=lambda image: image.convert('RGB'))),
             LoadImaged('label', reader=PILReader(converter=lambda image: image.convert('L'))),
             EnsureChannelFirstd(keys), ScaleIntensityd(keys),
-            Resized(keys, (job.size, job.size), mode=('bilinear', 'nearest'))])
+            Resized(keys, (job.size, job.size), mode=('bilinear', 'nearest')),
+            *[EnsureTyped(keys, track_meta=False)] * job.tuned])
         files = [dict(zip(keys, pair)) for pair in list_pairs(job.folder)]
         dataset = CacheDataset(files, steps, progress=False) if job.tuned else Dataset(files, steps)
         loader = DataLoader(dataset, batch_size=job.batch, shuffle=True,
-                            num_workers=0 if job.tuned else common.count_cores())
+                            num_workers=0 if job.tuned else common.count_workers())
     else:
         loader = build_loader(job, lambda images, masks: {'image': images, 'label': masks})
 
