@@ -355,7 +355,7 @@ def test_the_time_of_the_plain_recipe_is_told_from_when_it_was_first_there():
             for name, found in (('plain', curve((200, 0.49), (300, 0.52), (420, 0.48))), ('ours', curve((130, 0.49))))]
     row = time_to_iou.build_rows(runs, 'x', types.SimpleNamespace(size=[8, 8], budget=420, epochs=None))[1]
     assert row['times faster'] == 420 / 130 and row['against that'] == 200 / 130
-    assert (row['lowest'], row['highest'], row['seconds at its end']) == (0.49, 0.49, 130)
+    assert (row['lowest'], row['highest'], row['after seconds']) == (0.49, 0.49, 130)
 
 
 def test_results_of_something_else_are_no_start_for_time_to_iou(tmp_path):

@@ -19,6 +19,7 @@ os.environ.setdefault('HF_HUB_OFFLINE', '1')
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+STARTED = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')     # in names of files, so that none erases an earlier one
 PACKAGES = ('torch', 'segmentation-models-pytorch', 'timm', 'numpy', 'albumentations', 'lightning',
             'fastai', 'monai', 'pytorch-ignite', 'accelerate')
 
@@ -42,7 +43,7 @@ def base_parser(doc, rounds=5, seeds=3, data=None):
     if seeds is not None:
         option('--seeds', type=whole_number, default=seeds, help=f'number of seeds: 0, 1, ... ({seeds})')
     option('--device', default='auto', help='cpu, cuda, mps; auto: the best that is there')
-    option('--out', type=json_file, help='JSON file to write (runs/benchmarks/NAME.json)')
+    option('--out', type=json_file, help='JSON file to write (runs/benchmarks/NAME-DATE-TIME.json)')
     return parser
 
 
@@ -58,6 +59,13 @@ def data_folder(text):
     if text != 'demo' and not os.path.isdir(text):
         raise argparse.ArgumentTypeError(f'{text}: there is no such folder')
     return text
+
+
+def lacks(folder):
+    """'' or what a folder with images/{train,val} and masks/{train,val} lacks."""
+    missing = [f'{kind}/{split}' for kind in ('images', 'masks') for split in ('train', 'val')
+               if not (Path(folder) / kind / split).is_dir()]
+    return f'{folder} has no {", ".join(missing)}' if missing else ''
 
 
 def json_file(text):
@@ -98,13 +106,19 @@ def describe_hardware():
 
 
 def count_cores():
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    """Cores this process may use, and a container keep busy."""
+    import train_unet
+    return train_unet.num_cores()
 
 
 def count_workers():
     """Processes that read for a peer: one for each core, at most as many as train_unet starts."""
     return min(8, count_cores())
+
+
+def hash_program():
+    """Which train_unet.py this is."""
+    return hashlib.sha256((ROOT / 'train_unet.py').read_bytes()).hexdigest()[:12]
 
 
 def describe_versions():
@@ -160,7 +174,7 @@ def show(value):
 
 def json_path(name, out=None):
     """Where the results of benchmark `name` go."""
-    return Path(out or Path('runs') / 'benchmarks' / f'{name}.json')
+    return Path(out or Path('runs') / 'benchmarks' / f'{name}-{STARTED}.json')
 
 
 def without_nan(value):
@@ -176,9 +190,8 @@ def save_json(name, results, out=None, n=None, seed=None):
     """Results with all that is needed to read them; written whole or not at all -> the path."""
     path = json_path(name, out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    program = hashlib.sha256((ROOT / 'train_unet.py').read_bytes()).hexdigest()[:12]
     record = {'benchmark': name, 'command': shlex.join(sys.argv), 'n': n, 'seed': seed,
-              'train_unet.py': program,
+              'train_unet.py': hash_program(),
               'date': datetime.datetime.now().isoformat(timespec='seconds'),
               'hardware': describe_hardware(), 'versions': describe_versions(), 'results': results}
     partial = path.with_suffix('.partial')

@@ -38,8 +38,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import (base_parser, data_folder, default_data, describe_machine, exit_with, json_path,
-                    median_and_spread, print_table, save_json, whole_number)
+from common import (base_parser, data_folder, default_data, describe_hardware, describe_machine, exit_with,
+                    hash_program, json_path, lacks, median_and_spread, print_table, save_json, whole_number)
 import albumentations  # noqa: F401  (train_unet imports it when it is used: not on the clock)
 import cv2
 import numpy as np
@@ -78,6 +78,7 @@ def parse_args():
         parser.error(f'--budget {args.budget:g}: must be above 0')
     sides = [int(side) for side in args.size.split('x')]
     args.size = [sides[0], sides[-1]]
+    args.out = args.out or 'runs/benchmarks/time_to_iou.json'          # where --resume looks for it
     return args
 
 
@@ -87,12 +88,14 @@ def main():
     path = json_path('time_to_iou', args.out)
     if path.exists() and not args.resume:
         sys.exit(f'{path} holds results: --resume continues them, --out writes elsewhere')
-    for name in [name for name in args.sets if not (Path(args.data) / name / 'masks').is_dir()]:
-        print(f'skipped: {name}, because {Path(args.data) / name} has no images and masks')
+    for name in [name for name in args.sets if lacks(Path(args.data) / name)]:
+        print(f'skipped: {name}, because {lacks(Path(args.data) / name)}')
         args.sets.remove(name)
     if not args.sets:
         sys.exit(f'--data {args.data}: none of the --sets is in there')
     runs = read_runs(path) if path.exists() else []
+    for other in sorted({str([run.get(key) for key in where()]) for run in runs} - {str([*where().values()])}):
+        print(f'runs in {path} are of another program or machine than this one: {other}')
     label = ' '.join(['ours', *sorted(args.ours)])
     chosen = {'plain': ['plain'], 'ours': [label], 'both': ['plain', label]}[args.contender]
     jobs = [{'set': name, 'contender': contender, 'seed': seed, 'size': args.size,
@@ -107,7 +110,7 @@ def main():
         with tqdm(total=round(args.budget), desc=name,
                   bar_format='{l_bar}{bar}| {n}/{total} s{postfix}') as bar:
             curve = measure(job, args, target, bar)
-        runs = [run for run in runs if run not in done] + [{**job, 'curve': curve}]
+        runs = [run for run in runs if run not in done] + [{**job, **where(), 'curve': curve}]
         save_json('time_to_iou', {'settings': vars(args), 'runs': runs}, args.out, n=args.seeds,
                   seed=f'0..{args.seeds - 1}')
     height, width = args.size
@@ -120,6 +123,11 @@ def main():
                 f'train_unet is as good; medians of the seeds',
                 [row for name in args.sets for row in build_rows(runs, name, args)])
     print(f'\n{describe_machine()}\n{path}')
+
+
+def where():
+    """The program and machine of a run, which --resume may find changed."""
+    return {'train_unet.py': hash_program(), 'cpu': describe_hardware()['cpu'], 'torch': torch.__version__}
 
 
 def read_runs(path):
@@ -314,18 +322,20 @@ def build_rows(runs, name, args):
     for contender in dict.fromkeys(run['contender'] for run in runs):
         is_plain = contender == 'plain'
         curves = [run['curve'] for run in runs if run['contender'] == contender]
-        within = [[point['score'] for point in curve if is_plain or point['seconds'] <= args.budget]
-                  for curve in curves]
+        within = [[point for point in curve if is_plain or point['seconds'] <= args.budget] for curve in curves]
+        ends = [points[-1] for points in within if points]
         took = [seconds_to(curve, target) for curve in curves]
         median = args.budget if is_plain else statistics.median_high(took)
-        finals = [scores[-1] for scores in within if scores]
+        finals, reached = [end['score'] for end in ends], [seconds for seconds in took if seconds < NEVER]
         rows.append({'set': name, 'contender': contender, 'seeds': len(curves),
                      'IoU at the budget': median_and_spread(finals)[0],
                      'lowest': min(finals, default=None), 'highest': max(finals, default=None),
-                     'seconds at its end': median_and_spread(c[-1]['seconds'] for c in curves)[0],
-                     'best until then': median_and_spread(max(s) for s in within if s)[0],
-                     'seeds that reach it': sum(seconds < NEVER for seconds in took),
+                     'after seconds': median_and_spread(end['seconds'] for end in ends)[0],
+                     'best until then': median_and_spread(max(point['score'] for point in points)
+                                                          for points in within if points)[0],
+                     'seeds that reach it': len(reached),
                      'seconds to target': median if median < NEVER else None,
+                     'soonest': min(reached, default=None), 'latest': max(reached, default=None),
                      'times faster': args.budget / median if median < NEVER else None,
                      'plain was first there': first if first < NEVER else None,
                      'against that': first / median if max(first, median) < NEVER else None})
