@@ -6,8 +6,8 @@
 Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
     speed       images/s of a few batches that are loaded already: train_unet, also as preset fast
                 (compiled), both without folded decoder blocks too, the plain smp loop as written and
-                tuned (channels_last, fused Adam, cuDNN's search), Lightning if installed; both
-                precisions
+                tuned (channels_last, fused Adam, cuDNN's search), Lightning likewise if installed;
+                both precisions
     host        a small step (8 images of --iou-size): its time, that of the host to start it, and
                 how often it waits for the GPU
     memory      peak of each preset against the plain loop
@@ -17,9 +17,9 @@ Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
     overflow    a layer scaled by 1e5 really overflows float16: the healing, and what it changes
     tune        train_unet.py tune
     iou         float32 against bfloat16 on each of --iou-data
-float32 is what torch does unasked: TF32 in convolutions. Whatever does not fit into --minutes is
-stopped or skipped, and says so; the JSON file is written after each part. All parts take longer
-than nine minutes; these fit: `--parts speed host limit`, `--parts memory largest oom overflow`,
+float32 is what torch does unasked, TF32 in convolutions; in part iou it is without TF32. Whatever does
+not fit into --minutes is stopped or skipped, and says so; the JSON file is written after each part.
+All parts take longer than nine minutes; these fit: `--parts speed host limit`, `--parts memory largest oom overflow`,
 `--parts tune` (its compiling alone may take six) and `--parts iou`, which needs --seeds 1 for two sets.
 (Seen on an H100 in a virtual machine: each process takes 15 to 20 s before its first step, a
 compiled one 70 to 95 s more.)
@@ -50,18 +50,22 @@ from processes import ask_subprocess, run_within
 HERE = Path(__file__).resolve().parent
 
 
+TIME_IS_UP = 'stopped: the time is up'
+FAULTS = []                                                            # of the part that runs now
+
+
 def run_script(script, *words, left):
-    """Another benchmark of this folder, within the seconds left -> its results so far."""
+    """Another benchmark of this folder, within the seconds left -> its results so far; FAULTS tells what is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'results.json'
         command = [sys.executable, str(HERE / script), *map(str, words), f'--out={path}']
         try:
             done = run_within(command, left, stderr=subprocess.PIPE)
-            if done.returncode and not path.exists():
-                raise RuntimeError(f'{Path(script).name}: {last_line(done.stderr)}')
+            if done.returncode:
+                FAULTS.append(f'failed: {Path(script).name}: {last_line(done.stderr)}')
         except subprocess.TimeoutExpired:
-            print('stopped: the time is up')
-        return json.loads(path.read_text())['results'] if path.exists() else 'nothing in time'
+            FAULTS.append(TIME_IS_UP)
+        return json.loads(path.read_text())['results'] if path.exists() else 'no results'
 
 
 def last_line(text):
@@ -127,10 +131,10 @@ class Lightning:
                 self.network = plain.model
 
             def training_step(self, batch, _):
-                return plain.loss(self.network(batch[0]), batch[1])
+                return plain.loss(self.network(batch[0].contiguous(memory_format=plain.layout)), batch[1])
 
             def configure_optimizers(self):
-                return torch.optim.Adam(self.parameters(), lr=2e-4)
+                return plain.optimizer
 
         class Clock(lightning.Callback):
             """The time after the third step and after the last."""
@@ -146,7 +150,7 @@ class Lightning:
         """Images per second of some steps after those that warm up."""
         self.clock.times = []
         trainer = self.lightning.Trainer(
-            max_steps=steps + 3, precision=self.precision, devices=1, logger=False,
+            max_steps=steps + 3, precision=self.precision, devices=1, logger=False, benchmark=self.plain.is_tuned,
             accelerator={'cuda': 'gpu'}.get(self.plain.device.type, 'cpu'), callbacks=[self.clock],
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
         trainer.fit(self.module, self.plain.batches)
@@ -186,12 +190,11 @@ def build_contenders(args):
     build, partial = {}, functools.partial
     for dtype in dtypes:
         build[f'train_unet, {dtype}'] = partial(build_ours, args, **train_unet.amp_settings(dtype))
-        build[f'plain smp loop, {dtype}'] = lambda dtype=dtype: Timed(build_plain(args, dtype))
-        build[f'plain smp loop, {dtype}, tuned'] = lambda dtype=dtype: Timed(
-            build_plain(args, dtype, True))
-        if importlib.util.find_spec('lightning'):
-            build[f'Lightning, {dtype}'] = lambda dtype=dtype: Lightning(
-                build_plain(args, dtype), args.batch)
+        for words, is_tuned in ('', False), (', tuned', True):
+            loop = partial(build_plain, args, dtype, is_tuned)
+            build[f'plain smp loop, {dtype}{words}'] = lambda loop=loop: Timed(loop())
+            if importlib.util.find_spec('lightning'):
+                build[f'Lightning, {dtype}{words}'] = lambda loop=loop: Lightning(loop(), args.batch)
     if args.device == 'cuda':                                          # unasked on a CPU only
         build['train_unet, bfloat16, not folded'] = partial(
             build_ours, args, folds=False, **train_unet.amp_settings('bfloat16'))
@@ -207,6 +210,7 @@ def measure_speed(args, left):
     for number in range(args.rounds + 1):
         for name in tqdm(build, desc=f'round {number}'):
             if time.monotonic() - begun > left - 5:
+                FAULTS.append(TIME_IS_UP)
                 break
             if name not in contenders:
                 contenders[name] = build[name]()
@@ -299,6 +303,8 @@ def measure_largest(args, left):
             if end:
                 break
             largest = size
+        if end == 'the time':
+            FAULTS.append(TIME_IS_UP)
         found.append({'contender': name, 'largest batch': largest, 'the next was ended by': end})
     return found
 
@@ -374,13 +380,11 @@ def run_tune(args, left):
         with open(path, 'w') as file:
             try:
                 done = run_within(command, left, stdout=file, stderr=subprocess.PIPE, cwd=folder)
-                fault = f'tune: {last_line(done.stderr)}' if done.returncode else ''
+                if done.returncode:
+                    FAULTS.append(f'failed: tune: {last_line(done.stderr)}')
             except subprocess.TimeoutExpired:
-                fault = ''
-                file.write('stopped: the time is up')
+                FAULTS.append(TIME_IS_UP)
         print(path.read_text())
-        if fault:
-            raise RuntimeError(fault)
         return path.read_text().splitlines()
 
 
@@ -390,9 +394,8 @@ def measure_iou(args, left):
              '--seeds', args.seeds, '--precisions', 'float32', *['bfloat16'] * (not args.quick)]
     found = {}
     for data in args.iou_data:
-        there = data == 'demo' or os.path.isdir(data)
         found[Path(data).name] = run_script('precision_iou.py', *common_words(args, data), *words,
-                                            left=left / len(args.iou_data)) if there else 'missing'
+                                            left=left / len(args.iou_data))
     return found
 
 
@@ -458,17 +461,18 @@ def run_part(name, args, left, results):
     if left < 15:
         return 'skipped: the time is up'
     print(f'\n=== {name}, {left:.0f} s left', flush=True)
+    FAULTS.clear()
     try:
         results[name] = PARTS[name](args, left)
     except subprocess.TimeoutExpired:
-        return 'stopped: the time is up'
+        return TIME_IS_UP
     except (Exception, SystemExit) as error:
         results[name] = f'{type(error).__name__}: {error}'
         return f'failed: {str(error).splitlines()[-1][:60] if str(error) else type(error).__name__}'
     finally:
         gc.collect()                                                   # contenders hold themselves, and the GPU
         free_cache()
-    return 'done' if isinstance(results[name], (list, dict)) else results[name]
+    return min(FAULTS, default='done')[:90]                            # what failed is told before what was stopped
 
 
 if __name__ == '__main__':

@@ -4,7 +4,8 @@
     python tests/benchmarks/precision_iou.py --data nuclei_dsb2018 --size 256 --encoder resnet34
 
 The real program trains in a process of its own, seed by seed and precision by precision; the score
-is the best validation IoU that it reports. The defaults are small (a tiny network on small
+is the best validation IoU that it reports; '+-' is the standard error of the difference from the
+first precision, seed by seed: a difference of its size says nothing. The defaults are small (a tiny network on small
 images of the demo), because a CPU without bfloat16 units takes several times longer for it.
 """
 import csv
@@ -37,8 +38,13 @@ def train(settings, folder):
             sorted({row['precision'] for row in rows}))
 
 
+def standard_error(values):
+    """Of the mean; '-' of less than two values."""
+    return f'{statistics.stdev(values) / len(values) ** 0.5:.4f}' if len(values) > 1 else '-'
+
+
 def main():
-    parser = base_parser(__doc__, rounds=None, data='demo')
+    parser = base_parser(__doc__, rounds=None, seeds=10, data='demo')
     option = parser.add_argument
     option('--encoder', default='tu-test_resnet', help='half a million weights by default')
     option('--decoder', default='[32,16,16,8,8]', help='channels of the decoder')
@@ -63,6 +69,7 @@ def main():
     print_table(f'Best validation IoU of {args.epochs} epochs, {" ".join(common)}', [
         {'precision': name, **{f'seed {seed}': f'{iou:.4f}' for seed, (iou, *_) in enumerate(runs)},
          'mean IoU': f'{means[name]:.4f}', f'minus {first}': f'{means[name] - means[first]:+.4f}',
+         '+-': standard_error([a - b for (a, *_), (b, *_) in zip(runs, found[first])]),
          'seconds each': statistics.median(seconds for _, seconds, _ in runs)}
         for name, runs in found.items()])
     same = all(abs(mean - means[first]) <= args.within for mean in means.values())
@@ -72,7 +79,7 @@ def main():
     if others:                                                         # no such units, or healed
         verdict, same = f'NOT comparable: what was to train in these precisions trained in {others}', False
     print(f'\n{verdict}\n{describe_machine()}\n{path}')
-    return 0 if same else 1
+    return None if same else verdict
 
 
 if __name__ == '__main__':
