@@ -2,10 +2,11 @@
 
     python tests/benchmarks/limit.py --data demo --encoder resnet34 --size 256
 
-Limit: FLOPs of one real step (counted by torch) over the fastest convolution this machine shows,
-plus the bytes that must move at least (each activation kept for the backward pass and its gradient
-written and read once; weights and optimizer states) over the measured memory bandwidth. Beside it
-the bytes that the operators really read and write, one after the other.
+The limit is the longer of two times, as if the other were hidden behind it: FLOPs of one real step
+(counted by torch) over the fastest convolution this machine shows, which moves its own bytes
+meanwhile, and the bytes that must move at least (each activation kept for the backward pass and its
+gradient written and read once; weights and optimizer states) over the measured memory bandwidth.
+Beside it the bytes that the operators really read and write, one after the other: no limit.
 The profile gives each part its own time: of the CPU, or of the kernels on a GPU.
 """
 import contextlib
@@ -248,7 +249,7 @@ def main():
         row('convolutions at the fastest rate', compute, f'{flops / 1e9:.0f} GFLOP',
             f'{fastest / 1e9:.0f} GFLOP/s'),
         row('bytes that must move', memory, f'{least / 2**20:.0f} MiB', speed),
-        row('the limit: one after the other', compute + memory),
+        row('the limit: the longer of the two', max(compute, memory)),
         row('bytes as the operators move them', as_run, f'{moved / 2**20:.0f} MiB', speed),
         row(f'training ({dtype})', step[0], f'{args.batch} images',
             f'{args.batch / step[0]:.1f} images/s')])
