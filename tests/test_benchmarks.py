@@ -151,12 +151,13 @@ def test_a_benchmark_ends_without_a_traceback(error, code):
 @pytest.mark.parametrize('device, frugal', [('cpu', ['--frugal']), ('cpu', []), ('cuda', ['--frugal'])])
 def test_frugal_peers_keep_memory_and_read_alone_on_a_cpu(split_set, tmp_path, monkeypatch, device, frugal):
     seen = {}
-    def run(command, env, **_):
-        job = peers.Job(**json.loads(command[-1]))
+    def ask(_, words, env, **__):
+        job = peers.Job(**json.loads(words))
         seen[job.variant] = (images_per_second.KEEP_MEMORY.items() <= env.items(), peers.build_loader(job).num_workers)
+        return []
 
     monkeypatch.setattr(common, 'count_cores', lambda: 2)
-    monkeypatch.setattr(images_per_second.subprocess, 'run', run)
+    monkeypatch.setattr(images_per_second, 'ask_subprocess', ask)
     words = ['--contenders', 'plain', '--encoders', 'y', '--steps=2', '--batch=2', '--rounds=1', *frugal]
     paths = [f'--data={split_set}', f'--out={tmp_path / "x.json"}']
     monkeypatch.setattr(sys, 'argv', ['x', *words, *paths, f'--device={device}'])
@@ -244,15 +245,9 @@ def split_set(small_set):
     return small_set
 
 
-def test_images_per_second(split_set, results, monkeypatch):
+def test_images_per_second(split_set, results, asked_here, monkeypatch):
     """The rounds, the worker's words, the table: with both contenders that need no package."""
-    def run(command, cwd, **_):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, 'argv', command[1:])
-            patch.chdir(cwd)
-            images_per_second.main()
-
-    monkeypatch.setattr(images_per_second.subprocess, 'run', run)
+    asked_here(images_per_second)
     monkeypatch.setattr(common, 'count_cores', lambda: 1)              # worker
     found, printed = results(images_per_second, f'--data={split_set}', '--contenders', 'ours', 'plain', '--rounds=1',
                              '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_resnet', '--device=cpu')

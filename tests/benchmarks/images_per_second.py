@@ -6,8 +6,9 @@
 Equal for all: smp.Unet from scratch with one output, the same image files, image size, batch,
 AdamW, cross-entropy plus Dice, precision, no augmentation (peers.py has each contender). Two figures
 each: with loading the files and the IoU of the training batches, and without (tensors in memory, no
-metric). Peers run as their documentation tells, and tuned: channels_last, fused AdamW, persistent
-workers, on a GPU cuDNN's search for its fastest kernels, MONAI's cache. Ours runs three times:
+metric). Peers run as their documentation tells, and tuned: channels_last, fused AdamW, on a GPU cuDNN's
+search for its fastest kernels; plain PyTorch, Lightning and Accelerate with persistent workers (whose
+start is not timed anyway), MONAI with its cache and without meta data. Ours runs three times:
 'equal' without its moving average of the weights, its gradient clipping and its cache of images,
 'default' with all three, and 'auto' also in the precision that it picks unasked on this machine,
 where the peers stay in float32, or with --precision bfloat16 train in that as each of them tells.
@@ -27,13 +28,13 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from common import (base_parser, count_workers, describe_machine, exit_with, median_and_spread,
-                    print_table, save_json, whole_number)
+from common import (base_parser, count_cores, count_workers, describe_machine, exit_with, median_and_spread,
+                    lacks, print_table, save_json, whole_number)
+from processes import ask_subprocess
 from tqdm import tqdm
 
 AHEAD = 2 * max(2, count_workers())   # batches that DataLoader's workers have ready: two for each
@@ -56,7 +57,7 @@ def parse_args():
            help='of all but ours, auto (float32); bfloat16 is mixed precision')
     option('--frugal', action='store_true', help='on a CPU, tuned peers also keep freed memory, and read '
            'without workers, as ours does there')
-    option('--worker', help='internal: measure this one job and write its figures to --out')
+    option('--measure', metavar='JOB', help='internal: this one job, in this process')
     args = parser.parse_args()
     if args.steps == 1:
         parser.error(f'--steps {args.steps}: one step has no rate; type 2 or more')
@@ -66,8 +67,8 @@ def parse_args():
 def main():
     """Measure in rounds, then tables and JSON."""
     args = parse_args()
-    if args.worker:
-        return work(json.loads(args.worker), args.out)
+    if args.measure:
+        return work(json.loads(args.measure))
     if args.device == 'auto':
         args.device = find_device()
     import peers
@@ -91,6 +92,9 @@ def main():
                     job.frugal = args.frugal and job.tuned and args.device == 'cpu'
                     found = measure(job, Path(folder))
                     records, failed = records + found, failed + (not found)
+                    sizes = {record['parameters'] for record in records if record['encoder'] == encoder}
+                    if len(sizes) > 1:                                 # of classes; peers take two
+                        sys.exit(f'the networks differ: {sizes} parameters; is {args.data} a set of two classes?')
                     path = save_json('images_per_second', {'settings': vars(args), 'runs': records},
                                      args.out, n=args.rounds, seed=f'0..{args.rounds - 1}')
                     bar.update()
@@ -134,6 +138,8 @@ def prepare_data(args, target):
     if args.data == 'demo':
         import train_unet
         source = Path(train_unet.write_demo(target.parent / 'demo'))
+    if lacks(source):
+        sys.exit(f'{lacks(source)}: put the set in such folders')
     for split in ('train', 'val'):
         images, masks = (sorted((source / kind / split).iterdir()) for kind in ('images', 'masks'))
         args.steps = args.steps or max(2, min(5 * AHEAD, len(images) // args.batch))
@@ -150,32 +156,26 @@ def prepare_data(args, target):
 
 def measure(job, folder):
     """One process -> its records; a contender that fails is told and left out of this round."""
-    scratch = Path(tempfile.mkdtemp(dir=folder))
-    answer, words = scratch / 'answer.json', scratch / 'output.txt'
-    command = [sys.executable, str(Path(__file__).resolve()), '--out', str(answer),
-               '--worker', json.dumps(dataclasses.asdict(job))]
-    with open(words, 'w', encoding='utf-8') as output:
-        subprocess.run(command, cwd=scratch, stdout=output, stderr=subprocess.STDOUT, check=False,
-                       env=os.environ | (KEEP_MEMORY if job.frugal else {}))
-    if not answer.exists():
-        last = words.read_text(encoding='utf-8', errors='replace').strip().splitlines()[-1:]
-        tqdm.write(f'failed: {job.contender}, {job.variant}: {"".join(last)[:300]}')
-        return []
-    records = json.loads(answer.read_text())
-    shutil.rmtree(scratch)
-    return records
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        try:
+            return ask_subprocess(__file__, json.dumps(dataclasses.asdict(job)), cwd=scratch,
+                                  env=os.environ | (KEEP_MEMORY if job.frugal else {}))
+        except SystemExit as error:
+            tqdm.write(f'failed: {job.contender}, {job.variant}: {str(error).strip().splitlines()[-1][:300]}')
+            return []
 
 
-def work(job, out):
-    """Inside the process: the job with files and metrics, then without."""
+def work(job):
+    """Inside the process: the job with files and metrics, then without, as JSON."""
     import peers
     import torch
+    torch.set_num_threads(min(torch.get_num_threads(), count_cores()))     # in a container of a few cores, as ours does
     records = []
     for loaded in (True, False):
         torch.manual_seed(job['seed'])
         ready = peers.Job(**{**job, 'loaded': loaded})
         records.append({**dataclasses.asdict(ready), **time_steps(ready, peers)})
-    Path(out).write_text(json.dumps(records))
+    print('\n' + json.dumps(records))
 
 
 def time_steps(job, peers):
@@ -217,10 +217,7 @@ def count_ends(steps):
 
 
 def build_rows(records, variants):
-    """The table of one encoder; contenders whose network differs stop it."""
-    sizes = {record['parameters'] for record in records}
-    if len(sizes) > 1:
-        raise AssertionError(f'the networks differ: {sizes} parameters')
+    """The table of one encoder."""
     rows = []
     for contender, variant in variants:
         row = {'contender': f'{contender}, {variant}'}

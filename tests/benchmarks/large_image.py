@@ -55,26 +55,21 @@ def write_scan(path, side, photo, tile=512):
                      tile=(tile, tile), compression='zlib', bigtiff=True)
 
 
-def measure_scans(args, run, photo, folder):
-    """Rows of the first table."""
-    rows = []
-    for side in args.sides:
-        path = folder / f'scan{side}.tif'
-        write_scan(path, side, photo)
-        command = [*SCRIPT, 'predict', str(run), str(path), '-o', str(folder / 'masks'),
-                   f'max_image_pixels={max(2 * side ** 2, 512 ** 2)}', f'device={args.device}']
-        found = []
-        for _ in tqdm(range(args.rounds), desc=f'predicting {side} x {side}'):
-            seconds, peak, code = run_watched(command, stdout=subprocess.DEVNULL)
-            if code:
-                raise SystemExit(f'{" ".join(command)} ended with {code}')
-            found.append((seconds, peak))
-        (seconds, spread), (peak, _) = (median_and_spread(values) for values in zip(*found))
-        rows.append({'side': side, 'megapixels': side ** 2 / 1e6, 'raw MiB': 3 * side ** 2 / 2**20,
-                     'file MiB': path.stat().st_size / 2**20, 'peak MiB': peak / 2**20,
-                     'seconds': seconds, '+-': spread, 'megapixels/s': side ** 2 / 1e6 / seconds})
-        path.unlink()
-    return rows
+def measure_scan(side, args, run, photo, folder):
+    """A row of the first table."""
+    path, found = folder / f'scan{side}.tif', []
+    write_scan(path, side, photo)
+    command = [*SCRIPT, 'predict', str(run), str(path), '-o', str(folder / 'masks'),
+               f'max_image_pixels={max(2 * side ** 2, 512 ** 2)}', f'device={args.device}']
+    for _ in tqdm(range(args.rounds), desc=f'predicting {side} x {side}'):
+        seconds, peak, code = run_watched(command, stdout=subprocess.DEVNULL)
+        if code:
+            raise SystemExit(f'{" ".join(command)} ended with {code}')
+        found.append((seconds, peak))
+    (seconds, spread), (peak, _) = (median_and_spread(values) for values in zip(*found))
+    return {'side': side, 'megapixels': side ** 2 / 1e6, 'raw MiB': 3 * side ** 2 / 2**20,
+            'file MiB': path.stat().st_size / 2**20, 'peak MiB': peak / 2**20,
+            'seconds': seconds, '+-': spread, 'megapixels/s': side ** 2 / 1e6 / seconds}
 
 
 def choose_photo(model):
@@ -142,12 +137,13 @@ def main():
         photo = args.photo or choose_photo(model)
         tile = args.tile if args.run is None else model.config['image_size'][0]
         seam = measure_seam(model, photo, tile)
-        scans = measure_scans(args, run, photo, folder)
-    print_table('Predicting a tiled TIFF: the whole program from Enter to exit', scans)
+        results = {'settings': vars(args), 'scans': [], 'seam': seam, 'photo': Path(photo).name}
+        for side in args.sides:
+            results['scans'].append(measure_scan(side, args, run, photo, folder))
+            path = save_json('large_image', results, args.out, n=args.rounds, seed=0)
+    print_table('Predicting a tiled TIFF: the whole program from Enter to exit', results['scans'])
     print_table(f'Tiles of {tile} with a quarter overlap against the whole photograph', seam)
-    print(f'\n{describe_machine()}')
-    results = {'settings': vars(args), 'scans': scans, 'seam': seam, 'photo': Path(photo).name}
-    print(save_json('large_image', results, args.out, n=args.rounds, seed=0))
+    print(f'\n{describe_machine()}\n{path}')
 
 
 if __name__ == '__main__':

@@ -110,8 +110,6 @@ class Ours(OurData):
     def __init__(self, preset=None, **settings):
         super().__init__(preset, **settings)
         config, self.searches = self.config, torch.backends.cudnn.benchmark
-        if self.device.type == 'cpu':
-            train_unet.keep_freed_memory()
         train_unet.seed_everything(config['seed'])
         train_unet.apply_tf32(config['tf32_matmul_precision'])
         weights = train_unet.build_class_weights(config, self.data.shares)

@@ -24,7 +24,7 @@ import PIL.Image
 import torch
 from tqdm import tqdm
 
-from common import (ROOT, base_parser, describe_machine, exit_with, median_and_spread, print_table,
+from common import (ROOT, base_parser, count_cores, describe_machine, exit_with, median_and_spread, print_table,
                     save_json, whole_number)
 from plain import OurData, Ours, PathDataset, read_batches
 from processes import ask_subprocess, proportional
@@ -91,7 +91,7 @@ def measure_first(args, folder):
 
 def measure_processes(args, folder):
     """Rows of the second table: one epoch after a first one that fills the caches."""
-    found, cores = [], os.cpu_count() or 1
+    found, cores = [], count_cores()
     data = draw_files(folder / 'processes', args.images, args.size)
     for count in tqdm(args.processes * args.rounds, desc='1 and more processes'):
         run = Path(tempfile.mkdtemp(dir=folder))
@@ -171,10 +171,10 @@ def main():
         os.environ['XDG_CACHE_HOME'] = os.path.join(folder, 'cache')
         for part in args.parts:
             tables[part] = PARTS[part](args, Path(folder))
+            path = save_json('scale', {'settings': vars(args), **tables}, args.out, n=args.rounds)
     for part, rows in tables.items():
         print_table(f'{titles[part]}, medians of {args.rounds}', rows)
-    print(f'\n{describe_machine()}')
-    print(save_json('scale', {'settings': vars(args), **tables}, args.out, n=args.rounds))
+    print(f'\n{describe_machine()}\n{path}')
 
 
 if __name__ == '__main__':

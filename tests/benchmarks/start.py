@@ -86,13 +86,13 @@ def main():
                     bar.set_postfix_str(name)
                     times[name].append(measure())
                     bar.update()
+            path = save_json('start', {'settings': vars(args), 'seconds': times}, args.out, n=args.rounds)
     medians = {name: median_and_spread(seconds) for name, seconds in times.items()}
     libraries = medians['python, importing the libraries'][0]
     print_table(f'Seconds from Enter ({" ".join(settings)}), medians of {args.rounds}', [
         {'what': name, 'seconds': median, '+-': spread, 'of the imports': median / libraries,
          'beyond them': median - libraries} for name, (median, spread) in medians.items()])
-    print(f'\n{describe_machine()}')
-    print(save_json('start', {'settings': vars(args), 'seconds': times}, args.out, n=args.rounds))
+    print(f'\n{describe_machine()}\n{path}')
 
 
 if __name__ == '__main__':
