@@ -58,6 +58,13 @@ def waits(monkeypatch):
             return answer
         monkeypatch.setattr(torch.Tensor, name, method)
 
+    def to(tensor, *rest, of=torch.Tensor.to, **named):
+        made = of(tensor, *rest, **named)
+        if tensor.device == GPU != made.device:
+            heard.append('to')
+        return made
+
+    monkeypatch.setattr(torch.Tensor, 'to', to)
     for name, answer in (('item', False), ('tolist', []), ('cpu', None), ('numpy', None)):
         watched(name, getattr(torch.Tensor, name), answer)
     monkeypatch.setattr(torch.Tensor, 'backward', backward)
