@@ -318,15 +318,30 @@ def test_networks_that_differ_are_told_after_the_first_two(split_set, tmp_path, 
     assert len(asked) == 2
 
 
-def test_peers_may_use_as_many_cores_as_a_container(monkeypatch):
+@pytest.mark.parametrize('files', [{'cpu.max': '350000 100000'}, {
+    'cpu/cpu.cfs_quota_us': '300000', 'cpu/cpu.cfs_period_us': '100000'}])
+def test_peers_may_use_as_many_cores_as_a_container(monkeypatch, tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     threads = []
-    monkeypatch.setattr(train_unet, 'num_cores', lambda: 3)
+    assert common.count_cores() == train_unet.num_cores()
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: range(64), raising=False)
+    assert common.count_workers() == 8
+    monkeypatch.setattr(common, 'CGROUP', tmp_path)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 64)
     monkeypatch.setattr(torch, 'set_num_threads', threads.append)
     monkeypatch.setattr(images_per_second, 'time_steps', lambda *_: {})
     job = peers.Job('plain', 'tuned', 'y', '', 32, 4, 2, 'cpu', 0)
     images_per_second.work(job.__dict__)
     assert threads == [3] and common.count_workers() == 3
+
+
+def test_the_process_of_a_peer_is_without_ours():
+    """Importing train_unet registers what runs at each fork, of workers too."""
+    code = 'import images_per_second, sys; assert not {"torch", "train_unet"} & {*sys.modules}'
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT / 'tests/benchmarks')
+    assert 'import plain' not in (ROOT / 'tests/benchmarks/peers.py').read_text()
 
 
 @pytest.mark.parametrize('contender', [name for name in peers.CONTENDERS if name not in ('ours', 'plain')])

@@ -3,6 +3,7 @@
 Importing it puts the project root on sys.path, so that `import train_unet` works from anywhere.
 """
 import argparse
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -16,6 +17,7 @@ from pathlib import Path
 
 os.environ['NO_ALBUMENTATIONS_UPDATE'] = '1'       # importing albumentations would ask a server
 os.environ.setdefault('HF_HUB_OFFLINE', '1')
+CGROUP = Path('/sys/fs/cgroup')
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -106,9 +108,14 @@ def describe_hardware():
 
 
 def count_cores():
-    """Cores this process may use, and a container keep busy."""
-    import train_unet
-    return train_unet.num_cores()
+    """Cores this process may use, and its container keep busy. (num_cores() of train_unet, whose import would change
+    how a peer's workers start.)"""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    for names in ['cpu.max'], ['cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us']:
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, ' '.join((CGROUP / name).read_text() for name in names).split())
+            cores = min(cores, quota // period) if quota > 0 else cores
+    return max(1, cores)
 
 
 def count_workers():
