@@ -354,6 +354,17 @@ def test_images_per_second_of_a_peer(split_set, contender, variant, monkeypatch)
     assert images_per_second.time_steps(job, peers)['parameters'] > 10**5
 
 
+@pytest.mark.parametrize('variant, kind', [('documented', 'MetaTensor'), ('tuned', 'Tensor')])
+def test_monai_tuned_trains_without_meta_data(split_set, variant, kind, monkeypatch):
+    pytest.importorskip('monai')
+    seen = set()
+    monkeypatch.setattr(common, 'count_cores', lambda: 1)
+    monkeypatch.setattr(peers.Network, 'forward', lambda network, images, of=peers.Network.forward: seen.add(
+        type(images).__name__) or of(network, images))
+    peers.monai(peers.Job('monai', variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0))
+    assert seen == {kind}
+
+
 @pytest.mark.parametrize('contender', [name for name in peers.CONTENDERS if name not in peers.MIXED_ON_CUDA_ONLY])
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_contenders_train_in_the_precision_of_the_job(split_set, contender, dtype, monkeypatch):
@@ -665,7 +676,12 @@ def test_scale_of_the_first_batch(results, asked_here):
     assert all(row['first batch s'] > 0 and row['each worker MiB'] > 1 for row in found['first'])
 
 
-def test_scale_of_sizes(results):
+def test_scale_of_sizes(results, monkeypatch):
+    def step(ours, of=plain.Ours.step):
+        assert ours.dataset.cache[2].all(), 'a step that is timed reads files'
+        return of(ours)
+
+    monkeypatch.setattr(plain.Ours, 'step', step)
     found, _ = results(scale, '--parts=size', '--sizes', 32, 64, '--rounds=1', '--batch=2', '--encoder=tu-test_resnet',
                        '--device=cpu')
     assert [row['side'] for row in found['size']] == [32, 64] and all(row['images/s'] > 0 for row in found['size'])

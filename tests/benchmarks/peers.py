@@ -96,11 +96,11 @@ def build_loader(job, collate=lambda images, masks: (images, masks)):
 class Network(nn.Module):
     """smp's network behind ImageNet's normalisation, as in the smp examples."""
 
-    def __init__(self, job):
+    def __init__(self, network):
         super().__init__()
         for name, values in IMAGENET.items():
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1))
-        self.model = build_network(job)
+        self.model = network
 
     def forward(self, images):
         return self.model((images - self.mean) / self.std)
@@ -184,7 +184,7 @@ def ours(job):
 def plain(job):
     """A plain PyTorch loop, as in the smp examples."""
     device, loader, criterion = torch.device(job.device), build_loader(job), Loss()
-    model = Network(job).to(device, memory_format=job.layout)
+    model = Network(build_network(job)).to(device, memory_format=job.layout)
     optimizer = build_optimizer(job, model.parameters())
     for _ in range(EPOCHS):
         model.train()
@@ -213,7 +213,7 @@ def lightning(job):
     class Module(L.LightningModule):
         def __init__(self):
             super().__init__()
-            self.network, self.criterion, self.stats = Network(job), Loss(), []
+            self.network, self.criterion, self.stats = Network(build_network(job)), Loss(), []
 
         def training_step(self, batch, number):
             images, masks = batch
@@ -270,7 +270,7 @@ def fastai(job):
         return micro_iou([count_pixels(logits, masks.view_as(logits))])
 
     adamw = functools.partial(torch.optim.AdamW, **({'fused': True} if job.tuned else {}))
-    network = build_network(job) if job.loaded else Network(job)       # its Normalize is no layer
+    network = build_network(job) if job.loaded else Network(build_network(job))  # its Normalize is no layer
     learner = Learner(loaders, network, loss_func=loss, metrics=[iou] if job.loaded else [],
                       opt_func=functools.partial(OptimWrapper, opt=adamw),
                       cbs=[ChannelsLast()] if job.tuned else [])
@@ -310,7 +310,7 @@ def monai(job):
         images, masks = default_prepare_batch(*arguments, **named)
         return images.contiguous(memory_format=job.layout), masks
 
-    network = Network(job).to(job.device, memory_format=job.layout)
+    network = Network(build_network(job)).to(job.device, memory_format=job.layout)
     after = Compose([Activationsd('pred', sigmoid=True), AsDiscreted('pred', threshold=0.5)])
     metric = {'train_iou': MeanIoUHandler(output_transform=from_engine(['pred', 'label']))}
     told = StatsHandler(tag_name='train_loss', output_transform=from_engine(['loss'], first=True))
@@ -328,7 +328,7 @@ def accelerate(job):
     """The plain loop through Hugging Face Accelerate."""
     from accelerate import Accelerator
     accelerator = Accelerator(cpu=job.device == 'cpu', mixed_precision='bf16' if job.mixed else 'no')
-    model, criterion = Network(job).to(memory_format=job.layout), Loss()
+    model, criterion = Network(build_network(job)).to(memory_format=job.layout), Loss()
     optimizer = build_optimizer(job, model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, build_loader(job))
     for _ in range(EPOCHS):

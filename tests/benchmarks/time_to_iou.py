@@ -45,10 +45,10 @@ import cv2
 import numpy as np
 import segmentation_models_pytorch as smp
 import torch
-from torch import nn
 from tqdm import tqdm
 
 import train_unet
+from peers import Network
 
 SETS = ('nuclei_dsb2018', 'camvid', 'isbi_em')
 MEAN_OF_BOTH = ('isbi_em',)      # two classes that count alike; elsewhere only the foreground does
@@ -217,18 +217,14 @@ def score(model, val_pairs, num_classes, device, batch=16):
 # ------------------------------------------------------------------------- the contenders
 
 
-class PlainNetwork(nn.Module):
-    """smp's U-Net behind ImageNet's normalisation, as in the smp examples; takes uint8."""
+class PlainNetwork(Network):
+    """... which takes uint8."""
 
     def __init__(self, num_classes):
-        super().__init__()
-        for name, values in (('mean', [0.485, 0.456, 0.406]), ('std', [0.229, 0.224, 0.225])):
-            self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1))
-        outputs = 1 if num_classes == 2 else num_classes
-        self.model = smp.Unet('resnet34', encoder_weights=None, classes=outputs)
+        super().__init__(smp.Unet('resnet34', encoder_weights=None, classes=1 if num_classes == 2 else num_classes))
 
     def forward(self, images):
-        return self.model((images.float() / 255 - self.mean) / self.std)
+        return super().forward(images.float() / 255)
 
 
 def train_plain(train_pairs, num_classes, job, args, device, judge):
