@@ -19,8 +19,9 @@ Unet with resnet34 at 512 x 512. Parts, in this order (--parts chooses):
     iou         float32 against bfloat16 on each of --iou-data
 float32 is what torch does unasked, TF32 in convolutions; in part iou it is without TF32. Whatever does
 not fit into --minutes is stopped or skipped, and says so; the JSON file is written after each part.
-All parts take longer than nine minutes; these fit: `--parts speed host limit`, `--parts memory largest oom overflow`,
-`--parts tune` (its compiling alone may take six) and `--parts iou`, which needs --seeds 1 for two sets.
+All parts take longer than nine minutes; these fit: `--parts speed host limit`, `--parts memory largest
+oom overflow`, `--parts tune` (its compiling alone may take six) and `--parts iou`, which needs --seeds 1
+for two sets.
 (Seen on an H100 in a virtual machine: each process takes 15 to 20 s before its first step, a
 compiled one 70 to 95 s more.)
 """

@@ -4,8 +4,8 @@
 
 Each contender trains a few real steps, data loading included, in a process of its own: the same
 network, the same images, the same effective batch; ours has read all training images once, and kept
-those that it keeps. On a CPU the peak of resident memory is told, and apart from it what the imported libraries
-alone take; on a GPU what torch allocated there.
+those that it keeps. On a CPU the peak of resident memory is told, and apart from it what the imported
+libraries alone take; on a GPU what torch allocated there.
 """
 import json
 from unittest import mock

@@ -5,8 +5,9 @@
 
 The real program trains in a process of its own, seed by seed and precision by precision; the score
 is the best validation IoU that it reports; '+-' is the standard error of the difference from the
-first precision, seed by seed: a difference of its size says nothing. The defaults are small (a tiny network on small
-images of the demo), because a CPU without bfloat16 units takes several times longer for it.
+first precision, seed by seed: a difference of its size says nothing. The defaults are small (a tiny
+network on small images of the demo), because a CPU without bfloat16 units takes several times longer
+for it.
 """
 import csv
 import os
