@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from common import (base_parser, describe_machine, exit_with, median_and_spread, print_table,
-                    save_json, whole_number)
+                    save_json, show, whole_number)
 from plain import Ours, train_unet
 
 SHAPES = [(64, 64, 64), (128, 128, 32), (256, 256, 16), (512, 512, 8),
@@ -257,7 +257,7 @@ def main():
         {'part': name, 'ms per step': value, 'share': f'{value / wall:.1%}'}
         for name, value in sorted(parts.items(), key=lambda item: -item[1])])
     print(f'\nA profiled step takes {wall:.0f} ms, an unprofiled one {step[0] * 1000:.0f} '
-          f'(half the quartile distance {step[1] * 1000:.0f}).\n{describe_machine()}')
+          f'(half the quartile distance {show(step[1] * 1000)}).\n{describe_machine()}')
     results = {'settings': vars(args), 'dtype': dtype, 'convolutions': rates,
                'bytes_per_second': bandwidth, 'flops': flops, 'bytes_at_least': least,
                'bytes_as_run': moved, 'step_seconds': step, 'profile_ms': parts,
