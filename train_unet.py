@@ -170,7 +170,7 @@ CONFIG = {
                                   # repeated to fill it, those of rarer classes more often, augmented anew, and of the
                                   # others some come; 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
-                                  # 5 % of the run, off for Dataset objects given to train()
+                                  # 5 % of the run, 10,000 steps at most; off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
                                   # 'auto': 0.18 for the default network on a CPU, not compiled, if images are
                                   # resized to 128 or more, else 0
@@ -1095,8 +1095,8 @@ AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': '
 
 
 def resolve_precision(config, hardware, typed=None):
-    """(config, hardware) -> Precision. Pure: asks nothing of the machine. `typed`: the keys that the user set, as only
-    settings that someone wished for are warned of; None: warn of none, as they are those of a trained run."""
+    """(config, hardware) -> Precision. Pure: asks nothing of the machine. `typed`: the keys that the user set; of these
+    alone it is told where they do nothing. None: of none, as they are those of a trained run."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
@@ -8503,7 +8503,7 @@ def best_file(run):
 
 
 def is_settled(saved):
-    """Whether a checkpoint says how to build its network: it has our preprocessing, and saw images of the config."""
+    """Whether a checkpoint is of a SegmentationModel on images of the config, which load can make again."""
     return {'mean', 'std'} <= saved['weights'].keys() and saved['config'].get('data') != OWN_DATA
 
 
