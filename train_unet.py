@@ -5880,32 +5880,38 @@ class TrainState:
         return Parts(self.model)
 
     @torch.no_grad()
-    def exchange(self):
-        """Put the averaged weights into the model and keep its own in their place, or the other way round. Tensors stay
-        where they are, as the optimizer, DDP and CUDA graphs want it."""
-        kept, self.average = self.average, self.parts.copy()
-        for own, value in zip(itertools.chain(*self.parts.averaged()), itertools.chain(*kept)):
+    def exchange(self, back=False):
+        """Put the averaged weights into the model and its own in their place, or (`back`) the other way round. Tensors
+        stay where they are, as the optimizer, DDP and CUDA graphs want it."""
+        pairs = [*zip(itertools.chain(*self.parts.averaged()), itertools.chain(*self.average))]
+        for own, value in reversed(pairs) if back else pairs:          # reversed, as some may share memory
+            try:
+                kept = own.clone()
+            except torch.OutOfMemoryError:                             # of a GPU: it must not end half-way
+                kept = own.to('cpu', copy=True)
             own.copy_(value)
+            value.copy_(kept)
 
     @contextlib.contextmanager
     def evaluated(self):
         """The model as validation looks at it: with the averaged weights, if there are any, and then not compiled."""
         compiled, is_averaged = self.model._compiled_call_impl, self.average is not None
         if is_averaged:
-            self.model._compiled_call_impl = None
             self.exchange()
+            self.model._compiled_call_impl = None
         try:
             yield self.model
         finally:
             self.model.train()                                         # what it kept in eval mode is of other weights
             if is_averaged:
-                self.exchange()
+                self.exchange(back=True)
                 self.model._compiled_call_impl = compiled
 
     def weights(self):
-        """The state_dict that validation looks at, of now: training does not change it where weights are averaged."""
+        """The state_dict that validation looks at; of averaged weights a copy, as the model has them for a moment."""
+        kept = lambda tensor: tensor if self.average is None else tensor.to('cpu', copy=True)
         with self.evaluated() as model:
-            return model.state_dict() if self.average is None else copy.deepcopy(model.state_dict())
+            return pytree.tree_map_only(torch.Tensor, kept, model.state_dict())
 
 
 def random_states():

@@ -104,6 +104,26 @@ def test_the_averaged_weights_come_and_go_to_the_bit():
     assert not any(torch.equal(own[name], averaged[name]) for name, _ in state.model.named_parameters())
 
 
+@pytest.mark.parametrize('failing', range(2, 5))
+def test_a_full_gpu_does_not_leave_averaged_weights_in_the_model(monkeypatch, failing):
+    """What is saved then would train on from them."""
+    state, calls, real = fresh(settings(ema_decay=0.9), network()), [], torch.Tensor.clone
+    tu.guarded_step(state, [batch_of(0, 1)], squares, settings(ema_decay=0.9))
+    own, averaged = copy.deepcopy(state.model.state_dict()), copy.deepcopy(state.weights())
+
+    def full(tensor, **how):
+        calls.append(1)
+        if len(calls) % failing == 0:
+            raise torch.OutOfMemoryError('CUDA out of memory')
+        return real(tensor, **how)
+
+    monkeypatch.setattr(torch.Tensor, 'clone', full)
+    with state.evaluated() as model:
+        assert_same(model.state_dict(), averaged)
+    assert_same(state.model.state_dict(), own)
+    assert len(calls) > 2 * failing
+
+
 def test_a_statistic_under_two_names_is_averaged_once():
     model = network()
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
