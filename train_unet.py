@@ -2885,11 +2885,14 @@ def open_series(path, config):
 
 
 def read_segment(path, page, index):
-    """The stored bytes of a strip or tile of a TIFF. DataError if Deflate unpacks them to more than it holds."""
+    """The stored bytes of a strip or tile of a TIFF. DataError if Deflate or LZMA unpack them to more than it holds."""
     page.parent.filehandle.seek(page.dataoffsets[index])
     data = page.parent.filehandle.read(page.databytecounts[index])
     most = math.prod(page.chunks) * page.dtype.itemsize
-    if page.compression in (8, 32946) and len(zlib.decompressobj().decompress(data, most + 1)) > most:
+    unpack = zlib.decompressobj
+    if page.compression == 34925:
+        from lzma import LZMADecompressor as unpack                    # not in every Python
+    if page.compression in (8, 32946, 34925) and len(unpack().decompress(data, most + 1)) > most:
         raise DataError(f'{path}: holds a strip that unpacks to more than its {most} bytes: damaged, or a bomb')
     return data
 
@@ -3778,8 +3781,9 @@ def mask_header(path):
             colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
             kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
             return kind, colours, orientation(picture)
-    except UNREADABLE:
-        pass
+    except UNREADABLE as error:
+        if getattr(error, 'errno', None) and not os.path.isdir(path):  # the drive failed, and the cache would keep it
+            raise DataError(f'{path}: cannot be read: {error.strerror}') from None
     return os.path.splitext(path)[1].lower() or 'folder', {}, 1
 
 
@@ -4257,7 +4261,9 @@ def line_that_inverts(data, kinds, wish):
         return 'invert the files: what is bright in any of an image is united'
     if coding.table is None:
         return f'type mask_values="{">" if coding.below else "<"}{coding.threshold + (not coding.below)}"'
-    meaning = wish if isinstance(wish, dict) and 1 in wish.values() else data.meaning      # wish: without noise
+    meaning = wish if isinstance(wish, dict) and {0, 1} <= {*wish.values()} else data.meaning  # wish: without noise
+    if len(meaning) > MOST_CLASSES:                                    # of a wish that does not name 0, with noise
+        return 'invert the files'
     return f'type mask_values={suggest({code: {0: 1, 1: 0}.get(i, IGNORE) for code, i in meaning.items()})}'
 
 
@@ -7807,8 +7813,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if own_data:
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
-    state.images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
-    refuse_other_files(None if own_data else data.pairs, state.images)
+    state.images = images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
+    refuse_other_files(None if own_data else data.pairs, images)
     trained = None
     if resuming:
         typed = {key for key in sources if sources[key] != 'default'}
@@ -7818,6 +7824,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if config['compile_model']:
         run.after.callback(forget_compiled, state.model)               # also after a fault
     smoke_test(state, loader, val_loader, loss_fn, config, run, trained)
+    state.images = images                                              # a resume that is told of others had begun
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
         if not own_data:
@@ -8117,7 +8124,7 @@ def resume_state(state, run, config, precision, hardware, changed):
         state.bad = totals_alone(state.bad)
     if dtype != precision.dtype:
         log.info('The run goes on in %s, at which healing had arrived', dtype)
-    state.images, state.dtype = images, dtype
+    state.dtype = dtype
     state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
     run.unsaved = None if world().rank else saved.get('unsaved')       # a best.pt that could not be written
     if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
@@ -9793,8 +9800,10 @@ def main(argv=None):
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # cleaned: a file may quote itself
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
-        if __name__ == '__main__' and verb != 'train':                 # exits through finally: no half-written file
-            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        for name in ('SIGTERM', 'SIGHUP') if __name__ == '__main__' and verb != 'train' else ():
+            number = getattr(signal, name, None)                       # nohup ignores SIGHUP, Windows has none
+            if number and signal.getsignal(number) == signal.SIG_DFL:  # exits through finally: no half-written file
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
