@@ -564,16 +564,18 @@ def test_a_folder_for_masks_that_cannot_be_made_is_told_once_at_the_first_mask(t
     assert capsys.readouterr().err.splitlines() == [f'{tmp_path}/file/masks: Not a directory']
 
 
-def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(two, forks):
-    """SIGTERM as a scheduler sends it, while the first mask is on its way to the disk."""
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+def test_predict_that_is_ended_in_the_middle_of_a_file_leaves_none_of_it(two, forks, number):
+    """As a scheduler, or a terminal that is closed, ends it, while the first mask is on its way to the disk."""
     words = ['predict', str(two[0]), str(two[1] / 'images'), '-o', 'masks']
-    end = 'import os, signal\nos.fsync = lambda file: os.kill(os.getpid(), signal.SIGTERM)\n'
+    end = f'import os, signal\nsignal.signal({number}, signal.SIG_DFL)\n' \
+          f'os.fsync = lambda file: os.kill(os.getpid(), {number})\n'
     process = FORKS.Process(target=run_script, args=(words, 'said.txt', {}, end))
     process.start()
     process.join(120)
     process.kill()
     process.join()
-    assert process.exitcode == 128 + signal.SIGTERM and os.listdir('masks') == [], Path('said.txt').read_text()
+    assert process.exitcode == 128 + number and os.listdir('masks') == [], Path('said.txt').read_text()
 
 
 # --- predict: large images ------------------------------------------------------------
