@@ -789,7 +789,7 @@ def test_gpu_measures_speed_and_overflow_without_one(small_set, results, asked_h
     monkeypatch.setattr(gpu, 'build_plain', lambda args, *how, of=gpu.build_plain: of(
         args, *how) if setattr(args, 'encoder', 'tu-test_resnet') is None else None)
     found, printed = results(gpu, '--device=cpu', '--quick', f'--data={small_set}', '--parts', 'speed', 'overflow',
-                             'host', 'largest', '--minutes=2')
+                             'host', 'largest', '--minutes=60')
     assert [part['state'] for part in found['parts']] == ['done'] * 3 + ['skipped: has no meaning on a CPU']
     assert all(row['ms of the host'] > 0 for row in found['host'])
     assert all(row['images/s'] > 0 for row in found['speed']) and found['speed'][1]['of plain float32'] == 1
