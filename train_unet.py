@@ -2238,7 +2238,7 @@ def lines_that_pair(config, root, files):
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
     of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
     plainest = lambda line: (of_test(line), -len(works[line].pairs), 'skip_' in line, 'masks=' not in line,
-                             of_classes(line), len(line), line.rfind('{stem}'))        # the last: x_m.png is of x.png
+                             'images="*"' in line, of_classes(line), len(line), line.rfind('{stem}'))        # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
     # those of a test come last, and set no measure: its folders may have the better names
