@@ -2233,12 +2233,14 @@ def lines_that_pair(config, root, files):
     in_all = lambda line: re.sub(rf'/({"|".join(SPLIT_WORDS)})(?=[/"])', '', line)         # mask/ for mask/train/
     works = {line: answer for line, answer in works.items() if not answer.pairs < works.get(in_all(line), answer).pairs}
     works, partners = without_crossed(works)
-    most = max((len(answer.pairs) for answer in works.values()), default=0)
+    of_program = lambda line: bool(RESULT_WORD.search(line.partition('mask')[2]))      # {stem}pred.png as masks
+    most = max((len(works[line].pairs) for line in works if not of_program(line)), default=0)
     of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
     of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
-    plainest = lambda line: (of_test(line), -len(works[line].pairs), 'skip_' in line, 'masks=' not in line,
-                             'images="*"' in line, of_classes(line), len(line), line.rfind('{stem}'))        # the last: x_m.png is of x.png
+    plainest = lambda line: (of_test(line), of_program(line), -len(works[line].pairs), 'skip_' in line,
+                             'masks=' not in line, 'images="*"' in line, of_classes(line), len(line),
+                             line.rfind('{stem}'))                     # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
     # those of a test come last, and set no measure: its folders may have the better names

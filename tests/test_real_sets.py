@@ -2194,3 +2194,28 @@ def test_the_masks_of_an_image_may_lie_there_in_two_formats(tmp_path):
         for number, kind in itertools.product(range(3), ('png', 'bmp')):
             save(tmp_path / f'masks/{n}/{number}.{kind}', corner(n, 7 * number))
     assert 'its masks united' in inspect(tmp_path)[1].pairs.rule
+
+
+def test_masks_of_hand_come_before_more_that_a_program_made(tmp_path):
+    """TargetSelection: 13 folders with both, and 6 further images that only the program has masks of."""
+    for n in range(13):
+        save(tmp_path / f'data/{n}/input.png', scene(n))
+        for name in ('mask', 'pred'):
+            save(tmp_path / f'data/{n}/{name}.png', corner(8, 8))
+    for n in range(6):
+        save(tmp_path / f'samples/{n}_input.png', scene(20 + n))
+        save(tmp_path / f'samples/{n}_pred.png', corner(8, 8))
+    first, *_ = typed_lines(ask(tmp_path))
+    assert 'mask.png' in first and 'pred' not in first
+
+
+def test_a_folder_is_named_where_a_star_pairs_no_more(tmp_path):
+    """barrel_detector: half of the images have masks, and matrices lie beside them."""
+    for n in range(8):
+        save(tmp_path / f'trainset/{n}.png', scene(n))
+    for n in range(4):
+        save(tmp_path / f'masks/{n}.npy', corner(8, 8, 1))
+    for name in 'abcdef':
+        save(tmp_path / f'parameters/{name}.npy', np.eye(3))
+    first, *_ = typed_lines(ask(tmp_path))
+    assert 'images="trainset" masks="masks"' in first
