@@ -7054,11 +7054,16 @@ def peak_memory(state):
     return most(state.device)
 
 
+def score_of(metrics):
+    """What the best epoch is chosen by."""
+    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
+    is_empty = math.isnan(score) and math.isfinite(metrics['loss']) and not math.isnan(metrics['accuracy'])
+    return 1.0 if is_empty else score                                  # no class to find, and none was invented
+
+
 def keep_if_best(state, metrics, config, run):
     """Whether this epoch is better than all before. If so its weights are put into run.unsaved, to become best.pt."""
-    score = metrics['iou'] if 'iou' in metrics else -metrics['loss']
-    if math.isnan(score) and math.isfinite(metrics['loss']) and not math.isnan(metrics['accuracy']):
-        score = 1.0                                                    # no class to find, and none was invented
+    score = score_of(metrics)
     if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
         return False
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
@@ -7151,7 +7156,7 @@ class Result:
     """What train returns: the history (one dict per epoch or event), best metrics, the best model, and the folder."""
     history: list
     best: dict
-    model: nn.Module
+    model: nn.Module = dataclasses.field(repr=False)
     run_dir: Path
     stopped_by: int = 0            # number of the signal that ended the run early; 0: it ran to its end
     is_saved: bool = True          # False: the disk did not take the newest weights
@@ -8132,11 +8137,21 @@ def resume_state(state, run, config, precision, hardware, changed):
     if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
+    if ahead := from_first(lambda: best_beyond(run.folder, state.epoch)):
+        state.best_score, state.best_epoch = ahead
     if state.epoch < config['num_epochs']:
         log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
     else:
         log.info('%s has all its epochs: num_epochs=%d or more goes on', path, state.epoch + 1)
     return saved['config'] | saved.get('asked', {})
+
+
+def best_beyond(folder, epoch):
+    """(score, epoch) of a best.pt that is ahead of last.pt, as where a full disk took the smaller file alone; worse
+    epochs do not replace it. None if it is not."""
+    with contextlib.suppress(OSError, LookupError, TypeError):
+        best = load_checkpoint(folder / 'best.pt')
+        return (score_of(best['metrics']), best['epoch'] - 1) if best['epoch'] > epoch else None
 
 
 def refuse_nonsense(saved, state, config):

@@ -1286,6 +1286,27 @@ def test_a_best_epoch_that_the_disk_did_not_take_is_not_lost_by_a_resume(monkeyp
     assert last()['unsaved'] is None
 
 
+def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_worse_ones(monkeypatch):
+    """The disk took best.pt of epoch 3, but not the larger last.pt; the resume stops after epoch 2."""
+    replace, scores = os.replace, iter([9.0, 3.0, 3.5, 1.0, 9.0, 2.0, 9.0])    # trial, epochs 1 to 3; trial, epoch 2
+
+    def full(source, target):
+        if str(target).endswith('last.new') and Path('run/history.csv').exists():
+            raise OSError(28, 'No space left on device')
+        replace(source, target)
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    monkeypatch.setattr(os, 'replace', full)
+    assert not train(val_data=Samples(4), loss_fn=scripted, num_epochs=3).is_saved
+    monkeypatch.setattr(os, 'replace', replace)
+    assert (last()['epoch'], tu.load_checkpoint('run/best.pt')['epoch']) == (1, 3)
+    resumed = train(val_data=Samples(4), loss_fn=scripted, num_epochs=2, resume='run', run_dir='auto')
+    best = tu.load_checkpoint('run/best.pt')
+    assert (best['epoch'], best['metrics']['loss'], resumed.best['epoch'], last()['best_epoch']) == (3, 1.0, 3, 2)
+
+
 @pytest.mark.parametrize('returns', [False, True])
 @pytest.mark.parametrize('gone', ['a file is there', 'nothing is there'])
 def test_a_folder_that_vanishes_stops_no_training(gone, returns, capsys):
