@@ -2749,7 +2749,7 @@ def read_pillow(path, config, as_mask):
         if picture.format == 'PNG':                                    # its end may be zeros, which decode as black
             open_pillow(path, config).verify()
         if pillow_mode(picture) == 'RGB48' and not (as_mask and config['mask_values'] == 'alpha'):
-            if orientation(picture) != 1:                              # OpenCV's versions differ in following it
+            if picture.getexif().get(274, 1) != 1:                     # behind the pixels too, which OpenCV may follow
                 raise ValueError(ROTATED)
             content = np.fromfile(path, np.uint8)                      # cv2.imread wants ASCII names on Windows
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
@@ -3780,9 +3780,9 @@ def mask_header(path):
     """(mode, or suffix if Pillow cannot open it; {code: colour} of a palette whose numbers count; orientation)."""
     try:
         with PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
+            turned = orientation(picture)                              # decoding loses it
             colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
-            kind = f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode
-            return kind, colours, orientation(picture)
+            return f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode, colours, turned
     except UNREADABLE as error:
         if getattr(error, 'errno', None) and not os.path.isdir(path):  # the drive failed, and the cache would keep it
             raise DataError(f'{path}: cannot be read: {error.strerror}') from None
@@ -6857,20 +6857,27 @@ class Run:
                 set_random_states(before)                              # Plain seeds them anew for each sample
             yield batch
 
-    def save(self, state, config):
+    def save(self, state, config, began=None):
         """best.pt if it waits, config.py if it was deleted, then last.pt with everything the run is -> True if both
-        checkpoints are on the disk."""
+        checkpoints are on the disk. `began`: the checkpoint that a resume, which has made no step yet, began with: its
+        settings stay."""
         self.last_save = time.monotonic()
         self.save_best()
+        asked = {key: config[key] for key in ('use_amp', 'amp_dtype')} | self.wishes
+        dtype, batch_size, own_loss = state.dtype, state.batch_size, self.own_loss
+        if began:
+            asked = began.get('asked', {})
+            config, dtype, batch_size = config | began['config'] | asked, began['dtype'], began['batch_size']
+            own_loss = began.get('own_loss', False)
         if not os.path.exists(self.folder / 'config.py'):              # Path.exists may raise on a network drive
             self.write('config.py', config_text(config))
         totals = add_totals(state.totals)                              # collective: every process calls save
         scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
         weights = state.weights()
         saved = self.write('last.pt', state_dict(state, weights)
-                           | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved, 'own_loss': self.own_loss}
-                           | {'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')} | self.wishes}
-                           | describe_model(state.model, config | amp_settings(state.dtype), weights))
+                           | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved, 'own_loss': own_loss,
+                              'asked': asked, 'dtype': dtype, 'batch_size': batch_size}
+                           | describe_model(state.model, config | amp_settings(dtype), weights))
         if world().size > 1:
             dist.barrier()                                             # no process reads it before it is there
         if not (saved and self.unsaved is None):
@@ -7557,13 +7564,12 @@ def advice_on_workers(error):
         "what trains below  if __name__ == '__main__':, or type num_workers=0"
 
 
-def smoke_test(state, loader, val_loader, loss_fn, config, run, trained=None):
+def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
     torch.compile (in place: state_dict keys stay) is believed only after this. Afterwards the state is as it was, but
-    for a precision and a micro-batch that were found to work. `trained`: the settings of the steps that a resumed run
-    has made, which its checkpoint keeps until there are others. Raises UserError where the disk, a batch or memory
-    fails."""
-    if not run.save(state, trained or config):
+    for a precision and a micro-batch that were found to work. `began`: the checkpoint that a resumed run began with.
+    Raises UserError where the disk, a batch or memory fails."""
+    if not run.save(state, config, began):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     sampler = loader.batch_sampler
     first, last = sampler.windows()[0], sampler.windows()[-1]
@@ -7595,7 +7601,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, trained=None):
                 evaluate_model(model, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
-            go_back(state, config, run, **rewind.changes)
+            go_back(state, config, run, **{'dtype': state.dtype, 'batch_size': state.batch_size} | rewind.changes)
             record(state, rewind.event)
         except (RuntimeError, TypeError, AssertionError) as error:     # not every operation takes 16 bits, nor NumPy
             cause = cause or error
@@ -7822,15 +7828,15 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     loader, val_loader = build_loaders(train_data, val_data, config, device)
     state.images = images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
     refuse_other_files(None if own_data else data.pairs, images)
-    trained = None
+    began = None
     if resuming:
         typed = {key for key in sources if sources[key] != 'default'}
-        trained = config | resume_state(state, run, config, precision, hardware, typed)
+        began = resume_state(state, run, config, precision, hardware, typed)
     elif goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
         match_shares(state, first_batches(loader, 16, config, device))
     if config['compile_model']:
         run.after.callback(forget_compiled, state.model)               # also after a fault
-    smoke_test(state, loader, val_loader, loss_fn, config, run, trained)
+    smoke_test(state, loader, val_loader, loss_fn, config, run, began)
     state.images = images                                              # a resume that is told of others had begun
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
@@ -8097,9 +8103,8 @@ def go_back(state, config, run, **changes):
 
 
 def resume_state(state, run, config, precision, hardware, changed):
-    """Continue from last.pt -> the settings that it was trained with. The precision and the micro-batch that healing
-    arrived at come with it, unless they are among the `changed` settings. Raises UserError for a checkpoint that
-    belongs to another run."""
+    """Continue from last.pt -> what it holds. The precision and the micro-batch that healing arrived at come with it,
+    unless they are among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     images = state.images
     try:
@@ -8143,7 +8148,7 @@ def resume_state(state, run, config, precision, hardware, changed):
         log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
     else:
         log.info('%s has all its epochs: num_epochs=%d or more goes on', path, state.epoch + 1)
-    return saved['config'] | saved.get('asked', {})
+    return saved
 
 
 def best_beyond(folder, epoch):

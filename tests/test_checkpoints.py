@@ -727,8 +727,56 @@ def test_a_resume_that_ends_before_a_step_leaves_the_settings_of_the_run_alone(t
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         train_own(resume='run', run_dir='auto', num_epochs=2, learning_rate=0.5, loss_fn=ends)
     assert tu.Path('run/config.py').read_text() == before and last()['config']['learning_rate'] == rate
-    train_own(resume='run', run_dir='auto', num_epochs=2, learning_rate=0.5)
+    train_own(resume='run', run_dir='auto', num_epochs=2, learning_rate=0.5, loss_fn=squares)
     assert last()['config']['learning_rate'] == 0.5 and "'learning_rate': 0.5" in tu.Path('run/config.py').read_text()
+
+
+def test_a_resume_that_ends_before_a_step_leaves_precision_and_loss_alone(small_set):
+    """The next one went on "at which healing had arrived", or was refused for a loss that had made no step."""
+    def ends(model, batch):
+        raise KeyboardInterrupt
+
+    tu.train(**SMALL | {'num_epochs': 1, 'use_amp': False})
+    with pytest.raises(KeyboardInterrupt):
+        tu.train(resume='run', num_epochs=2, use_amp=True, amp_dtype='bfloat16', batch_size=2, accumulation_steps=2,
+                 loss_fn=ends)
+    saved = last()
+    assert (saved['dtype'], saved['batch_size'], saved['own_loss'], saved['asked']['use_amp']) == \
+        ('float32', SMALL['batch_size'], False, False)
+    assert tu.train(resume='run', num_epochs=2).history[-1]['precision'] == 'float32'
+    assert 'healing had arrived' not in log_text()
+
+
+def test_a_resume_that_fails_before_the_first_best_epoch_keeps_the_checkpoints():
+    def ends(model, batch):
+        raise KeyboardInterrupt
+
+    stopped = train(stopping_at(network(), 1 + 1), num_epochs=2)       # in epoch 1
+    assert stopped.stopped_by and not os.path.exists('run/best.pt')
+    with pytest.raises(KeyboardInterrupt):
+        train(resume='run', run_dir='auto', num_epochs=2, loss_fn=ends)
+    assert len(train(resume='run', run_dir='auto', num_epochs=2).history) == 2
+
+
+def test_a_start_that_fails_beside_a_best_pt_of_before_removes_nothing(tmp_path):
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run/best.pt').write_bytes(b'of before')
+    with pytest.raises(ZeroDivisionError):
+        train_own(loss_fn=lambda model, batch: 1 / 0)
+    assert (tmp_path / 'run/best.pt').read_bytes() == b'of before'
+
+
+def test_a_last_checkpoint_that_is_deleted_at_the_end_is_written_again(monkeypatch):
+    real = tu.Run.write
+
+    def write(run, name, content):
+        done = real(run, name, content)
+        if name == 'history.csv' and len(content.splitlines()) == 3 and os.path.exists('run/last.pt'):
+            os.unlink('run/last.pt')
+        return done
+
+    monkeypatch.setattr(tu.Run, 'write', write)
+    assert train_own(num_epochs=2).is_saved and last()['epoch'] == 2
 
 
 def test_a_start_that_fails_in_a_folder_that_was_there_can_be_tried_again():

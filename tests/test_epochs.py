@@ -512,6 +512,21 @@ def test_workers_that_always_die_end_the_run(two_minutes, forked):
     assert tu.load_last('run')[0]['step'] >= 3                         # every step that was done is saved
 
 
+def test_a_worker_that_dies_in_each_of_five_epochs_ends_nothing(two_minutes, forked):
+    """In a week of training as many may, each for a reason of its own."""
+    calls = []
+
+    def loss_fn(model, batch):
+        if workers() and torch.is_grad_enabled():
+            calls.append(1)
+            if len(calls) % 3 == 2:                                    # of three windows in an epoch
+                kill_a_worker()
+        return squares(model, batch)
+
+    result = train(None, Samples(12), loss_fn=loss_fn, num_workers=1, num_epochs=5)
+    assert log_text().count('starting the workers again (1 of 3)') == len(result.history) == 5
+
+
 @pytest.mark.parametrize('error, platform, advice', [
     (BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable'), 'linux', 'fewer num_workers'),
     (RuntimeError('Too many open files. Communication with the workers is no longer'), 'darwin',

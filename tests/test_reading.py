@@ -384,10 +384,16 @@ def test_what_turns_an_image_is_told_wherever_it_is_written(tmp_path, kind, suff
     assert any('are the masks upright?' in note for note in data.notes)
     image = train_unet.read_image(str(folder / f'images/0.{suffix}'), config)
     assert image[-1].all() and not image[:-1].any()
+    (folder / 'masks/1.png').unlink()
     with pytest.raises(DataError, match='carries a rotation'):         # of a mask whose image lies as it is
-        (folder / 'masks/1.png').unlink()
         rotated(kind, folder / f'masks/1.{suffix}', pixels[..., 0])
         inspect(folder)
+    if kind == 'TIFF':
+        with pytest.raises(DataError, match='carries a rotation'):     # decoding a palette loses the tag
+            palette = np.zeros((3, 256), np.uint16)
+            tifffile.imwrite(folder / 'masks/1.tif', pixels[..., 0] // 255, photometric='palette', colormap=palette,
+                             extratags=[(274, 3, 1, 3, True)])
+            inspect(folder)
 
 
 @pytest.mark.parametrize('dtype', [np.int16, np.uint16, np.int32, np.float32])

@@ -5,6 +5,7 @@ test_checkpoints.py; presets with code, secrets: test_config.py.
 Run: python -m pytest tests/test_untrusted.py
 """
 import json
+import lzma
 import os
 import re
 import shutil
@@ -117,16 +118,19 @@ def test_a_bomb_of_another_format_is_not_decoded(name, write):
         tracemalloc.stop()
 
 
-def test_a_deflated_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_path):
+@pytest.mark.parametrize('compression, pack', [(8, lambda content: zlib.compress(content, 9)), (34925, lzma.compress)],
+                         ids=['Deflate', 'LZMA'])
+def test_a_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_path, compression, pack):
     """8 x 8 pixels of 5 bands in one strip, which unpacks to 200 MB."""
     path = tmp_path / 'bomb.tif'
     tifffile.imwrite(path, np.zeros((8, 8, 5), np.uint8), compression='zlib', photometric='minisblack',
                      planarconfig='contig', rowsperstrip=8)
     with tifffile.TiffFile(path) as file:
         page = file.pages[0]
-        place, size = (page.tags[code].valueoffset for code in (273, 279))
-    bomb = zlib.compress(bytes(2 * 10**8), 9)
+        kind, place, size = (page.tags[code].valueoffset for code in (259, 273, 279))
+    bomb = pack(bytes(2 * 10**8))
     content = bytearray(path.read_bytes())
+    content[kind:kind + 2] = struct.pack('<H', compression)
     for at, value in ((place, len(content)), (size, len(bomb))):
         content[at:at + 4] = struct.pack('<I', value)
     path.write_bytes(bytes(content) + bomb)
