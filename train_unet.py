@@ -2806,7 +2806,8 @@ def palette_meaning(picture):
     greys = {*map(as_grey, shown)}
     if picture.format == 'GIF' and all(grey < COLOUR for grey in greys):
         return 'L'
-    if greys <= {0, 255} and (255 in greys and last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
+    is_filled = palette[-6:-3] == palette[-3:]                         # up with one colour; 255 may show that
+    if greys <= {0, 255} and ((255 in greys or not is_filled) and last > 63 or colours <= {(0, 0, 0), (255, 255, 255)}):
         return 'L'
     is_own = last < len(used) and len({tuple(palette[at:at + 3]) for at in range(3 * last + 3, len(palette), 3)}) < 2
     return 'RGB' if is_own and COLOUR in shown and palette[:3] != [0, 0, 0] else 'P'
@@ -8560,11 +8561,11 @@ def load(path, device='auto', model=None, settings=()):
             log.info('%s was trained in %s, for which this machine has no units: scores may differ a little', path,
                      config['amp_dtype'])
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}
-        config |= dict(settings)
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
+        config |= dict(settings)
         loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])

@@ -724,6 +724,16 @@ def test_a_palette_filled_up_with_zeros_keeps_what_is_to_be_ignored(tmp_path, nu
     assert np.unique(codes_of(tmp_path / 'masks/0.png')).tolist() == numbers
 
 
+@pytest.mark.parametrize('suffix', ['.png', '.tif', '.bmp'])
+def test_a_palette_that_turns_greys_round_means_what_it_shows(tmp_path, suffix):
+    """ImageJ's inverting table: where a mask shows no object it holds 255 alone, which is black."""
+    ramp = [255 - n // 3 for n in range(768)]
+    shown = np.eye(8, dtype=np.uint8)
+    with_masks(tmp_path, [255 - 255 * shown, np.full((8, 8), 255, np.uint8)], suffix, ramp)
+    for n, wanted in enumerate((255 * shown, 0 * shown)):
+        np.testing.assert_array_equal(codes_of(tmp_path / f'masks/{n}{suffix}'), wanted)
+
+
 def test_a_palette_of_classes_that_ends_in_black_keeps_its_numbers(tmp_path):
     """Cityscapes as its users save it: 0 is purple; 255, which only some files hold, is black as all behind 7 are."""
     masks = [np.arange(8).repeat(6)[None].repeat(32, 0) for _ in range(4)]

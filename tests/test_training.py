@@ -422,6 +422,42 @@ def test_any_network_is_averaged(small_set, way):
     assert result.model.training is False and torch.equal(weight.data, best[name])         # the given network has them
 
 
+@pytest.mark.parametrize('decay', [0.9, None])
+def test_averaged_weights_are_validated_without_compiled_code(small_set, monkeypatch, decay):
+    """CUDA graphs are of the sizes of training alone."""
+    calls = []
+
+    def compiling(model, **how):
+        model._compiled_call_impl = lambda *given: calls.append(model.training) or model._call_impl(*given)
+
+    monkeypatch.setattr(nn.Module, 'compile', compiling)
+    tu.train(model=own_network(), data=str(small_set), **OWN_RUN | {'ema_decay': decay, 'compile_model': True})
+    assert any(calls) and all(calls) == bool(decay)
+
+
+@pytest.mark.parametrize('is_notebook', [False, True])
+def test_a_third_ctrl_c_ends_a_process_but_no_notebook(monkeypatch, is_notebook):
+    """The second one takes a while to end the workers; one more by default ends all that a kernel holds."""
+    shell = types.SimpleNamespace(user_ns={}, user_ns_hidden={}, displayhook=types.SimpleNamespace())
+    if is_notebook:
+        monkeypatch.setitem(sys.modules, 'IPython', types.SimpleNamespace(get_ipython=lambda: shell))
+    calls, seen = [], []
+
+    def loss_fn(model, batch):
+        calls.append(1)
+        if len(calls) == 5:                                            # the trial is over
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            finally:
+                seen.append(signal.getsignal(signal.SIGINT))
+        return squares(model, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_own(loss_fn=loss_fn)
+    assert len(seen) == 1 and (seen[0] is not signal.SIG_DFL) == is_notebook
+
+
 def test_a_network_that_was_trained_before_is_told(small_set, caplog):
     """In a loop over folds the later ones have seen what validates them."""
     network, settings = own_network(), OWN_RUN | {'num_epochs': 1}
