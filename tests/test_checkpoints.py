@@ -934,11 +934,16 @@ def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):
     assert tu.find_resume({**tu.CONFIG, 'resume': 'auto', 'run_dir': 'run'}, False) == tu.Path('run')
 
 
-def test_epochs_that_only_config_names_do_not_reopen_a_finished_run(run_of_one):
+def test_epochs_that_only_config_names_do_not_reopen_a_finished_run(run_of_one, monkeypatch):
     """A run goes on with its own settings: with more epochs in CONFIG each start found it finished."""
     shutil.copytree('run', 'runs/set-1')
     words = {**tu.CONFIG, 'data': tu.load_preset('run/config.py')['data'], 'num_epochs': 9, 'resume': 'auto'}
     assert tu.find_resume(words, False) is None and tu.find_resume(words, True) == tu.Path('runs/set-1')
+    monkeypatch.setitem(tu.CONFIG, 'num_epochs', 2)
+    fresh_run = SMALL | {'data': words['data'], 'run_dir': 'auto', 'resume': 'auto'}
+    fresh_run.pop('num_epochs', None)
+    result = tu.train(**fresh_run)
+    assert result.run_dir == tu.Path('runs/set-2') and len(result.history) == 2
 
 
 def test_auto_goes_on_with_the_run_that_trained_last_whatever_its_name(run_of_one):
@@ -1201,8 +1206,9 @@ def test_a_disk_that_lies_does_not_cost_the_checkpoint_before(spoil, saved, monk
 
 def test_left_overs_of_a_save_that_was_killed_go_away(toy_of_one):
     tu.Path('run/.last.new.4711.tmp').write_bytes(bytes(100))
+    tu.Path('run/mine.tmp').write_bytes(b'of the user')
     train_own(resume='run', run_dir='auto', num_epochs=2)
-    assert not [path for path in tu.Path('run').iterdir() if path.name.endswith('.tmp')]
+    assert [path.name for path in tu.Path('run').iterdir() if path.name.endswith('.tmp')] == ['mine.tmp']
 
 
 # --- a full disk, a folder that is gone -----------------------------------------------

@@ -1717,10 +1717,13 @@ def test_pictures_find_enough_memory_too(small_set, monkeypatch):
     assert (tu.train(**{**SMALL, 'num_epochs': 1}).run_dir / 'samples.png').exists()
 
 
-def test_tensorboard_gets_curves_and_pictures(tmp_path):
+def test_tensorboard_gets_curves_and_pictures(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     data = draw_set(tmp_path / 'set', count=8)
+    drawn, draw = [], tu.draw_samples
+    monkeypatch.setattr(tu, 'draw_samples', lambda model, *given: drawn.append(model.training) or draw(model, *given))
     tu.train(**TINY | {'num_epochs': 2}, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
+    assert len(drawn) > 1 and not any(drawn)                           # not by the statistics of a batch
     events = EventAccumulator(str(tmp_path / 'run' / 'tensorboard'))
     events.Reload()
     assert {'train_loss', 'val_loss', 'val_iou', 'lr'} <= set(events.Tags()['scalars'])
