@@ -391,7 +391,7 @@ def test_cases_do_not_matter_for_devices_and_encoders_nor_in_contradictions():
     ('num_classes', 1, 'at least 2'), ('val_fraction', 0.95, 'at most 0.9'),
     ('image_size', [512], '2 whole numbers'), ('image_size', [1.5, 2], 'whole numbers'),
     ('image_size', ['a', 'b'], 'numbers only'), ('decoder_channels', [8] * 4, '5 whole numbers'),
-    ('mean', [], 'at least one'), ('class_weights', [float('inf')], 'at most'),
+    ('mean', [], 'one or more'), ('class_weights', [float('inf')], 'at most'),
     ('use_amp', 'yes', 'True or False'), ('data', '', 'has not the right form'),
     ('images', 'a\0b', 'has not the right form'), ('device', '0,1', 'torchrun'),
     ('device', 'cuda:0\n', 'cuda'), ('group_pattern', '(', 'regular expression'),
@@ -443,7 +443,7 @@ def test_a_long_list_of_names_ends_at_a_whole_one():
 def test_names_of_timm_are_known_and_the_nearest_is_suggested():
     assert "did you mean 'tu-resnet18'?" in problems_of(encoder='tu-resnet19')[0]
     assert "did you mean 'tu-resnet10t'?" in problems_of(encoder='resnet10t')[0]
-    assert "there is no such name; did you mean 'tu-tf_efficientnet_b0'" in problems_of(encoder='tf_efficientnet_b0')[0]
+    assert "did you mean 'tu-tf_efficientnet_b0'?" in problems_of(encoder='tf_efficientnet_b0')[0]
     assert resolve_config(None, {'encoder': 'tu-resnet18.a1_in1k'})
 
 

@@ -269,7 +269,8 @@ def train_ours(folder, job, args, target, judge):
         close_epoch(state, *rest)
         stopped = time.perf_counter()
         seconds = stopped - begun - paused
-        point = judge(state.evaluated, seconds, state.epoch)
+        with state.evaluated() as model:
+            point = judge(model, seconds, state.epoch)
         curve.append({**point, 'is_best': state.best_epoch == state.epoch - 1})
         is_there = target is None or any(point['score'] >= target for point in curve)
         if not args.epochs and seconds >= args.budget * (1 if is_there else args.limit):
