@@ -7772,8 +7772,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         is_unused = is_mistake and run and not run.begun and not config['resume'] and not [*run.folder.glob('b*.pt')]
         if is_unused and is_new:
             shutil.rmtree(run.folder, ignore_errors=True)              # nothing was begun: leave no trace
-        for path in checkpoints(run.folder) if is_unused and run.saved else ():
-            path.unlink(missing_ok=True)                               # or the next try is refused
+        with contextlib.suppress(OSError):                             # a drive that is gone
+            for path in checkpoints(run.folder) if is_unused and run.saved else ():
+                path.unlink(missing_ok=True)                           # or the next try is refused
         ONE_TRAINING.release()
         if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
             gc.collect()                                               # imports during the run leave cycles of frames
