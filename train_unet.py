@@ -7802,19 +7802,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     apply_tf32(config['tf32_matmul_precision'])
     if not own_data:
         settle_for_own(model, loss_fn, config, sources, why)
-        why |= settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False), model)
-        train_data = SegmentationDataset(data, 'train', config, is_training=True)
-        val_data = SegmentationDataset(data, 'val', config, is_training=False)
-        if os.path.isfile(config['augment']):
-            config['augment'] = absolute(config['augment'])            # config.py may be used from elsewhere
-        tell_data(data, config, sources, why)
-        from_first(lambda: tell_detail(val_data))
-        if loss_fn is not None and train_data.ignores:
-            warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, also around a turned image: leave them out"])
-        loss_fn = loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
+        train_data, val_data, loss_fn = build_datasets(config, sources, why, data, model, loss_fn)
     if not resuming and TRAINED.intersection(given):
-        warn(['model: begins with what an earlier training made of it; for another fold, or a fresh start, build it '
-              'anew'])
+        warn(['model: begins where an earlier training left it; for another fold, or afresh, build it anew'])
     tell_precision(precision, hardware)
     config |= amp_settings(precision.dtype)
     warn(notes)
@@ -7832,8 +7822,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     refuse_other_files(None if own_data else data.pairs, images)
     began = None
     if resuming:
-        typed = {key for key in sources if sources[key] != 'default'}
-        began = resume_state(state, run, config, precision, hardware, typed)
+        began = resume_state(state, run, config, precision, hardware, sources)
     elif goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
         match_shares(state, first_batches(loader, 16, config, device))
     if config['compile_model']:
@@ -7853,6 +7842,21 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         if state.history:                                              # with events since the last epoch
             run.write('history.csv', history_csv(state.history))
     return finish(state, val_data, config, run)
+
+
+def build_datasets(config, sources, why, data, model, loss_fn):
+    """The images that train and validate, told, and the loss on them -> (train_data, val_data, loss_fn). Settles what
+    follows from the pixels (mean and std) in the config."""
+    why |= settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False), model)
+    train_data = SegmentationDataset(data, 'train', config, is_training=True)
+    val_data = SegmentationDataset(data, 'val', config, is_training=False)
+    if os.path.isfile(config['augment']):
+        config['augment'] = absolute(config['augment'])                # config.py may be used from elsewhere
+    tell_data(data, config, sources, why)
+    from_first(lambda: tell_detail(val_data))
+    if loss_fn is not None and train_data.ignores:
+        warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, also around a turned image: leave them out"])
+    return train_data, val_data, loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
 
 
 def first_batches(loader, most, config, device):
@@ -8104,11 +8108,11 @@ def go_back(state, config, run, **changes):
         setattr(state, key, value)
 
 
-def resume_state(state, run, config, precision, hardware, changed):
+def resume_state(state, run, config, precision, hardware, sources):
     """Continue from last.pt -> what it holds. The precision and the micro-batch that healing arrived at come with it,
-    unless they are among the `changed` settings. Raises UserError for a checkpoint that belongs to another run."""
+    unless their settings were changed, as `sources` tells. Raises UserError for a checkpoint of another run."""
     saved, path = from_first(lambda: load_last(run.folder))
-    images = state.images
+    images, changed = state.images, {key for key, origin in sources.items() if origin != 'default'}
     try:
         refuse_nonsense(saved, state, config)
         is_known = saved['dtype'] in {'float32', *hardware.units} or hardware.kind == 'cpu'

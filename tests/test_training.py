@@ -467,7 +467,7 @@ def test_a_network_that_was_trained_before_is_told(small_set, caplog):
     tu.train(model=network, data=str(small_set), resume='own', num_epochs=2)
     assert 'an earlier training' not in caplog.text
     tu.train(model=network, data=str(small_set), **settings | {'run_dir': 'again', 'fold': 1})
-    assert 'model: begins with what an earlier training made of it' in caplog.text
+    assert 'model: begins where an earlier training left it' in caplog.text
 
 
 class Merging(nn.Conv2d):
