@@ -1288,6 +1288,7 @@ def read_place(folder, role='', which=-1):
         words = folder_words(part)                                     # DIS-TE1 is for test, not TCGA-TS-A7P1
         is_alone = at == chosen or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
+        named -= {'val'} if named == {'test', 'val'} else set()        # test-dev/ is for testing
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ names two
         is_inner = found and split == 'train' and {*words[:-1]} <= PLACE_WORDS         # not train/test tube/
         split = found if is_inner or not split else split
@@ -1333,7 +1334,7 @@ def list_files(root):
         first = seen.setdefault(real, path)
         if first != path and real not in ours:
             log.warning('ignored %s: it is the same folder as %s', path, first)
-        if first != path or real in ours or {'config.py', 'log.txt'} <= set(names):        # both: a run folder
+        if first != path or real in ours or {'config.py', 'log.txt'} <= {*names} and path != os.fspath(root):
             folders.clear()
             continue
         folders[:] = sorted(folder for folder in folders
@@ -1371,6 +1372,8 @@ def files_of(base, root, files):
     if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
         return [(name, '', name) for name in on_top]
     base = os.path.normpath(base).replace(os.sep, '/')
+    if os.path.isabs(base) and not (inside := relative(base, root).replace(os.sep, '/')).startswith('..'):
+        base = inside
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
@@ -1378,7 +1381,7 @@ def files_of(base, root, files):
     match = matcher(base) if is_plain else re.compile(f'(.*)/{re.escape(base)}(?:/|$)(.*)', re.DOTALL).fullmatch
     found = [(os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name)
              for folder, name in files if (inside := match(folder))]
-    if not found and '*' not in base:
+    if not found:
         existing_folder(root / base)
     return found
 
@@ -1425,8 +1428,8 @@ def by_role(candidates, config, root, ignored):
         if role in patterns and role not in stems or not role and len(patterns) == 2:
             unlike[path] = patterns.get(role) or ' or '.join(patterns.values())
             continue
-        stem = unicodedata.normalize('NFC', stems.get(role, stem))     # a Mac splits letters from their accents
-        found[role].append(Found(os.path.join(root, path), stem, split, kind, rest))
+        told = (unicodedata.normalize('NFC', text) for text in (stems.get(role, stem), split, kind, rest))
+        found[role].append(Found(os.path.join(root, path), *told))     # a Mac splits letters from their accents
     in_use = {file.path for file in itertools.chain(*found.values())}  # images= and masks= may be one folder
     for path, pattern in unlike.items():
         if os.path.join(root, path) not in in_use:
@@ -1456,7 +1459,7 @@ def collect(config, root, files, which):
         images, masks = both
     elif '' in sources and is_whole(masks) and is_whole(images or loose):      # two copies, one in mri-segmentation/
         images, masks = tell_apart([*(images or loose), *masks])
-    elif not masks and not config['mask_pattern']:                     # together in one folder, perhaps named Imgs
+    elif '' in sources and not masks and not config['mask_pattern']:   # together in one folder, perhaps named Imgs
         images, masks = tell_apart(images or loose)
     elif not images:                                                   # the names of their folders tell no role
         images = loose
@@ -1496,8 +1499,8 @@ def best_of_twins(files, suffixes, least, ignored):
 
 def tell_ignored(ignored):
     """{reason: [names of files]} -> a line for each."""
-    advice = lambda what: ''.join(what.partition(', to be ')[1:])
-    return [f'ignored {names[0]}{advice(what)}' if len(names) == 1 else
+    why = lambda what: re.sub('^, ([*]|without an)[^,]*', '', f', {what}')             # of Thumbs.db not: *.db
+    return [f'ignored {names[0]}{why(what)}' if len(names) == 1 else
             f'ignored {len(names)} files, {what}: {names[0]}, ...' for what, names in sorted(ignored.items()) if names]
 
 
@@ -1546,9 +1549,12 @@ def existing_folder(path):
                         'with the columns image,mask')
     if path.is_symlink():
         raise DataError(f'{path}: is a link to {os.readlink(path)}, which is not there')
-    escaped = '; a backslash was read as the beginning of a tab or the like: write D:/train'
-    raise DataError(f'{path}: there is no such folder'
-                    + (escaped if re.search('[\a\b\t\n\v\f\r].', str(path)) else named_like(path)))
+    advice = named_like(path)
+    if re.search('[\a\b\t\n\v\f\r].', str(path)):
+        advice = '; a backslash was read as the beginning of a tab or the like: write D:/train'
+    elif '*' in path.name and may_be_read(path.name):
+        advice = f"; type the folder alone, and image_pattern='{{stem}}{path.suffix}' or mask_pattern for its files"
+    raise DataError(f'{path}: there is no such folder{advice}')
 
 
 def named_like(path):
@@ -1674,7 +1680,7 @@ def match_split(images, masks):
         pairs = [pair for pair in pairs if not are_strangers(*pair)]
         if (score := len(pairs) - len(clashes)) > most:
             best, most = (pairs, rule, clashes), score
-        if len(pairs) == len(images) == len(masks):                    # so nothing clashes
+        if most == min(len(images), len(masks)):                       # no later rule can pair more
             break
     pairs, rule, clashes = best
     used = {file.path for group in [*pairs, *clashes] for file in group}
@@ -1689,7 +1695,7 @@ def match_split(images, masks):
     return pairs, rule, images, masks, clashes
 
 
-def unite_folders(images, masks):
+def unite_folders(images, masks, config):
     """Pairs where each image has its own folder of masks, one file per object (DSB-2018), beside it or named after its
     stem -> as match_pairs, the folders being the masks if some hold several files; None where files do not lie so."""
     groups = grouped(masks, lambda mask: (mask.split, bare(mask.rest)))            # a/7_mask/ is of a/7.jpg too
@@ -1707,6 +1713,8 @@ def unite_folders(images, masks):
     if len(groups) < len(masks):
         rule += f', its masks united, such as {" and ".join(file.stem for file in max(groups.values(), key=len)[:2])}'
         united = {place: dataclasses.replace(mask, path=os.path.dirname(mask.path)) for place, mask in united.items()}
+        united |= {place: unite(group) for place, group in groups.items()      # without what was ignored beside them
+                   if not config['mask_pattern'] and len(group) < sum(map(may_be_read, os.listdir(united[place].path)))}
     return ([(places[place], mask) for place, mask in united.items()], rule,
             [image for place, image in places.items() if place not in groups], [], [])
 
@@ -1742,14 +1750,13 @@ def unite_numbered(pairs, images, masks, config, notes):
     left over). Not one that may be of a leftover image x_1; and none, with a note, if masks of the first three unions
     overlap, as drawings of several people do."""
     place = lambda mask: (os.path.dirname(mask.path), re.sub(r'[-_ ]\d+$', '', mask.stem))
-    further, united = grouped(masks, place), []
+    further, united, left = grouped(masks, place), [], {place(image)[1] for image in images}
     for image, mask in pairs:
         folder, base = place(mask)
         is_first = base != mask.stem and bare(base) == bare(image.stem)
         key, word = (folder, base if is_first else mask.stem), re.search(r'[^\W\d_]*$', mask.stem)[0]
         is_part = key in further and (is_first or word.casefold() in MASK_WORDS)       # else 7_1 is no part of 7
-        is_part = is_part and not any(other.stem.startswith(image.stem) for other in images)
-        united.append((image, unite([mask, *(further.pop(key) if is_part else ())])))
+        united.append((image, unite([mask, *(further.pop(key) if is_part and image.stem not in left else ())])))
     several = [(image, mask.path.split(UNITED)) for (image, mask), (_, one) in zip(united, pairs) if mask != one]
     try:
         for _, parts in several[:3]:
@@ -1771,7 +1778,7 @@ def read_table(path):
         with open(path, newline='', encoding='utf-8-sig') as file:
             head = file.readline()
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(',;\t', key=head.count))      # Excel: ;
+            reader = csv.DictReader(file, delimiter=max(',;\t', key=head.count), skipinitialspace=True)       # Excel: ;
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             roles = [name if may_be_read(name) else told_role(name) for name in reader.fieldnames]
             if roles.count('mask') == 1 and len(roles) == 2:           # a header such as xrays,masks
@@ -1789,24 +1796,25 @@ def read_table(path):
 
 
 def split_column(table):
-    """The column of a list that tells the split: split, else the first with nothing but splits, such as subset."""
+    """The column of a list that tells the split: split, else the first with several splits, such as subset."""
     words = {name: {SPLIT_WORDS.get((row[name] or '').strip().lower()) for row in table}
              for name in table[0] if name not in (None, 'image', 'mask')}
-    told = [name for name in words if 'train' in words[name] and None not in words[name]]
+    told = [name for name in words if 'train' in words[name] and len(words[name] - {None}) > 1]
     return 'split' if 'split' in words or not told else told[0]
 
 
 def read_tables(path):
-    """{list file: (its rows, the split that its name tells)}. train.csv brings val.csv and test.csv along, if they name
-    masks too; any other list stands alone, without a split."""
+    """{list file: (its rows, the split that its name tells)}. train.csv brings val.csv and test.csv along, without rows
+    if they name no masks; any other list stands alone, without a split."""
     tables, word = {path: (read_table(path), '')}, re.compile(rf'(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])')
     alike = [other for other in sorted(path.parent.glob('*.csv')) if other.is_file()
              and word.sub('', other.name.lower()) == word.sub('', path.name.lower())]
     told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))}
     for other in told if told.get(path) == 'train' and len(told) > 1 else ():
+        table = ()
         with contextlib.suppress(DataError):
             table = read_table(other)
-            tables |= {other: (table, told[other])} if any((row['mask'] or '').strip() for row in table) else {}
+        tables[other] = (table if any((row['mask'] or '').strip() for row in table) else (), told[other])
     return tables
 
 
@@ -1814,6 +1822,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or else to
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
+    used = [file for file, (table, _) in tables.items() if table]
     first = (tables[path][0][0].get('image') or '').strip()
     is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
     there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
@@ -1827,10 +1836,11 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
         unpaired += bool(image and not mask)
-        if image and not mask and skip_unpaired:
+        if not mask and (skip_unpaired or not image):                  # Excel leaves lines of ,, alone
             continue
-        if not image or not mask:
-            problems.append(f'{file}, line {number}: image and mask must both be given')
+        if not image or not mask or any(map(str.strip, row.get(None) or ())):
+            problems.append(f'{file}, line {number}: image and mask must both be given' if not image or not mask else
+                            f'{file}, line {number}: has more columns than the first line names')
             continue
         split = SPLIT_WORDS.get(split.lower(), told)
         pair = [Found(os.path.join(base, name), Path(name).stem, split, rest=os.path.dirname(name))
@@ -1841,7 +1851,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
         pairs.append(pair)
     if not problems:                                                   # realpath raises for names with a NUL
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
-        problems = [f'{" and ".join(map(str, tables))}: {image} is listed {count} times'
+        problems = [f'{" and ".join(map(str, used))}: {image} is listed {count} times'
                     for image, count in times.items() if count > 1]
     if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # in folders it is accepted (doubts)
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
@@ -1850,13 +1860,14 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
         raise DataError([*shorten(problems), *advice])
     if not pairs:
         raise DataError(f'{path}: no line names an image and its mask')
-    names = [file.name for file in tables]
-    rule = f'the list{"s" * (len(names) > 1)} {" and ".join(names)}'
+    rule = f'the list{"s" * (len(used) > 1)} {" and ".join(file.name for file in used)}'
     named = [read_place(image.rest)[0] for image, _ in pairs]
     if not any(image.split for image, _ in pairs) and 'train' in named and len({*named} - {''}) > 1:
         pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
         rule += ', its folders the split'
-    return pairs, rule + f', without {counted(unpaired, "image")} of no mask' * bool(unpaired)
+    left_out = [f'{file.name}, which is no list of images and masks' for file in tables if file not in used]
+    left_out += [f'{counted(unpaired, "image")} of no mask'] * bool(unpaired)
+    return pairs, rule + f', without {" and ".join(left_out)}' * bool(left_out)
 
 
 class More(str):
@@ -2052,7 +2063,7 @@ def split_listed(name):
 
 def tail_of(path, parts):
     """The last `parts` parts of a path, without the suffix of an image or mask (.v2 in scan.v2 is no such suffix)."""
-    path = path.replace('\\', '/')                                     # of a list made on Windows
+    path = unicodedata.normalize('NFC', path.replace('\\', '/'))       # of a list made on Windows, of a Mac
     path = os.path.splitext(path)[0] if may_be_read(posixpath.basename(path)) else path
     return '/'.join(path.split('/')[-parts:])
 
@@ -2108,9 +2119,10 @@ def ways_to_split(stems, lists, root, parts):
             raise DataError(f'{Path(root, folder, name)}: cannot be read: {error.strerror}') from None
         for line in text.splitlines():
             first = re.split('[,;\t]', line)[0]
-            words = [first] if name.endswith('.csv') else (line.strip(), *line.split()[:1])
-            found = {tail_of(word.strip(' "'), parts) for word in words}
-            for stem in found if found & known else found | {tail_of(first.strip(' "'), parts)}:
+            words = [] if name.endswith('.csv') else [line.strip(), *line.split()[:1]]
+            words = [*filter(may_be_read, words[1:]), *words, first]   # of '1.png 2.png' the first, but 'my (1).png'
+            found = [tail_of(word.strip(' "'), parts) for word in words]
+            for stem in [stem for stem in found if stem in known][:1] or found:
                 listed[stem] = split if listed.get(stem, split) == split else None
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
 
@@ -2177,7 +2189,7 @@ def pair_roles(config, root, files, which=-1):
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
     kinds = unite_siblings(images, unite_kinds(masks, config), config)
-    found = unite_folders(images, masks) or match_pairs(images, kinds)
+    found = unite_folders(images, masks, config) or match_pairs(images, kinds)
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config, notes)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
@@ -2277,6 +2289,8 @@ def lines_that_pair(config, root, files):
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
                  *empty, *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
+    elif config['images'] and config['masks']:
+        lines = ['other folders are tried once images= and masks= are left out']
     elif not (lines := data_above(root)):
         lines = [f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; '
                  'polygons, run lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for '
@@ -2335,7 +2349,7 @@ def lists_there(root, files):
     found, brought = {}, ''                                            # val.csv comes with train.csv
     for folder, name in [place for place in places if depth(place) == depth(places[0])][:20]:
         with contextlib.suppress(DataError):
-            if name not in brought.split() and (root / folder / name).is_file():
+            if name not in re.split('[ ,]', brought) and (root / folder / name).is_file():
                 pairs, rule = found[as_typed('data', root / folder / name)] = read_list(root / folder / name)
                 brought += f' {rule}'
     return found
@@ -2638,7 +2652,8 @@ def pattern_answers(files):
 
 def group_of(image, pattern):
     """The group of an image: what the pattern's parentheses match in its name, or the whole match if it has none."""
-    match = re.search(pattern, image.stem) or re.search(pattern, f'{image.rest}/{image.stem}')
+    places = (image.stem, f'{image.rest}/{image.stem}', os.path.basename(image.path))      # what {stem} is, or all
+    match = next(filter(None, (re.search(pattern, place) for place in places)), None)
     if not match:
         raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
                         "as in group_pattern='^[^_]*' (what stands before the first _)")

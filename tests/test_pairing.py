@@ -112,6 +112,22 @@ def test_extensions_may_be_mixed(tmp_path):
         dict(zip(images, masks))
 
 
+def test_a_folder_for_testing_and_another_split_is_for_testing(tmp_path):
+    """DAVIS and COCO have test-dev, which was trained on."""
+    names = [f'{split}/{n}' for split in ('train', 'val', 'test-dev') for n in range(3)]
+    fill(tmp_path, [f'images/{name}.png' for name in names], [f'masks/{name}.png' for name in names])
+    assert split_sizes(inspect(tmp_path)[1]) == [3, 3, 3]
+
+
+def test_folders_of_a_mac_and_of_windows_are_one(tmp_path):
+    for folder, other in (('K\u00f6ln', 'Ko\u0308ln'), ('Rom', 'Rom')):
+        fill(tmp_path, [f'images/{folder}/{n}.jpg' for n in range(3)], [f'masks/{other}/{n}.png' for n in range(3)])
+    found = partners(inspect(tmp_path)[1], tmp_path)
+    assert len(found) == 6 and found['images/K\u00f6ln/1.jpg'] == 'masks/Ko\u0308ln/1.png'
+    (tmp_path / 'val.txt').write_text('Ko\u0308ln/1.jpg\nRom/2.jpg\n')
+    assert sorted(names_of(inspect(tmp_path)[1], 'val')) == ['1', '2']
+
+
 def test_names_of_a_mac_and_of_windows_are_one(tmp_path):
     images, masks = (['K\u00f6ln.jpg', 'Rom.jfif'], ['Ko\u0308ln.png', 'Rom.png'])
     fill(tmp_path / 'set', [f'images/{name}' for name in images[:1]], [f'masks/{name}' for name in masks])
@@ -435,6 +451,15 @@ def test_numbered_masks_of_other_images_are_not_united(tmp_path):
     fill(tmp_path / 'b', [f'images/{n}.png' for n in range(6)], [f'masks/{n}.png' for n in range(6)])
     objects(tmp_path / 'b', ['masks/2_1.png'])
     assert 'mask without an image' in str(ask(tmp_path / 'b'))
+
+
+def test_further_masks_are_united_though_an_image_without_one_begins_with_the_same_letters(tmp_path):
+    """Of s1 was trained half, because s10 had no mask."""
+    fill(tmp_path, [f'images/s{n}.png' for n in range(1, 13)], [])
+    for n in range(1, 7):
+        objects(tmp_path / 'masks', [f's{n}_mask.png', f's{n}_mask_1.png'])
+    config, data = inspect(tmp_path, skip_unpaired=True)
+    assert len(data.pairs.images) == 6 and mask_of(data, config, 's1')[:, 0].tolist() == [1, 1] + [0] * 6
 
 
 def test_masks_of_several_folders_are_united_where_masks_has_a_star(tmp_path):
@@ -1285,6 +1310,32 @@ def test_masks_are_not_parted_where_images_was_typed(tmp_path):
     (tmp_path / 'scans').mkdir()
     (tmp_path / 'scans/0.raw').write_bytes(b'0')
     assert 'found 0 images and 8 masks' in str(ask(tmp_path, images='scans', masks='labels'))
+    assert 'found 8 images and 0 masks' in str(ask(tmp_path, images='labels', masks='scans'))
+
+
+def test_files_typed_as_images_or_masks_are_refused(tmp_path):
+    """masks="anno/*.png" named no folder, so older masks beside the images were taken in silence."""
+    masks = [f'{name}.png' for n in range(4) for name in (f'anno/{n}', f'imgs/{n}_mask')]
+    fill(tmp_path, [f'imgs/{n}.jpg' for n in range(4)], masks)
+    assert "anno/*.png: there is no such folder; type the folder alone, and image_pattern='{stem}.png' or " \
+        in (error := str(ask(tmp_path, images='imgs', masks='anno/*.png')))
+    assert 'other folders are tried once images= and masks= are left out' in error and 'were found that' not in error
+
+
+def test_folders_given_by_their_whole_path_are_those_inside(tmp_path):
+    """Their files were listed as ignored, and a * in them meant itself."""
+    fill(tmp_path, [f'a/p{n}/{n}.jpg' for n in range(4)], [f'b/{n}.png' for n in range(4)])
+    for images in (f'{tmp_path}/a', f'{tmp_path}/a/*'):
+        data = inspect(tmp_path, images=images, masks=f'{tmp_path}/b')[1]
+        assert len(data.pairs.images) == 4 and not data.notes
+
+
+def test_data_with_names_of_a_run_is_data(tmp_path):
+    """config.py and log.txt in the top folder."""
+    fill(tmp_path, [f'images/{n}.jpg' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    for name in ('config.py', 'log.txt', 'images/config.py'):
+        (tmp_path / name).write_text('')
+    assert len(inspect(tmp_path)[1].pairs.images) == 4
 
 
 def test_test_images_that_have_masks_are_kept(tmp_path):
@@ -1377,7 +1428,7 @@ def test_matrix_beside_its_photograph_is_no_image(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.jpg' for n in range(3)], [f'masks/{n}.png' for n in range(3)])
     (tmp_path / 'set/images/2.mat').write_bytes(b'MATLAB 5.0')
     _, data = inspect(tmp_path / 'set')
-    assert len(data.pairs.images) == 3 and 'ignored 2.mat' in data.notes
+    assert len(data.pairs.images) == 3 and 'ignored 2.mat, beside another of the same name' in data.notes
 
 
 def test_runs_below_the_data_are_no_data(tmp_path):
@@ -1616,7 +1667,8 @@ def test_lists_of_several_splits_are_one_set(tmp_path):
     write_lists(tmp_path, My_Train=rows[:4], My_Val=rows[4:], Their_Val=rows[:1])
     (tmp_path / 'My_Test.csv').write_text('image\n0.jpg\n')
     _, data = inspect(tmp_path / 'My_Train.csv')
-    assert data.pairs.rule == 'the lists My_Train.csv and My_Val.csv'
+    assert data.pairs.rule == \
+        'the lists My_Train.csv and My_Val.csv, without My_Test.csv, which is no list of images and masks'
     assert [names_of(data, split) for split in ('train', 'val', 'test')] == [set('0123'), set('45'), set()]
     _, data = inspect(tmp_path / 'My_Val.csv', val_fraction=0)
     assert data.pairs.rule == 'the list My_Val.csv' and names_of(data, 'train') == set('45')
@@ -1668,7 +1720,9 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
     error = ask(tmp_path / 'train.csv')
     assert offered(error, 'skip') == 'skip_unpaired=True' and 'test.csv' not in str(error)
     _, data = inspect(tmp_path / 'train.csv', skip_unpaired=True)
-    assert data.pairs.rule == 'the list train.csv, without 1 image of no mask' and len(data.pairs.images) == 4
+    assert data.pairs.rule == \
+        'the list train.csv, without test.csv, which is no list of images and masks and 1 image of no mask'
+    assert len(data.pairs.images) == 4
     assert 'no line names an image and its mask' in str(ask(tmp_path / 'test.csv', skip_unpaired=True))
     assert 'skip_unpaired' not in str(ask(tmp_path / 'test.csv'))
 
@@ -1885,13 +1939,26 @@ def test_a_text_file_for_validation_alone_leaves_the_others_for_training(tmp_pat
     assert names_of(data, 'test') == set(stems[7:]) and split_sizes(data) == [6, 1, 3]
 
 
+def test_a_name_that_begins_with_another_is_not_that_in_a_text_file(tmp_path):
+    """'photo (1).jpg' told of photo.jpg too. Of two columns the first names the image."""
+    stems = ['photo', *(f'photo ({n})' for n in range(1, 6))]
+    fill(tmp_path / 'a', [f'images/{stem}.png' for stem in stems], [f'masks/{stem}.png' for stem in stems])
+    (tmp_path / 'a/val.txt').write_text('photo (4).png\nphoto (5).png\n')
+    assert names_of(inspect(tmp_path / 'a')[1], 'val') == {'photo (4)', 'photo (5)'}
+    stems = ['0', '1', '2', '3', 'of 0', 'of 1']
+    fill(tmp_path / 'b', [f'images/{stem}.png' for stem in stems], [f'masks/{stem}.png' for stem in stems])
+    (tmp_path / 'b/val.txt').write_text('0.png of 0.png\n1.png of 1.png\n')
+    assert names_of(inspect(tmp_path / 'b')[1], 'val') == {'0', '1'}
+
+
 @pytest.mark.parametrize('names', [['2', '5'], ['S2_2', 'another']])
 def test_a_text_file_for_validation_alone_that_names_strangers_is_no_split(tmp_path, names):
     """Two digits are not S2_1 without what the others share, nor is the list of another set that of this one."""
     fill(tmp_path, [f'images/S2_{n}.png' for n in range(1, 11)], [f'masks/S2_{n}.png' for n in range(1, 11)])
     (tmp_path / 'val.txt').write_text('\n'.join(names))
     data = inspect(tmp_path)[1]
-    assert split_sizes(data)[:2] == [8, 2] and 'ignored val.txt' in data.notes
+    assert split_sizes(data)[:2] == [8, 2]
+    assert 'ignored val.txt, which do not list every image once and so tell no split' in data.notes
 
 
 @pytest.mark.parametrize('name', ['{}_img', 'S2_{}', 'S2_{}_img'])
@@ -2039,6 +2106,13 @@ def test_group_pattern_that_is_not_found_is_refused(small_set):
     inspect(small_set, group_pattern=r'(\d)')
 
 
+def test_group_pattern_may_hold_what_image_pattern_says_besides(tmp_path):
+    """The patient stands before {stem}, in which alone it was looked for."""
+    fill(tmp_path, [f'p{n % 3}_{n}_rgb.png' for n in range(9)], [f'{n}_gt.png' for n in range(9)])
+    typed = {'image_pattern': '*_{stem}_rgb.png', 'mask_pattern': '{stem}_gt.png'}
+    assert len({name[:2] for name in names_of(inspect(tmp_path, group_pattern='^p[0-9]', **typed)[1], 'val')}) == 1
+
+
 def test_groups_that_folders_tear_apart_are_told(tmp_path):
     for split in ('train', 'val'):
         for name in ('video0_a', 'video1_a'):
@@ -2182,6 +2256,36 @@ def test_a_list_may_have_tabs(tmp_path):
     assert len(inspect(tmp_path / 'list.csv')[1].pairs.images) == 4
 
 
+def test_a_list_with_spaces_before_quotes(tmp_path):
+    fill(tmp_path, ['a, b/0.png', 'a, b/1.png'], ['c/0.png', 'c/1.png'])
+    (tmp_path / 'list.csv').write_text('image, mask\n"a, b/0.png", "c/0.png"\n"a, b/1.png", "c/1.png"\n')
+    assert len(inspect(tmp_path / 'list.csv')[1].pairs.images) == 2
+
+
+def test_columns_that_the_first_line_does_not_name_are_refused(tmp_path):
+    """A third column without a name, of splits perhaps, was dropped; empty ones are."""
+    fill(tmp_path, ['0.png', '1.png'], ['m0.png', 'm1.png'])
+    listed = tmp_path / 'list.csv'
+    for end in ('val', ''):
+        listed.write_text(f'image,mask\n0.png,m0.png,{end}\n1.png,m1.png,,\n,,\n')
+        if end:
+            assert f'{listed}, line 2: has more columns than the first line' in str(ask(listed))
+    assert len(inspect(listed)[1].pairs.images) == 2
+
+
+@pytest.mark.parametrize('last', ['', 'test_hard'])
+def test_a_split_column_of_another_name_with_one_odd_word(tmp_path, last):
+    """All of the column was ignored for it, and images for testing trained. A blank is of no split; words are asked."""
+    splits = ['train', 'train', 'train', 'val', 'test', last]
+    rows = [(f'{n}.png', f'm{n}.png', split) for n, split in enumerate(splits)]
+    fill(tmp_path, *[*zip(*rows)][:2])
+    (tmp_path / 'list.csv').write_text('image,mask,subset\n' + ''.join(','.join(row) + '\n' for row in rows))
+    if last:
+        assert "line 7: split='test_hard': choose from train, val, test" in str(ask(tmp_path / 'list.csv'))
+    else:
+        assert names_of(inspect(tmp_path / 'list.csv')[1], 'test') == {'4'}
+
+
 def test_masks_named_as_results_are_left_out_where_others_are_not(tmp_path):
     fill(tmp_path, [f'images/{n}.png' for n in range(6)],
          [f'masks/{n}.png' for n in range(6)] + [f'masks/{n}_predict.png' for n in (1, 2)])
@@ -2192,6 +2296,19 @@ def test_masks_named_as_results_are_left_out_where_others_are_not(tmp_path):
         os.remove(tmp_path / f'masks/{n}.png')
     fill(tmp_path, [], [f'masks/{n}_predict.png' for n in range(6)])   # nothing else is there
     assert len(inspect(tmp_path)[1].pairs.masks) == 6
+
+
+@pytest.mark.parametrize('others', [['one_pred.png'], ['one.jpg', 'two.jpg']])
+def test_what_is_ignored_is_not_united(tmp_path, others):
+    """The whole folder of an image's masks was read, with results and pictures of masks that were told as ignored."""
+    for name in 'abcd':
+        fill(tmp_path, [f'{name}/images/{name}.png'], [])
+        objects(tmp_path / name / 'masks', ['one.png', 'two.png'])
+        for other in others:
+            save(tmp_path / name / 'masks' / other, np.full((8, 8), 255))
+    config, data = inspect(tmp_path)
+    assert mask_of(data, config, 'a')[:, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert any(note.startswith(f'ignored {4 * len(others)} files') for note in data.notes)
 
 
 def test_folders_of_masks_are_not_offered_as_the_images_that_text_files_list(tmp_path):
