@@ -2275,8 +2275,8 @@ def lines_that_pair(config, root, files):
     is_sound = lambda line: not SOUND_WORDS.isdisjoint(folder_words(line.partition(' masks=')[0]))
     lines = [line for line in lines if not is_sound(line)              # good/000 has no mask of the defects of bad/000
              or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
-    times = Counter(map(masks_of, lines))
-    bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...']
+    bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...'] \
+        * (max(Counter(map(masks_of, lines)).values(), default=0) > 1)         # other images have the same masks
     empty = ['images without a mask are left out; those that show nothing to find can be learnt from, once each has a '
              'mask of zeros'] * leave_images({line: works[line] for line in lines}, root, files)
     note = lambda line: ', masks united: one class' * bool(united(line)) \
@@ -2287,14 +2287,13 @@ def lines_that_pair(config, root, files):
     lines[5:5] = [told(line, *answer) for line, answer in together.items()]            # six are shown
     lines = [told(line, pairs, f', by {rule}') for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
-        lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6),
-                 *empty, *bands * (max(times.values(), default=0) > 1)]        # other images have the same masks
+        lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6), *empty, *bands]
     elif config['images'] and config['masks']:
         lines = ['other folders are tried once images= and masks= are left out']
-    elif not (lines := data_above(root)):
-        lines = [f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; '
-                 'polygons, run lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for '
-                 'each image']
+    else:
+        lines = data_above(root) or [
+            f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; polygons, '
+            'run lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
     return lines
 
