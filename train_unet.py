@@ -43,7 +43,8 @@ The file, top to bottom:
 To see how it trains read fit, then what it calls: train_epoch, guarded_step, commit. Most of the data sections are
 about finding out what somebody's files mean; if you read for the training, skip them. To change the loss edit
 SegmentationLoss, the network build_network, the augmentation build_augmentation, the optimizer build_optimizer, the
-schedule lr_at_step, the scores compute_metrics; what reads another file format goes into READERS.
+schedule lr_at_step, the scores compute_metrics, by which score_of finds the best epoch, what 'auto' becomes settle;
+what reads another file format goes into READERS.
 """
 import ast
 import atexit
@@ -118,8 +119,8 @@ CONFIG = {
     'val_fraction': 0.2,          # share held out for validation where no folder names a split; 0: validate on the
                                   # training images, which proves nothing but that the network can learn them
     'fold': 0,                    # cross-validation: which of the parts of size val_fraction validates; of 0.2: 0 to 4
-    'group_pattern': None,        # regular expression that each stem, or folder/stem, holds; images with equal matches
-                                  # (one video, one scan) stay on one side of the split
+    'group_pattern': None,        # regular expression found in each stem, or else in folder/stem: '^[^_]*', '(.*)/';
+                                  # images with equal matches (one video, one scan) stay on one side of the split
     'num_classes': 'auto',        # background included; 2 is binary: one output and a threshold
     'class_names': None,          # ['background', 'nucleus']; for the tables
     'mask_values': None,          # their meaning: {255: 1}, {'#ff0000': 1}, '>127', 'nonzero', 'alpha'; None: find out
@@ -160,15 +161,15 @@ CONFIG = {
                                   # 0.01; for SGD 0.02 x (effective batch / 8), at most 0.1; others: torch's own default
     'weight_decay': 0.01,         # on weights of two or more dimensions, except those of norms and embeddings
     'momentum': 0.9,              # of SGD
-    'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of it
+    'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of the rate
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
                                   # 'ce+dice' for two classes, with class_weights, or where images come several
                                   # times (oversample_foreground), else 'dice'
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
-    'oversample_foreground': 0.9,  # share of an epoch that shows any class but 0: where fewer images do, those are
-                                  # repeated to fill it, those of rarer classes more often, augmented anew, and of the
-                                  # others some come; 0: each once
+    'oversample_foreground': 0.9,  # least share of an epoch that shows any class but 0: if fewer images do they come
+                                  # again, augmented anew, rarer classes more often, in place of some of the others;
+                                  # 0: each once
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
                                   # 5 % of the run, 10,000 steps at most; off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
@@ -700,6 +701,7 @@ def parse_command(argv):
         settings = source[source.index("'data':", source.index('CONFIG = {')) - 4:].partition('\n}\n')[0]
         print('\nSettings, with their defaults:\n')
         print(re.sub(r"(?m)^    '(\w+)': (.*?),(?=  |$)", r'    \1=\2    ', settings))
+        print('\nOf one command alone:', '; '.join(f'{verb} {", ".join(own)}' for verb, own in OWN_WORDS.items()))
         print(f'\nPresets (--preset NAME): {PRESETS_THERE}', flush=True)
         sys.exit(0)
     words, problems = list(argv), []
@@ -1225,7 +1227,8 @@ CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)
 
 def may_be_read(name):
     """Whether a file of this name may be an image or a mask: a suffix that can be read, and not hidden."""
-    return name[name.rfind('.'):].lower() in SUFFIXES and not name.startswith('.')
+    suffix = name[name.rfind('.'):].lower()
+    return (suffix in SUFFIXES or suffix in READERS) and not name.startswith('.')
 
 
 @dataclasses.dataclass
@@ -1368,12 +1371,12 @@ def top_pictures(files):
 
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
-    base may hold *; it is relative to root or to any folder in it, or leads out of root. `files`: those below root."""
+    base may hold *; it is relative to root, or without * to any folder in it, or leads out. `files`: those below root."""
+    if os.path.isabs(base) and not (inside := relative(base, root)).startswith('..'):
+        base = inside
     if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
         return [(name, '', name) for name in on_top]
     base = os.path.normpath(base).replace(os.sep, '/')
-    if os.path.isabs(base) and not (inside := relative(base, root).replace(os.sep, '/')).startswith('..'):
-        base = inside
     if os.path.isabs(base) or base.startswith('..'):
         return [(os.path.join(base, folder, name), folder, name)
                 for folder, name in list_files(existing_folder(root / base))]
@@ -3677,7 +3680,7 @@ def read_header(path, config):
     suffix = os.path.splitext(path)[1].lower()
     if not os.path.isfile(path):
         raise DataError(f'{path}: cannot be read: is no file')         # a pipe would be waited for
-    if suffix in ('.npy', '.mat'):
+    if suffix in READERS.keys() - {'.tif', '.tiff'}:
         array = open_npy(path, config, False) if suffix == '.npy' else read_array(path, config)
         (height, width, channels), dtype = (*array.shape, 1)[:3], array.dtype
     elif suffix in ('.tif', '.tiff') and not pillow_sees_all(path, config):
@@ -8888,6 +8891,8 @@ def evaluate(folder, split=None, tta=False, **overrides):
     drawn = [key for key in ('seed', 'val_fraction', 'fold', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
+    if idle := [key for key in ('seed', 'group_pattern') if key in overrides and not overrides.get('val_fraction')]:
+        raise ConfigError(f'{", ".join(idle)}: no effect: all images of data= are scored, unless val_fraction is typed')
     dataset, split, are_known = images_to_score(folder, model, overrides, typed)
     of_what = [Path(model.config['data']).resolve().name] if other else []
     of_what += [typed] if typed and (other or typed != 'val') else []
@@ -8925,9 +8930,9 @@ def images_to_score(folder, model, overrides, wanted=None):
         raise DataError(f'{model.config["data"]}: is not there; if it has moved type data=NEW_PLACE {split}')
     with as_learnt(model.config, model.coding, other):
         data = inspect_other(model) if other else inspect_data(model.config)
-    names = [wanted] if wanted else ['val', 'test', 'train'] if other else ['val']
+    names = [wanted] if wanted else ['val', 'test', 'train'] if other else ['val', 'train']
     split = next((name for name in names if SPLITS.index(name) in data.pairs.splits), names[-1])
-    if wanted and SPLITS.index(wanted) not in data.pairs.splits and (other or wanted != 'val'):
+    if wanted and SPLITS.index(wanted) not in data.pairs.splits:
         raise DataError(f'split={wanted}: {model.config["data"]} has no {wanted} images with masks')
     dataset = SegmentationDataset(data, split, model.config, is_training=False)
     dataset.is_mixed |= other                                          # other data may be scaled differently
@@ -8961,7 +8966,7 @@ def inspect_other(model):
     """Inspect data that a model was not trained on -> Data; prints it, and how it differs from the training's.
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     data = inspect_data(model.config)
-    of_training = '^no validation|^no training mask|^val_fraction=0:|oversample_foreground='
+    of_training = '^no validation|^no training mask|^val_fraction=0:|oversample_foreground=|group_pattern'
     data.notes = [note for note in data.notes if not re.search(of_training, note)]
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
@@ -9054,7 +9059,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     except OSError as error:                                           # a full disk, or a run that others may only read
         trouble = error
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
-    is_all = split == 'train' and not of_what.endswith('train')        # of other data that name no split
+    is_all = of_what and split == 'train' and not of_what.endswith('train')    # of other data that name no split
     what = 'images' if is_all else f'{split} images'
     what += f' of {clean(model.config["data"])}' if of_what else ''
     two = len(names) == 2                                              # printed after writing: a pipe may be closed
@@ -9327,7 +9332,7 @@ def export_facts(model):
                 if config['image_dtype'] == 'float32' else f"{config['image_dtype']}, as stored"),
             'note': ('images are shrunk by area (cv2.INTER_AREA), then sides that grow, and logits, bilinearly; '
                      if config['size_policy'] == 'resize' else 'predict blends the logits of overlapping tiles of '
-                     'image_size, those of a whole image differ a little; ') +
+                     'image_size, those of a whole image differ, the more the smaller these are; ') +
                     'logits above log(t / (1 - t)), t the threshold, are foreground if there is one, else the largest '
                     'is the class'}
 

@@ -41,7 +41,8 @@ def test_help_names_every_key_command_and_preset_without_torch(command_line):
             for key, value in re.findall(r'(?m)^    (\w+)=(.*?) {2,}#', done.stdout)}
     assert told == tu.CONFIG
     assert 'images in one forward pass, of all processes' in done.stdout           # with its comments
-    assert [word for word in (*tu.COMMANDS, *(path.stem for path in PRESETS)) if word not in done.stdout] == []
+    words = [*tu.COMMANDS, *(path.stem for path in PRESETS), 'tta', 'threshold', 'skip_existing']
+    assert [word for word in words if word not in done.stdout] == []
 
 
 def test_a_current_folder_that_was_deleted_is_told(tmp_path):

@@ -56,6 +56,18 @@ def array_file(array, kind=None):
     return lambda path: save(path, array, kind)
 
 
+def test_another_format_is_one_line_of_the_readers(tmp_path, monkeypatch):
+    """The table of suffixes and the reader of headers did not know of it."""
+    monkeypatch.setitem(train_unet.READERS, '.dat', lambda path, *_: np.load(open(path, 'rb')))
+    fill(tmp_path, [], [f'masks/{n}.png' for n in range(4)])
+    (tmp_path / 'images').mkdir()
+    for n in range(4):
+        with open(tmp_path / f'images/{n}.dat', 'wb') as file:
+            np.save(file, np.full((8, 8), 9 * n, np.uint8))
+    _, data = inspect(tmp_path, in_channels=1)
+    assert data.sizes == {(8, 8): 4} and len(data.pairs.images) == 4
+
+
 FULL = 65535
 GREY = np.full((4, 6), 300)
 # name, file, how it is written, in_channels, its pixel, the type of the result

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_using.py
 import ast
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import math
@@ -673,6 +674,24 @@ def test_evaluate_draws_no_other_validation_images(own, word, capsys):
     assert 'would draw other validation images' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('word', ['seed=5', 'group_pattern=^.'])
+def test_a_split_of_other_data_that_is_not_drawn_takes_no_words(own, tmp_path, word, capsys):
+    """They were listed as at work, beside the scores of all images."""
+    other = draw_set(tmp_path / 'other', count=4)
+    assert tu.main(['evaluate', str(own), f'data={other}', word]) == 2
+    assert f'{word.split("=")[0]}: no effect: all images of data= are scored' in capsys.readouterr().err
+
+
+def test_a_run_that_validated_on_its_training_images_is_scored_as_that(small_set, capsys):
+    """'8 val images', also in metrics.json, of a run without any."""
+    run = tu.train(**TINY, data=str(small_set), val_fraction=0).run_dir
+    assert tu.main(['evaluate', str(run)]) == 0
+    assert re.search('^[0-9]+ train images: IoU', capsys.readouterr().out, re.MULTILINE)
+    assert json.loads(Path(run, 'metrics.json').read_text())['split'] == 'train'
+    assert tu.main(['evaluate', str(run), 'split=val']) == 2
+    assert 'has no val images with masks' in capsys.readouterr().err
+
+
 # --- starting from another run --------------------------------------------------------
 
 
@@ -980,6 +999,14 @@ def test_evaluate_says_nothing_of_how_often_images_come_in_training(own, tmp_pat
     assert tu.main(['evaluate', str(own), f'data={data}', 'val_fraction=0']) == 0
     said = capsys.readouterr().out
     assert 'they come more' not in said and 'no validation images' not in said
+
+
+def test_evaluate_says_nothing_of_groups_to_split(own, tmp_path, capsys):
+    data = draw_set(tmp_path / 'cells', 8)
+    for folder, n in itertools.product(('images', 'masks'), range(8)):
+        (data / f'{folder}/{n:03d}.png').rename(data / f'{folder}/v{n // 4}_{n}.png')
+    assert tu.main(['check', f'data={data}', 'device=cpu']) == 0 and 'type group_pattern=' in capsys.readouterr().out
+    assert tu.main(['evaluate', str(own), f'data={data}']) == 0 and 'group_pattern' not in capsys.readouterr().out
 
 
 def test_evaluate_says_nothing_of_classes_that_training_would_lack(three, tmp_path, capsys):
