@@ -1371,7 +1371,7 @@ def top_pictures(files):
 
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
-    base may hold *; it is relative to root, or without * to any folder in it, or leads out. `files`: those below root."""
+    base may hold *; it is relative to root, or without * to any folder in it, or leads out. `files`: all below root."""
     if os.path.isabs(base) and not (inside := relative(base, root)).startswith('..'):
         base = inside
     if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
@@ -1740,7 +1740,8 @@ def unite_siblings(images, masks, config):
     leftMask and rightMask together. Not where images lie in such folders too."""
     of_masks, of_images = (config[key] or '' for key in ('masks', 'images'))
     is_meant = '*' in posixpath.basename(of_masks) and of_masks.count('*') - of_images.count('*') == 1
-    if not is_meant or {image.rest for image in images} & {mask.rest for mask in masks}:
+    folder_of = lambda file: os.path.basename(os.path.dirname(file.path))
+    if not is_meant or {*map(folder_of, images)} & {*map(folder_of, masks)}:       # */data/001 has */masks/001
         return masks
     groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(os.path.dirname(mask.path)), mask.stem)).values()
     above = lambda mask: dataclasses.replace(mask, rest=posixpath.dirname(mask.rest))      # where its image is
@@ -8703,9 +8704,9 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
-        is_float = isinstance(threshold, float)                        # NumPy's is one
-        if not (is_float and 0 < threshold < 1 and model.config['num_classes'] == 2):
-            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, and is for two classes',
+        is_for_it = model.config['num_classes'] == 2 and save != 'probability'
+        if not (is_for_it and isinstance(threshold, float) and 0 < threshold < 1):     # NumPy's are floats
+            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, for masks of two classes',
                             'nothing to predict')
         model.threshold = threshold
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))

@@ -429,7 +429,8 @@ def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_pat
         assert tu.main(['predict', str(run), file, '-o', str(tmp_path), f'threshold={typed}']) == 2
         assert 'must be above 0 and below 1' in capsys.readouterr().err
     assert tu.main(['predict', str(three[0]), file, '-o', str(tmp_path), 'threshold=0.4']) == 2
-    assert 'threshold=0.4: must be above 0 and below 1, and is for two classes' in capsys.readouterr().err
+    assert 'threshold=0.4: must be above 0 and below 1, for masks of two classes' in capsys.readouterr().err
+    assert tu.main(['predict', str(run), file, '-o', str(tmp_path), 'threshold=0.4', 'save=probability']) == 2
 
 
 def test_probabilities_from_python_decide_as_predict_does(two, three):
