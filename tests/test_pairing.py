@@ -477,6 +477,15 @@ def test_masks_of_several_folders_are_united_where_masks_has_a_star(tmp_path):
     assert len(data.pairs.images) == 6 and data.values[255] == [6 * 24, 6]
 
 
+def test_masks_of_other_patients_are_not_united(tmp_path):
+    """Second offered was images="*/data/001" masks="*/masks/*", which gave patient 001 the masks of all."""
+    for split, (patient, count) in itertools.product(('tr', 'vd'), ((1, 6), (2, 4), (3, 4))):
+        for n in range(count):
+            fill(tmp_path, [f'{split}/data/{patient:03d}/{n}_rgb.png'], [])
+            save(tmp_path / f'{split}/masks/{patient:03d}/{n}_label.png', np.eye(8, k=patient, dtype=int))
+    assert typed_lines(ask(tmp_path)) == ['images="*/data" masks="*/masks"']
+
+
 def test_masks_of_several_folders_are_united_in_each_of_several_folders(tmp_path):
     """EndoVis: instrument_dataset_1/ground_truth/Left_Forceps_labels, the same names in every sequence."""
     data = tmp_path / 'results'                                        # which tells nothing of what is in it
