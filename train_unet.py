@@ -1372,21 +1372,18 @@ def top_pictures(files):
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
     base may hold *; it is relative to root, or without * to any folder in it, or leads out. `files`: all below root."""
-    if os.path.isabs(base) and not (inside := relative(base, root)).startswith('..'):
+    if os.path.isabs(base) and not (inside := relative(base, root)).startswith('.'):
         base = inside
     if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
         return [(name, '', name) for name in on_top]
     base = os.path.normpath(base).replace(os.sep, '/')
-    if os.path.isabs(base) or base.startswith('..'):
-        return [(os.path.join(base, folder, name), folder, name)
-                for folder, name in list_files(existing_folder(root / base))]
+    leads_out = os.path.isabs(base) or base.startswith('..')
     is_plain = '*' in base or os.path.isdir(root / base)
     match = matcher(base) if is_plain else re.compile(f'(.*)/{re.escape(base)}(?:/|$)(.*)', re.DOTALL).fullmatch
-    found = [(os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name)
-             for folder, name in files if (inside := match(folder))]
-    if not found:
-        existing_folder(root / base)
-    return found
+    found = [] if leads_out else [(os.path.join(folder, name), '/'.join(filter(None, inside.groups())), name)
+                                  for folder, name in files if (inside := match(folder))]
+    return found or [(os.path.join(base, folder, name), folder, name)  # a run's, or hidden: named, it is meant
+                     for folder, name in list_files(existing_folder(root / base))]
 
 
 def by_role(candidates, config, root, ignored):
@@ -1698,7 +1695,7 @@ def match_split(images, masks):
     return pairs, rule, images, masks, clashes
 
 
-def unite_folders(images, masks, config):
+def unite_folders(images, masks):
     """Pairs where each image has its own folder of masks, one file per object (DSB-2018), beside it or named after its
     stem -> as match_pairs, the folders being the masks if some hold several files; None where files do not lie so."""
     groups = grouped(masks, lambda mask: (mask.split, bare(mask.rest)))            # a/7_mask/ is of a/7.jpg too
@@ -1716,8 +1713,6 @@ def unite_folders(images, masks, config):
     if len(groups) < len(masks):
         rule += f', its masks united, such as {" and ".join(file.stem for file in max(groups.values(), key=len)[:2])}'
         united = {place: dataclasses.replace(mask, path=os.path.dirname(mask.path)) for place, mask in united.items()}
-        united |= {place: unite(group) for place, group in groups.items()      # without what was ignored beside them
-                   if not config['mask_pattern'] and len(group) < sum(map(may_be_read, os.listdir(united[place].path)))}
     return ([(places[place], mask) for place, mask in united.items()], rule,
             [image for place, image in places.items() if place not in groups], [], [])
 
@@ -1804,7 +1799,7 @@ def split_column(table):
     words = {name: {SPLIT_WORDS.get((row[name] or '').strip().lower()) for row in table}
              for name in table[0] if name not in (None, 'image', 'mask')}
     told = [name for name in words if 'train' in words[name] and len(words[name] - {None}) > 1]
-    return 'split' if 'split' in words or not told else told[0]
+    return 'split' if 'split' in words or not told else min(told, key=lambda name: None in words[name])
 
 
 def read_tables(path):
@@ -1818,7 +1813,8 @@ def read_tables(path):
         table = ()
         with contextlib.suppress(DataError):
             table = read_table(other)
-        tables[other] = (table if any((row['mask'] or '').strip() for row in table) else (), told[other])
+        is_used = other == path or any((row['mask'] or '').strip() for row in table)
+        tables[other] = (table if is_used else (), told[other])
     return tables
 
 
@@ -2193,7 +2189,7 @@ def pair_roles(config, root, files, which=-1):
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
     kinds = unite_siblings(images, unite_kinds(masks, config), config)
-    found = unite_folders(images, masks, config) or match_pairs(images, kinds)
+    found = unite_folders(images, masks) or match_pairs(images, kinds)
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config, notes)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
@@ -3173,7 +3169,10 @@ def read_mask(path, config):
         return whole
     if os.path.isdir(path):
         wanted = stem_in(config['mask_pattern'] or '{stem}')
-        names = [name for name in sorted(os.listdir(path)) if wanted(name) is not None and may_be_read(name)]
+        files = [Found(os.path.join(path, name), os.path.splitext(name)[0]) for name in sorted(os.listdir(path))
+                 if wanted(name) is not None and may_be_read(name)]
+        files = best_of_twins(without_results((), files, defaultdict(list)), JPEG_SUFFIXES, 0.5, defaultdict(list))
+        names = [os.path.basename(file.path) for file in files]
         levels = [127 if name.lower().endswith(JPEG_SUFFIXES) else 0 for name in names]        # its black is noisy
         stored = [read_mask(os.path.join(path, name), config) for name in names]
         for name, part, level in zip(names, stored, levels):
@@ -3817,7 +3816,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 26                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 27                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):

@@ -1337,6 +1337,12 @@ def test_folders_given_by_their_whole_path_are_those_inside(tmp_path):
     for images in (f'{tmp_path}/a', f'{tmp_path}/a/*'):
         data = inspect(tmp_path, images=images, masks=f'{tmp_path}/b')[1]
         assert len(data.pairs.images) == 4 and not data.notes
+    for name in ('config.py', 'log.txt', 'predictions/.hidden'):       # named, a run's and hidden ones are meant
+        (tmp_path / 'run' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'run' / name).write_text('')
+    (tmp_path / 'b').rename(tmp_path / 'run/predictions/b')
+    for folder in ('run/predictions/b', f'{tmp_path}/run/predictions/b'):
+        assert len(inspect(tmp_path, images='a', masks=folder)[1].pairs.images) == 4
 
 
 def test_data_with_names_of_a_run_is_data(tmp_path):
@@ -1684,6 +1690,14 @@ def test_lists_of_several_splits_are_one_set(tmp_path):
     write_lists(tmp_path, My_Val=rows[3:])
     assert f'My_Train.csv and {tmp_path}/My_Val.csv: {tmp_path}/3.jpg is listed 2 times' in str(
         ask(tmp_path / 'My_Train.csv'))
+
+
+def test_a_list_without_masks_beside_one_with_masks(tmp_path):
+    """An IndexError, once the lists beside it were told."""
+    rows = [(f'{n}.jpg', f'other {9 - n}.png') for n in range(6)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, train=[(image, '') for image, _ in rows[:4]], val=rows[4:])
+    assert f'{tmp_path}/train.csv, line 2: image and mask must both be given' in str(ask(tmp_path / 'train.csv'))
 
 
 def test_lists_that_lie_beside_the_data_are_offered(tmp_path):
@@ -2293,6 +2307,10 @@ def test_a_split_column_of_another_name_with_one_odd_word(tmp_path, last):
         assert "line 7: split='test_hard': choose from train, val, test" in str(ask(tmp_path / 'list.csv'))
     else:
         assert names_of(inspect(tmp_path / 'list.csv')[1], 'test') == {'4'}
+    lines = (tmp_path / 'list.csv').read_text().splitlines()
+    split = ['train'] * 5 + ['test']                                   # a column without odd words comes first
+    (tmp_path / 'list.csv').write_text('\n'.join(map(','.join, zip(lines, ['part', *split]))))
+    assert names_of(inspect(tmp_path / 'list.csv')[1], 'test') == {'5'}
 
 
 def test_masks_named_as_results_are_left_out_where_others_are_not(tmp_path):
@@ -2313,11 +2331,11 @@ def test_what_is_ignored_is_not_united(tmp_path, others):
     for name in 'abcd':
         fill(tmp_path, [f'{name}/images/{name}.png'], [])
         objects(tmp_path / name / 'masks', ['one.png', 'two.png'])
-        for other in others:
+        for other in others if name in 'bc' else ():
             save(tmp_path / name / 'masks' / other, np.full((8, 8), 255))
     config, data = inspect(tmp_path)
-    assert mask_of(data, config, 'a')[:, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
-    assert any(note.startswith(f'ignored {4 * len(others)} files') for note in data.notes)
+    assert [mask_of(data, config, name)[:, 0].tolist() for name in 'ab'] == [[1, 1, 0, 0, 0, 0, 0, 0]] * 2
+    assert len(others) > 1 or any('named as results' in note for note in data.notes)
 
 
 def test_folders_of_masks_are_not_offered_as_the_images_that_text_files_list(tmp_path):
