@@ -31,7 +31,7 @@ WRITES_ONNX = pytest.mark.skipif(TORCH < [2, 9], reason='torch 2.6 cannot write 
 
 FORKS = multiprocessing.get_context('forkserver')
 
-# A network small enough for tests: one second per epoch.
+# A network small enough for tests: an eighth of a second per epoch.
 TINY = dict(encoder='tu-test_five_convs', decoder_channels=[16, 12, 8, 8, 8], image_size=32, batch_size=4, num_epochs=2,
             use_amp=False, num_workers=0, device='cpu', encoder_weights=None)
 ENOUGH = TINY | {'image_size': 64, 'num_epochs': 6, 'learning_rate': 0.01}       # to find the discs of draw_set
@@ -107,14 +107,8 @@ def pytest_xdist_auto_num_workers(config):
     return (yield) + ('PYTEST_XDIST_AUTO_NUM_WORKERS' not in os.environ)
 
 
-# Files whose tests are long: they begin first, so that short ones are left to share at the end.
-LONG = ('test_using', 'test_processes', 'test_kills', 'test_checkpoints', 'test_training', 'test_export', 'test_epochs',
-        'test_step', 'test_measuring', 'test_model')
-
-
 def pytest_collection_modifyitems(config, items):
-    """Long files come first; what takes minutes runs only when its marker is typed."""
-    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+    """What takes minutes runs only when its marker is typed."""
     unasked = [marker for marker in ASKED_FOR if marker not in config.option.markexpr]
     apart = {item for item in items for marker in unasked if item.get_closest_marker(marker)}
     config.hook.pytest_deselected(items=[item for item in items if item in apart])
@@ -157,18 +151,20 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def without_pictures(request, monkeypatch):
-    """To draw curves.png and samples.png takes nearly a third of a tiny training; those of the fixtures two and
-    three are drawn. What evaluate draws has an image in it: the tests of what comes out of a run look at that."""
+    """To draw curves.png and samples.png takes nearly a third of a tiny training, and each evaluation draws two more;
+    those of the fixtures two and three are drawn, and all of the tests that are named here."""
     from matplotlib.figure import Figure
+    looks = request.node.name.startswith(('test_a_confusion_matrix', 'test_predicted_files'))
 
     def savefig(figure, file, real=Figure.savefig, **how):
-        if request.path.stem.startswith('test_using') and figure.axes[0].images:
+        if looks:
             real(figure, file, **how)
         else:
             file.write(b'')
 
     def save(picture, file, *words, real=PIL.Image.Image.save, **how):
-        if '.samples.png' in str(getattr(file, 'name', '')) and not request.path.stem.startswith('test_measuring'):
+        name = str(getattr(file, 'name', ''))
+        if '.worst.png' in name and not looks or '.samples.png' in name and 'test_measuring' not in request.path.stem:
             file.write(b'')
         else:
             real(picture, file, *words, **how)

@@ -26,7 +26,7 @@ import tifffile
 import torch
 
 import train_unet as tu
-from conftest import ENOUGH, FORKS, TINY, draw_set, run_script
+from conftest import ENOUGH, FORKS, TINY, as_words, draw_set, run_script
 from helpers import as_float, as_png, edited, save, train_own, two_kinds
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -99,8 +99,8 @@ def test_a_network_works_in_the_layout_that_was_asked_for(small_set, channels_la
 
 def test_a_loaded_model_predicts_as_the_trained_one_does_in_16_bits(small_set):
     """channels_last, too, is part of how it was trained: 16-bit kernels round otherwise in another layout."""
-    result = tu.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16',
-                                              'encoder': 'resnet18', 'image_size': 64, 'num_epochs': 1})
+    result = tu.train(data=str(small_set), **{**TINY, 'use_amp': True, 'amp_dtype': 'bfloat16', 'image_size': 64,
+                                              'num_epochs': 1})
     loaded = tu.load(result.run_dir)
     weight = loaded.network.segmentation_head[0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
@@ -995,7 +995,7 @@ def test_evaluate_says_nothing_of_how_often_images_come_in_training(own, tmp_pat
     data = draw_set(tmp_path / 'cells', 8)
     for n in range(1, 8):
         PIL.Image.new('L', (40, 40)).save(data / f'masks/{n:03d}.png')
-    assert tu.main(['check', f'data={data}', 'val_fraction=0', 'device=cpu']) == 0
+    assert tu.main(['check', f'data={data}', 'val_fraction=0', *as_words(TINY)]) == 0
     assert '12% of the training images show foreground: they come more' in capsys.readouterr().out
     assert tu.main(['evaluate', str(own), f'data={data}', 'val_fraction=0']) == 0
     said = capsys.readouterr().out
@@ -1006,7 +1006,7 @@ def test_evaluate_says_nothing_of_groups_to_split(own, tmp_path, capsys):
     data = draw_set(tmp_path / 'cells', 8)
     for folder, n in itertools.product(('images', 'masks'), range(8)):
         (data / f'{folder}/{n:03d}.png').rename(data / f'{folder}/v{n // 4}_{n}.png')
-    assert tu.main(['check', f'data={data}', 'device=cpu']) == 0 and 'type group_pattern=' in capsys.readouterr().out
+    assert tu.main(['check', f'data={data}', *as_words(TINY)]) == 0 and 'type group_pattern=' in capsys.readouterr().out
     assert tu.main(['evaluate', str(own), f'data={data}']) == 0 and 'group_pattern' not in capsys.readouterr().out
 
 
