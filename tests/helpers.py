@@ -238,7 +238,7 @@ def typed_lines(error):
 # --- training on images ----------------------------------------------------------------
 
 
-SMALL = {**TINY, 'encoder': 'tu-test_efficientnet', 'run_dir': 'run', 'data': 'set', 'learning_rate': 0.01}
+SMALL = {**TINY, 'run_dir': 'run', 'data': 'set', 'learning_rate': 0.01}
 
 
 # --- training a network on data of one's own -------------------------------------------
@@ -291,6 +291,15 @@ def train(model=None, train_data=None, val_data=None, loss_fn=squares, **changes
                     train_data=Samples() if train_data is None else train_data,
                     val_data=Samples(5, seed=1) if val_data is None else val_data,
                     **{**PLAIN, **changes})
+
+
+@contextlib.contextmanager
+def in_one_thread():
+    """As each test is, for what is trained before one: bits are equal for equal numbers of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def settings(**changes):

@@ -30,8 +30,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
 from conftest import as_words, draw_set, start_script
-from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, last, log_text, network
-from helpers import noisy_squares, squares, stop_at, stopping_at, train, train_own
+from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, in_one_thread, last, log_text
+from helpers import network, noisy_squares, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -61,7 +61,9 @@ def run_of_two(trained):
 def toys(tmp_path_factory):
     """{number of epochs: the folder of a run of train_own that is done}. Not to be changed."""
     folder = tmp_path_factory.mktemp('toys')
-    return {epochs: train_own(num_epochs=epochs, run_dir=str(folder / f'run-{epochs}')).run_dir for epochs in (1, 3)}
+    with in_one_thread():
+        return {epochs: train_own(num_epochs=epochs, run_dir=str(folder / f'run-{epochs}')).run_dir
+                for epochs in (1, 3)}
 
 
 @pytest.fixture
@@ -223,7 +225,7 @@ def test_main_exits_with_128_and_the_number_of_the_signal(small_set, monkeypatch
     assert len(calls) == 4 and tu.load_last('run')[0]['step'] == 2     # the step at work was finished and saved
 
 
-def test_a_second_signal_leaves_at_once_and_cleans_up():
+def test_a_second_signal_leaves_at_once_and_cleans_up(toys):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     loss_fn = stop_at(5, number=signal.SIGINT, times=2)
     with pytest.raises(KeyboardInterrupt):
@@ -231,9 +233,8 @@ def test_a_second_signal_leaves_at_once_and_cleans_up():
     assert len(loss_fn.calls) == 5                                     # the step was not finished
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert tu.load_last('run')[0]['step'] == 0                         # of the smoke test
-    train_own(run_dir='undisturbed')
     train_own(resume='run', run_dir='auto')                            # the lock is free again
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), final(toys[3]))
 
 
 @pytest.mark.parametrize('first', [signal.SIGTERM, signal.SIGUSR1])
@@ -267,7 +268,7 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
     assert len(seen) < 1200 and not os.path.exists('run/last.pt')      # of 1,600: eight threads finish what they began
 
 
-def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():
+def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step(toys):
     """SLURM and systemd signal every process of a job; not from within it, which torch tells."""
     def loss_fn(model, batch):
         calls.append(1)
@@ -278,11 +279,10 @@ def test_a_signal_to_the_whole_job_reaches_workers_too_and_loses_no_step():
         return squares(model, batch)
 
     calls = []
-    train_own(run_dir='undisturbed')
     result = train_own(loss_fn=loss_fn, num_workers=2)
     assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == 5
     train_own(resume='run', run_dir='auto')
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), final(toys[3]))
 
 
 class Hanging(Samples):
@@ -384,15 +384,23 @@ def test_a_signal_that_is_not_pythons_is_left_to_its_owner(monkeypatch):
 # --- resuming gives what the undisturbed run gives ------------------------------------
 
 
+@pytest.fixture(scope='module')
+def noisy(tmp_path_factory):
+    """{number of workers: the end of a run that draws random numbers, and that nothing happened to}."""
+    folder = tmp_path_factory.mktemp('noisy')
+    with in_one_thread():
+        return {workers: final(train_own(network(dropout=0.5), noisy_squares, num_workers=workers,
+                                         run_dir=str(folder / str(workers))).run_dir) for workers in (0, 1)}
+
+
 # The calls 3, 4, 5 are windows, 6 is validation, 7, 8, 9 are windows again.
 @pytest.mark.parametrize('call, step, workers', [(4, 2, 0), (5, 3, 0), (6, 3, 0), (9, 6, 0), (5, 3, 1)])
-def test_random_numbers_go_on_where_they_were(call, step, workers):
+def test_random_numbers_go_on_where_they_were(call, step, workers, noisy):
     """Without workers Python's are drawn anew for each sample; with one they are nobody else's."""
-    train_own(network(dropout=0.5), noisy_squares, run_dir='undisturbed', num_workers=workers)
     result = train_own(network(dropout=0.5), stop_at(call), num_workers=workers)
     assert result.stopped_by == signal.SIGTERM and tu.load_last('run')[0]['step'] == step
     train_own(network(dropout=0.5), noisy_squares, resume='run', run_dir='auto')
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), noisy[workers])
 
 
 def test_validation_draws_nothing_that_training_would_miss():
@@ -597,12 +605,11 @@ def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
 # --- settings at a resume -------------------------------------------------------------
 
 
-def test_a_free_setting_may_change_without_a_word():
-    train_own(run_dir='undisturbed')
+def test_a_free_setting_may_change_without_a_word(toys):
     train_own(loss_fn=stop_at(4, squares))
     result = train_own(resume='run', run_dir='auto', num_workers=2, checkpoint_minutes=0.0)
     assert 'change the result' not in (result.run_dir / 'log.txt').read_text()
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), final(toys[3]))
 
 
 def test_a_setting_that_defines_the_run_cannot_change_on_resume(run_of_two):
@@ -909,15 +916,14 @@ def test_a_run_whose_data_moved_is_not_told_that_its_result_changes(run_of_one, 
 # --- which run is resumed -------------------------------------------------------------
 
 
-def test_auto_starts_continues_and_does_not_continue_what_is_done():
+def test_auto_starts_continues_and_does_not_continue_what_is_done(toys):
     auto = {'resume': 'auto', 'run_dir': 'run'}
-    train_own(run_dir='undisturbed')
     train_own(loss_fn=stop_at(4, squares), **auto)
     assert tu.load_last('run')[0]['step'] == 2
     train_own(**auto)
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), final(toys[3]))
     again = train_own(**auto)                                          # SLURM starts a finished job anew: it is done
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), final(toys[3]))
     assert [row['epoch'] for row in again.history] == [row['epoch'] for row in final()['history']]
 
 
@@ -1515,16 +1521,15 @@ def test_any_flipped_byte_is_noticed_or_changes_nothing(saved):
             assert_same(loaded, OLD, f'position {position} of {len(whole)}')
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one():
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(toys):
     """The step between the two is trained again."""
-    train_own(run_dir='undisturbed')
     train_own(loss_fn=stop_at(5, squares), checkpoint_minutes=0.0)
     assert tu.load_last('run')[0]['step'] == 3
     damage(tu.Path('run/last.pt'), 'cut')
     assert tu.load_last('run')[0]['step'] == 2
     train_own(resume='run', run_dir='auto')
     assert 'run/last.pt is damaged' in log_text()
-    assert_same(final(), final('undisturbed'))
+    assert_same(final(), final(toys[3]))
 
 
 @pytest.mark.parametrize('program', [

@@ -26,8 +26,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
-from helpers import PLAIN, Samples, assert_same, at_training_call, batch_of, events, fresh, last, log_text, network
-from helpers import out_of_memory, settings, squares, train, train_own
+from helpers import PLAIN, Samples, assert_same, at_training_call, batch_of, events, fresh, in_one_thread, last
+from helpers import log_text, network, out_of_memory, settings, squares, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -612,9 +612,16 @@ def test_the_line_that_replays_is_python_whatever_the_folder_is_called():
 # --- out of memory --------------------------------------------------------------------
 
 
-def test_out_of_memory_halves_the_micro_batch_and_keeps_the_experiment():
+@pytest.fixture(scope='module')
+def calm(tmp_path_factory):
+    """The weights of a run that has memory enough. Not to be changed."""
+    with in_one_thread():
+        return [*train(network(norm=False), run_dir=str(tmp_path_factory.mktemp('calm') / 'run')).model.parameters()]
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_experiment(calm):
     epoch_2 = 1 + 2  # training calls: smoke test, two windows
-    model, calm = network(norm=False), train(network(norm=False), run_dir='calm')
+    model = network(norm=False)
     counted = at_training_call(model, lambda call: False, None)
     out_of_memory(model[0],
                   lambda m, count, calls: m.training and len(counted) >= epoch_2 and count > 2)
@@ -623,7 +630,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_experiment():
     assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
     assert [row['batch_size'] for row in rows] == [4, 2, 2]
     assert [row['step'] for row in rows] == [2, 4, 6]
-    for a, b in zip(result.model.parameters(), calm.model.parameters()):
+    for a, b in zip(result.model.parameters(), calm):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)  # 2 + 2 rounds differently from 4
 
 
@@ -786,8 +793,7 @@ def failing_optimizer():
     [handle.remove() for handle in handles]
 
 
-def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failing_optimizer):
-    calm = train(network(norm=False), run_dir='calm')
+def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failing_optimizer, calm):
     failing_optimizer(lambda step: step == 1 + 2 + 2)  # smoke test, epoch 1, the second of epoch 2
     result = train(network(norm=False))
     rows = [row for row in result.history if not row['event']]
@@ -795,7 +801,7 @@ def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failin
     assert [row['val_loss'] is None for row in result.history] == [bool(row['event']) for row in result.history]
     assert [row['step'] for row in rows] == [2, 4, 6]
     assert [row['batch_size'] for row in rows] == [4, 2, 2]
-    for a, b in zip(result.model.parameters(), calm.model.parameters()):
+    for a, b in zip(result.model.parameters(), calm):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -956,11 +962,8 @@ def test_a_window_adds_up_gradients_that_the_next_pass_would_write_over(count):
 @pytest.fixture(scope='module')
 def weights_without_compiler(tmp_path_factory):
     """Those that the epochs of a network that is not compiled arrive at."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    plain = train(Wrapped(), run_dir=str(tmp_path_factory.mktemp('plain') / 'run'))
-    torch.set_num_threads(threads)
-    return plain.model.state_dict()
+    with in_one_thread():
+        return train(Wrapped(), run_dir=str(tmp_path_factory.mktemp('plain') / 'run')).model.state_dict()
 
 
 @pytest.mark.parametrize('broken_compile', [
@@ -1021,7 +1024,7 @@ def is_of_any_length(inputs):
     return any(isinstance(size, torch.SymInt) for size in inputs)
 
 
-def test_a_compiler_that_fails_in_mid_run_is_left_and_the_step_replayed(monkeypatch):
+def test_a_compiler_that_fails_in_mid_run_is_left_and_the_step_replayed(calm, monkeypatch):
     """torch compiles anew for half a batch, once memory runs out; its own machinery raises what the backend does."""
     passes = []
 
@@ -1036,14 +1039,13 @@ def test_a_compiler_that_fails_in_mid_run_is_left_and_the_step_replayed(monkeypa
             return graph.forward(*inputs)
         return run
 
-    plain = train(network(norm=False), run_dir='plain')
     compiles = nn.Module.compile
     monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
     result = train(Wrapped(network(norm=False)), compile_model=True)
     log = log_text()
     assert log.index('Compiled in') < log.index('torch.compile does not work here') and '(a test)' in log
     assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
-    for a, b in zip(result.model.parameters(), plain.model.parameters()):
+    for a, b in zip(result.model.parameters(), calm):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -1071,7 +1073,7 @@ def test_the_last_batch_of_an_epoch_is_not_compiled(monkeypatch):
 
 
 @pytest.mark.parametrize('first', [1, 4])
-def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled(first, monkeypatch):
+def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled(first, calm, monkeypatch):
     """In the first step, also the probe of compiling, and in the second epoch; raised by the compiled graph."""
     passes, compiles = [], nn.Module.compile
 
@@ -1084,14 +1086,13 @@ def test_a_compiled_model_that_runs_out_of_memory_is_replayed_and_stays_compiled
             return graph.forward(*inputs)
         return run
 
-    calm = train(network(norm=False), run_dir='calm')
     monkeypatch.setattr(nn.Module, 'compile', lambda model: compiles(model, backend=backend))
     result = train(Wrapped(network(norm=False)), compile_model=True)
     assert events(result.history) == ['out of memory: batch_size 4 -> 2, effective batch unchanged']
     assert 'does not work here' not in (result.run_dir / 'log.txt').read_text()
     rows = [row for row in result.history if not row['event']]
     assert [row['step'] for row in rows] == [2, 4, 6] and len(passes) > 6
-    for a, b in zip(result.model.parameters(), calm.model.parameters()):
+    for a, b in zip(result.model.parameters(), calm):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
