@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import train_unet
-from conftest import FORKS, ROOT, TINY, draw_set
+from conftest import FORKS, ROOT, TINY, draw_set, made_once
 from helpers import assert_same, final, save
 
 needs_linux = pytest.mark.skipif(sys.platform != 'linux', reason='forks processes that are ready to train')
@@ -176,12 +176,11 @@ def run_job(folder, data, prepare=leave_alone, **changes):
 @pytest.fixture(scope='module')
 def undisturbed(forks, tmp_path_factory):
     """A run of two processes that nobody stopped: (run folder, data folder). Not to be changed."""
-    folder = tmp_path_factory.mktemp('undisturbed')
-    data = draw_set(folder / 'set', count=20)                          # 16 to train with
-    codes, printed = run_job(folder, data)
-    assert codes == [0, 0], printed
-    assert train_unet.load_checkpoint(folder / 'run' / 'last.pt')['step'] == 2 * WINDOWS
-    return folder / 'run', data
+    def make(folder):
+        codes, printed = run_job(folder, draw_set(folder / 'set', count=20))                   # 16 to train with
+        assert codes == [0, 0], printed
+        assert train_unet.load_checkpoint(folder / 'run' / 'last.pt')['step'] == 2 * WINDOWS
+    return made_once(tmp_path_factory, 'undisturbed', make)
 
 
 def at_step(number, act):
@@ -291,7 +290,7 @@ def test_a_short_last_window_of_accumulated_steps_trains(forks, tmp_path):
 
 @needs_linux
 def test_networks_train_although_layers_of_their_encoders_are_left_out(undisturbed, tmp_path):
-    changes = {'architecture': 'PSPNet', 'encoder': 'tu-mobilenetv3_small_050'}
+    changes = {'architecture': 'PSPNet', 'encoder': 'tu-test_efficientnet'}
     network = train_unet.build_network({**train_unet.CONFIG, **SETTINGS, **changes, 'num_classes': 2})
     network(torch.randn(2, 3, 32, 32)).sum().backward()
     assert any(p.grad is None for p in network.parameters())           # or this test would show nothing
@@ -492,9 +491,8 @@ def look_elsewhere(rank):
 @needs_linux
 def test_processes_of_which_not_all_find_the_run_say_so(undisturbed, tmp_path):
     """One would begin anew and wait for those that go on."""
-    codes, printed = run_job(tmp_path, undisturbed[1], num_epochs=1)
-    assert codes == [0, 0], printed
-    codes, printed = run_job(tmp_path, undisturbed[1], look_elsewhere, resume='auto', num_epochs=2)
+    shutil.copytree(undisturbed[0], tmp_path / 'run')
+    codes, printed = run_job(tmp_path, undisturbed[1], look_elsewhere, resume='auto', num_epochs=3)
     assert codes == [2, 2] and all('not all processes find the run' in text for text in printed), printed
 
 
@@ -1016,8 +1014,7 @@ def test_processes_agree_at_the_start_to_go_without_a_compiler(forks):
     ids=['one in training mode', 'all within DDP'])
 def test_networks_of_smp_and_faults_of_all_processes_agree_too(forks, small_set, fault):
     """A network of smp comes in eval mode to this place; torch compiles otherwise within DDP."""
-    settings = dict(data=str(small_set), num_epochs=1, image_size=64, batch_size=4, encoder='resnet18', device='cpu',
-                    decoder_channels=[8, 8, 8, 8, 8], use_amp=False, compile_model=True, num_workers=0, run_dir='run2')
+    settings = SETTINGS | dict(data=str(small_set), num_epochs=1, image_size=64, compile_model=True, run_dir='run2')
     condition = FAULT.format(at=0, error='RuntimeError').replace("os.environ['RANK'] == '1' and len(calls) == 0", fault)
     with open('script2.py', 'w') as file:
         file.write('import inspect, sys, torch\n' + condition + f"""
