@@ -2,6 +2,8 @@
 
 Run: python -m pytest tests/test_export.py
 """
+import contextlib
+import io
 import itertools
 import json
 import math
@@ -24,7 +26,7 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import ENOUGH, FORKS, TINY, WRITES_ONNX, draw_set, run_script
+from conftest import ENOUGH, FORKS, TINY, WRITES_ONNX, draw_set, made_once, run_script
 from helpers import edited
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -66,18 +68,31 @@ def assert_facts(facts, classes):
 @pytest.fixture(scope='module')
 def onnx_of_three(three, tmp_path_factory):
     """An ONNX file of the three-class run: writing one takes seconds."""
-    folder = tmp_path_factory.mktemp('onnx')                           # in which it gets the usual name
-    assert tu.main(['export', str(three[0]), 'format=onnx', '-o', str(folder)]) == 0
-    return folder / 'model.onnx'
+    def make(folder):
+        folder.mkdir()                                                 # in which it gets the usual name
+        assert tu.main(['export', str(three[0]), 'format=onnx', '-o', str(folder)]) == 0
+    return made_once(tmp_path_factory, 'onnx', make)[0].with_name('model.onnx')
 
 
 @pytest.fixture(scope='module')
 def pt2_of_three(three, tmp_path_factory):
     """Its PT2 file, and what was warned of."""
-    path = tmp_path_factory.mktemp('pt2') / 'model.pt2'
-    with warnings.catch_warnings(record=True) as told:
-        assert tu.export(three[0], 'pt2', path) == 0
-    return path, ' '.join(str(one.message) for one in told)
+    def make(folder):
+        with warnings.catch_warnings(record=True) as told:
+            assert tu.export(three[0], 'pt2', folder / 'model.pt2') == 0
+        (folder / 'told.txt').write_text(' '.join(str(one.message) for one in told))
+    path = made_once(tmp_path_factory, 'pt2', make)[0].with_name('model.pt2')
+    return path, path.with_name('told.txt').read_text()
+
+
+@pytest.fixture(scope='module')
+def smp_of_three(three, tmp_path_factory):
+    """Its folders of smp, {half: folder}, and what was said of the second one's half precision."""
+    folders = {half: tmp_path_factory.mktemp('smp') / 'out' for half in (False, True)}
+    for half, folder in folders.items():
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            assert tu.export(three[0], 'smp', folder, half) == 0
+    return folders, said.getvalue()
 
 
 @pytest.mark.parametrize('policy, told', [('resize', 'INTER_AREA'), ('crop', 'overlapping tiles'),
@@ -224,33 +239,31 @@ def test_a_network_that_takes_one_size_is_exported_for_that_size(small_set, tmp_
 # --- smp ------------------------------------------------------------------------------
 
 
-def test_half_smp_is_half_as_large_and_says_what_it_needs(three, tmp_path):
+def test_half_smp_is_half_as_large_and_says_what_it_needs(smp_of_three):
     sizes = []
-    for half in (False, True):
-        assert tu.export(three[0], 'smp', tmp_path / f'{half}', half) == 0
-        sizes.append(sum(path.stat().st_size for path in (tmp_path / f'{half}').iterdir()))
-        facts = json.loads((tmp_path / f'{half}' / 'preprocessing.json').read_text())
-        assert_facts(facts, ['ground', 'disc', 'corner'])
+    for folder in smp_of_three[0].values():
+        sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
+        assert_facts(json.loads((folder / 'preprocessing.json').read_text()), ['ground', 'disc', 'corner'])
     assert sizes[1] < 0.65 * sizes[0]
 
 
-def test_a_folder_of_smp_says_how_images_of_odd_sizes_are_padded(three, tmp_path):
+def test_a_folder_of_smp_says_how_images_of_odd_sizes_are_padded(three, smp_of_three):
     """smp's networks take them without a word, and give other logits."""
-    tu.export(three[0], 'smp', tmp_path / 'out')
-    facts = json.loads((tmp_path / 'out' / 'preprocessing.json').read_text())
+    folder = smp_of_three[0][False]
+    facts = json.loads((folder / 'preprocessing.json').read_text())
     step = int(re.search(r'multiples of (\d+)', facts['padding'])[1])
     image = torch.randint(0, 256, (1, 3, 50, 77), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(facts[key]).view(1, 3, 1, 1) for key in ('mean', 'std'))
     padded = torch.nn.functional.pad((image / 255 - mean) / std, (0, -77 % step, 0, -50 % step))
-    network = smp.from_pretrained(tmp_path / 'out').eval()
+    network = smp.from_pretrained(folder).eval()
     assert_same_logits(three[0], lambda images: network(padded)[..., :50, :77], [image])
 
 
-def test_what_half_export_says_is_the_difference_to_the_trained_network(three, tmp_path, capsys):
+def test_what_half_export_says_is_the_difference_to_the_trained_network(three, smp_of_three):
     """Not to the weights that were rounded already."""
-    tu.export(three[0], 'smp', tmp_path / 'out', half=True)
-    said = float(re.search(r'difference of a logit is ([\d.e+-]+)', capsys.readouterr().out)[1])
-    again = tu.smp.from_pretrained(tmp_path / 'out').float().eval()
+    folders, printed = smp_of_three
+    said = float(re.search(r'difference of a logit is ([\d.e+-]+)', printed)[1])
+    again = tu.smp.from_pretrained(folders[True]).float().eval()
     model, worst = tu.load(three[0], 'cpu'), 0.0
     with torch.no_grad():
         for images in tu.example_images(model.config):
