@@ -175,8 +175,7 @@ def test_a_validation_that_overflows_float16_steps_down_and_is_judged_again():
     assert rows[-1]['precision'] in ('bfloat16', 'float32') and rows[-1]['loss_scale'] is None
 
 
-@pytest.mark.parametrize('count', [3, 4, 5, 7, 8])
-@pytest.mark.parametrize('most', [1, 2])
+@pytest.mark.parametrize('count, most', [(3, 1), (5, 2), (7, 2), (8, 1)])
 def test_out_of_memory_in_validation(count, most):
     model = network()
     out_of_memory(model[0], lambda m, size, calls: not m.training and size > most)
@@ -876,7 +875,7 @@ def test_a_kernel_that_is_only_imported_shows_no_bars(monkeypatch):
     assert tu.progress(range(3), 3, 'three').disable
 
 
-def test_a_service_without_a_screen_trains(small_set, monkeypatch):
+def test_a_service_without_a_screen_trains(monkeypatch):
     monkeypatch.setattr(sys, 'stderr', None)
     monkeypatch.setattr(sys, 'stdout', None)
     assert train(num_epochs=1).best['loss'] > 0

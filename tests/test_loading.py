@@ -46,7 +46,7 @@ def differing(first, second):
 def test_no_threshold_solves_the_demo():
     """The best threshold on a colour, chosen with the truth at hand, stays below an IoU of 0.6."""
     counts = np.zeros((2, 3, 256))
-    for number in range(240, 300):                                     # the validation images
+    for number in range(240, 300, 3):                                  # a third of the validation images
         image, mask = train_unet.draw_demo(number)
         for truth in (0, 1):
             for colour in range(3):
