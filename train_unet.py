@@ -1865,7 +1865,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
     if not any(image.split for image, _ in pairs) and 'train' in named and len({*named} - {''}) > 1:
         pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
         rule += ', its folders the split'
-    left_out = [f'{file.name}, which is no list of images and masks' for file in tables if file not in used]
+    left_out = [f'{file.name}, in which no masks are named' for file in tables if file not in used]
     left_out += [f'{counted(unpaired, "image")} of no mask'] * bool(unpaired)
     return pairs, rule + f', without {" and ".join(left_out)}' * bool(left_out)
 

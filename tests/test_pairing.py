@@ -124,8 +124,11 @@ def test_folders_of_a_mac_and_of_windows_are_one(tmp_path):
         fill(tmp_path, [f'images/{folder}/{n}.jpg' for n in range(3)], [f'masks/{other}/{n}.png' for n in range(3)])
     found = partners(inspect(tmp_path)[1], tmp_path)
     assert len(found) == 6 and found['images/K\u00f6ln/1.jpg'] == 'masks/Ko\u0308ln/1.png'
-    (tmp_path / 'val.txt').write_text('Ko\u0308ln/1.jpg\nRom/2.jpg\n')
-    assert sorted(names_of(inspect(tmp_path)[1], 'val')) == ['1', '2']
+    for folder in ('K\u00f6ln', 'Rom'):
+        names = [f'{folder}/{n}' for n in range(3)]
+        fill(tmp_path / 'b', [f'images/{name}.jpg' for name in names], [f'masks/{name}.png' for name in names])
+    (tmp_path / 'b/val.txt').write_text('Ko\u0308ln/1.jpg\nRom/2.jpg\n')
+    assert sorted(names_of(inspect(tmp_path / 'b')[1], 'val')) == ['1', '2']
 
 
 def test_names_of_a_mac_and_of_windows_are_one(tmp_path):
@@ -1683,7 +1686,7 @@ def test_lists_of_several_splits_are_one_set(tmp_path):
     (tmp_path / 'My_Test.csv').write_text('image\n0.jpg\n')
     _, data = inspect(tmp_path / 'My_Train.csv')
     assert data.pairs.rule == \
-        'the lists My_Train.csv and My_Val.csv, without My_Test.csv, which is no list of images and masks'
+        'the lists My_Train.csv and My_Val.csv, without My_Test.csv, in which no masks are named'
     assert [names_of(data, split) for split in ('train', 'val', 'test')] == [set('0123'), set('45'), set()]
     _, data = inspect(tmp_path / 'My_Val.csv', val_fraction=0)
     assert data.pairs.rule == 'the list My_Val.csv' and names_of(data, 'train') == set('45')
@@ -1744,7 +1747,7 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
     assert offered(error, 'skip') == 'skip_unpaired=True' and 'test.csv' not in str(error)
     _, data = inspect(tmp_path / 'train.csv', skip_unpaired=True)
     assert data.pairs.rule == \
-        'the list train.csv, without test.csv, which is no list of images and masks and 1 image of no mask'
+        'the list train.csv, without test.csv, in which no masks are named and 1 image of no mask'
     assert len(data.pairs.images) == 4
     assert 'no line names an image and its mask' in str(ask(tmp_path / 'test.csv', skip_unpaired=True))
     assert 'skip_unpaired' not in str(ask(tmp_path / 'test.csv'))
@@ -2294,6 +2297,15 @@ def test_columns_that_the_first_line_does_not_name_are_refused(tmp_path):
         if end:
             assert f'{listed}, line 2: has more columns than the first line' in str(ask(listed))
     assert len(inspect(listed)[1].pairs.images) == 2
+    listed.write_text('image,mask\n0.png,m0.png\n,m1.png\n')
+    assert 'line 3: image and mask must both be given' in str(ask(listed))
+
+
+def test_a_column_of_vehicles_tells_no_split(tmp_path):
+    fill(tmp_path, [f'{n}.png' for n in range(4)], [f'm{n}.png' for n in range(4)])
+    rows = [f'{n}.png,m{n}.png,{kind}\n' for n, kind in enumerate(['train', 'car', 'bus', 'train'])]
+    (tmp_path / 'list.csv').write_text('image,mask,kind\n' + ''.join(rows))
+    assert split_sizes(inspect(tmp_path / 'list.csv')[1])[:2] == [3, 1]
 
 
 @pytest.mark.parametrize('last', ['', 'test_hard'])
@@ -2323,6 +2335,15 @@ def test_masks_named_as_results_are_left_out_where_others_are_not(tmp_path):
         os.remove(tmp_path / f'masks/{n}.png')
     fill(tmp_path, [], [f'masks/{n}_predict.png' for n in range(6)])   # nothing else is there
     assert len(inspect(tmp_path)[1].pairs.masks) == 6
+
+
+def test_objects_in_numbers_of_their_own_are_one_class_also_beside_results(tmp_path):
+    """As classes 1 and 2 they were read, file by file, where one folder held something else."""
+    for name in 'abcd':
+        fill(tmp_path, [f'{name}/images/{name}.png'], [])
+        for number, other in ((1, 'one.png'), (2, 'two.png'), (1, 'one_pred.png')):
+            save(tmp_path / name / 'masks' / other, np.eye(8, k=number, dtype=int) * number)
+    assert inspect(tmp_path)[1].coding.words.startswith('0 is background, 1 foreground')
 
 
 @pytest.mark.parametrize('others', [['one_pred.png'], ['one.jpg', 'two.jpg']])
