@@ -1291,7 +1291,7 @@ def read_place(folder, role='', which=-1):
         words = folder_words(part)                                     # DIS-TE1 is for test, not TCGA-TS-A7P1
         is_alone = at == chosen or len(words) == 2 or re.search(r'[-_ ](TR|VD|TE|TS)\d*$', part)
         named = {SPLIT_WORDS[w] for w in words if w in SPLIT_WORDS and (len(w) > 2 or is_alone)}
-        named -= {'val'} if named == {'test', 'val'} else set()        # test-dev/ is for testing
+        named = {'test'} if named == {'test', 'val'} else named        # test-dev/ is for testing
         found = named.pop() if len(named) == 1 else ''                 # TrainVal_annotations/ names two
         is_inner = found and split == 'train' and {*words[:-1]} <= PLACE_WORDS         # not train/test tube/
         split = found if is_inner or not split else split

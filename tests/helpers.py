@@ -294,10 +294,10 @@ def train(model=None, train_data=None, val_data=None, loss_fn=squares, **changes
 
 
 @contextlib.contextmanager
-def in_one_thread():
-    """As each test is, for what is trained before one: bits are equal for equal numbers of threads."""
+def in_threads(number):
+    """Torch computes in so many threads: a test in 1, so what is trained before it too, for bits to be equal."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     yield
     torch.set_num_threads(before)
 

@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
 from conftest import as_words, draw_set, start_script
-from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, in_one_thread, last, log_text
+from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, in_threads, last, log_text
 from helpers import network, noisy_squares, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -61,7 +61,7 @@ def run_of_two(trained):
 def toys(tmp_path_factory):
     """{number of epochs: the folder of a run of train_own that is done}. Not to be changed."""
     folder = tmp_path_factory.mktemp('toys')
-    with in_one_thread():
+    with in_threads(1):
         return {epochs: train_own(num_epochs=epochs, run_dir=str(folder / f'run-{epochs}')).run_dir
                 for epochs in (1, 3)}
 
@@ -388,7 +388,7 @@ def test_a_signal_that_is_not_pythons_is_left_to_its_owner(monkeypatch):
 def noisy(tmp_path_factory):
     """{number of workers: the end of a run that draws random numbers, and that nothing happened to}."""
     folder = tmp_path_factory.mktemp('noisy')
-    with in_one_thread():
+    with in_threads(1):
         return {workers: final(train_own(network(dropout=0.5), noisy_squares, num_workers=workers,
                                          run_dir=str(folder / str(workers))).run_dir) for workers in (0, 1)}
 

@@ -1715,6 +1715,9 @@ def test_lists_that_lie_beside_the_data_are_offered(tmp_path):
     _, data = inspect(folder / 'train.csv')
     assert partners(data, folder) == dict(rows) and len(data.pairs.rows('test')) == 2
 
+    write_lists(folder, train=rows[:8], val=rows[8:], test=[('a.jpg', '')])
+    assert [line for line in typed_lines(ask(folder)) if '.csv' in line] == [f'data="{folder}/train.csv"']
+
     folder = tmp_path / 'other'
     rows = [(f'images/{n}.jpg', f'masks/{n}.png') for n in range(10)]
     fill(folder, *zip(*rows))

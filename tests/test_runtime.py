@@ -17,7 +17,7 @@ import torch
 
 import train_unet
 from conftest import FORKS
-from helpers import dataset, train
+from helpers import dataset, in_threads, train
 from train_unet import CONFIG, ConfigError, Hardware, apply_tf32, build_scaler, choose_device, cpu_units, cuda_units
 from train_unet import detect_hardware, resolve_precision
 
@@ -492,10 +492,8 @@ def test_processes_on_one_machine_share_the_cores_they_may_run_on(monkeypatch, a
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with in_threads(2):
+        yield
 
 
 V1 = '/sys/fs/cgroup/cpu/cpu.cfs_quota_us', '/sys/fs/cgroup/cpu/cpu.cfs_period_us'

@@ -26,7 +26,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
-from helpers import PLAIN, Samples, assert_same, at_training_call, batch_of, events, fresh, in_one_thread, last
+from helpers import PLAIN, Samples, assert_same, at_training_call, batch_of, events, fresh, in_threads, last
 from helpers import log_text, network, out_of_memory, settings, squares, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -616,7 +616,7 @@ def test_the_line_that_replays_is_python_whatever_the_folder_is_called():
 def calm(tmp_path_factory):
     """The weights of a run that has memory enough; without clipping, which hid gradients of another scale."""
     run = str(tmp_path_factory.mktemp('calm') / 'run')
-    with in_one_thread():
+    with in_threads(1):
         return [*train(network(norm=False), grad_clip=None, run_dir=run).model.parameters()]
 
 
@@ -963,7 +963,7 @@ def test_a_window_adds_up_gradients_that_the_next_pass_would_write_over(count):
 @pytest.fixture(scope='module')
 def weights_without_compiler(tmp_path_factory):
     """Those that the epochs of a network that is not compiled arrive at."""
-    with in_one_thread():
+    with in_threads(1):
         return train(Wrapped(), run_dir=str(tmp_path_factory.mktemp('plain') / 'run')).model.state_dict()
 
 

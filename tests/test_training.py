@@ -39,7 +39,7 @@ from torch import nn
 
 import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set, draw_three
-from helpers import OWN, PLAIN, SMALL, WORDS, Harm, Samples, assert_same, edited, final, in_one_thread, log_text
+from helpers import OWN, PLAIN, SMALL, WORDS, Harm, Samples, assert_same, edited, final, in_threads, log_text
 from helpers import network, noisy_squares, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -1817,7 +1817,7 @@ MIXED = {'num_epochs': 2, 'use_amp': True, 'amp_dtype': 'bfloat16', 'train_data'
 def usual_training(tmp_path_factory):
     """What a training leaves where a notebook has set nothing."""
     folder = str(tmp_path_factory.mktemp('usual') / 'run')
-    with in_one_thread():
+    with in_threads(1):
         train(network(), run_dir=folder, **MIXED)
     return final(folder)
 
