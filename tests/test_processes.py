@@ -639,8 +639,10 @@ def test_a_compiler_that_fails_where_norms_wait_for_each_other_ends_the_run(monk
     model._compiled_call_impl = compiled
     monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(1, 2))
     monkeypatch.setattr(train_unet, 'from_all', lambda value: [value, True])
-    state = SimpleNamespace(model=model, engine=model, dtype='float32', optimizer=torch.optim.SGD(model.parameters()))
-    model.no_sync = contextlib.nullcontext
+    engine, calls = nn.Sequential(model), []                           # stands for DDP around it
+    engine.no_sync = contextlib.nullcontext
+    engine.register_forward_pre_hook(lambda *_: calls.append('through DDP'))
+    state = SimpleNamespace(model=model, engine=engine, dtype='float32', optimizer=torch.optim.SGD(model.parameters()))
     ask = lambda: train_unet.agree_on_compiling(state, {'x': torch.ones(2, 3, 8, 8)},
                                                 lambda model, batch: model(batch['x']).mean((1, 2, 3)), {})
     if has_norms:
@@ -649,6 +651,7 @@ def test_a_compiler_that_fails_where_norms_wait_for_each_other_ends_the_run(monk
     else:
         ask()
         assert model._compiled_call_impl is None
+    assert calls == ['through DDP']
 
 
 def test_of_a_group_that_a_script_made_one_process_speaks(monkeypatch, caplog, capsys):
