@@ -791,7 +791,8 @@ def find_fault(key, value):
     return f'must be {least} {low} and at most {high:g}{more}{default}'
 
 
-if __name__ == '__main__':         # --help and wrong settings are answered before torch takes its seconds to load
+# --help and wrong settings are answered before torch takes its seconds to load, but for those of torchrun: see meet_late
+if __name__ == '__main__' and 'TORCHELASTIC_RUN_ID' not in os.environ:
     try:
         os.getcwd()
         parse_command(sys.argv[1:])
@@ -967,6 +968,15 @@ def join_processes(config):
         if device.type == 'cpu':
             atexit.register(leave_processes)
     return device
+
+
+def meet_late():
+    """Before a process ends that has not met the others: those of another machine, whose torchrun is not told of this
+    end, would wait for it in join_processes, for an hour."""
+    if 'TORCHELASTIC_RUN_ID' in os.environ and not dist.is_initialized():
+        with contextlib.suppress(RuntimeError, ValueError):            # if they do not come either
+            dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=5))
+        leave_processes()
 
 
 def leave_processes():
@@ -3541,9 +3551,9 @@ def is_scale(values):
 
 
 def slips_of(values):
-    """{colour of less than a 2000th of the pixels: another, ten times as frequent and at most 2 away in each channel},
+    """{colour of less than a 1000th of the pixels: another, ten times as frequent and at most 2 away in each channel},
     as #0102ff is beside #0101ff. Not of dark ones: #070000 and #080000 are numbers of classes (CARLA)."""
-    bright, least = [c for c in values if c >= COLOUR and channels([c]).max() > 127], sum(values.values()) / 2000
+    bright, least = [c for c in values if c >= COLOUR and channels([c]).max() > 127], sum(values.values()) / 1000
     return {code: other for code, other in itertools.permutations(bright, 2)
             if values[code] < min(least, values[other] / 10) and nearest([code], [other], 2)}
 
@@ -3867,10 +3877,10 @@ def scan(pairs, config, decode=False):
     """(the sound pairs, their records). DataError names bad files, with lines to type. `decode`: as in look_at."""
     found = look_at(pairs.images, pairs.masks, config, decode)
     problems = [problem for _, problem in found if problem]
-    is_any_sound = len(problems) < len(found)
-    if problems and not (config['skip_broken'] and is_any_sound):
+    if problems and not (config['skip_broken'] and len(problems) < len(found)):
         are_cut_out = all('mask_values=alpha' in problem for problem in problems)      # then those sound are empty
-        advice = ['to leave them out type skip_broken=True'] * (is_any_sound and not are_cut_out)
+        is_most_sound = 2 * len(problems) <= len(found)
+        advice = ['to leave them out type skip_broken=True'] * (is_most_sound and not are_cut_out)
         sizes = [problem.sizes for problem in problems if isinstance(problem, OtherSize)]
         scaled = sum(same_shape(*two) for two in sizes)
         kinds = zip(('masks', 'images'), map(set, zip(*sizes)), (1, len(found) / 2))    # images often have one
@@ -4132,7 +4142,8 @@ def folders_of_splits(pairs, rows, config):
     word, root = re.compile(rf'(?i)(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])'), os.path.expanduser(config['data'])
     place = lambda path: relative(os.path.dirname(os.fsdecode(path).split(UNITED)[0]), root)
     named = [row for row, image in enumerate(pairs.images) if read_place(place(image))[0]]
-    sides = {'images': pairs.images, 'masks': pairs.masks} if named and not rows & {*named} else {}
+    is_told = {*named} & {*pairs.rows('train')} and not rows & {*named}
+    sides = {'images': pairs.images, 'masks': pairs.masks} if is_told else {}
     line = {key: word.sub('*', place(paths[named[0]])) for key, paths in sides.items()}
     with contextlib.suppress(UserError):                               # images/ beside train/images/ and test/images/
         if line and {*find_pairs(config | line).images.tolist()} == {*pairs.images[named].tolist()}:
@@ -5092,6 +5103,7 @@ class SegmentationModel(nn.Module):
         super().__init__()
         self.is_own = is_own                                           # given by the user, not named by the config
         self.network, self.config, self.stride, self.exporting = network, dict(config), stride, False
+        self.least = None                                              # (H, W) to which smaller images are padded
         self.threshold = 0.5                                           # of the foreground probability, if K is 1
         self.pixels, self.coding = None, None                          # how images are stored; what the masks meant
         for name in ('mean', 'std'):
@@ -5105,7 +5117,8 @@ class SegmentationModel(nn.Module):
         is_last = self.config['channels_last'] and images.device.type != 'mps'         # see laid_out
         images = images.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
         height, width = images.shape[-2:]
-        high, wide = ((side + self.stride - 1) // self.stride * self.stride for side in (height, width))
+        sides = (max(height, self.least[0]), max(width, self.least[1])) if self.least else (height, width)
+        high, wide = ((side + self.stride - 1) // self.stride * self.stride for side in sides)
         if self.exporting:                                             # one graph has to pad any size
             logits = self.network(pad_by_index(pad_by_index(images, 2, high), 3, wide))
             return logits.index_select(2, torch.arange(height)).index_select(3, torch.arange(width))
@@ -5215,7 +5228,18 @@ def build_model(config, own=None):
     if config['activation_checkpointing']:
         for module in checkpointable(model):
             change_forward(module, Checkpointed)
+    if own is None and config['size_policy'] != 'resize':
+        model.least = least_size(model.eval())
+        model.train()
     return model
+
+
+def least_size(model):
+    """(H, W) to which smaller images have to be padded; None if the network takes 32 pixels, as nearly all do."""
+    for side in (32, 64, 128):                                         # PAN wants 128
+        if takes(model, torch.zeros(1, model.config['in_channels'], side, side)):
+            return None if side == 32 else (side, side)
+    return model.config['image_size']                                  # Swin and other transformers take one size
 
 
 def refuse_lazy(network):
@@ -9840,7 +9864,7 @@ def tell_memory(winner, config, hardware, window, loss_fn):
 
 def main(argv=None):
     """Run one command -> exit code: 0 done, 2 what you can mend, 1 failed, 128 + n stopped by signal n."""
-    argv, level = sys.argv[1:] if argv is None else argv, log.level
+    argv, level, verb = sys.argv[1:] if argv is None else argv, log.level, 'train'
     for stream in (sys.stdout, sys.stderr):                            # Windows' encodings lack most letters
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors='backslashreplace')
@@ -9867,7 +9891,9 @@ def main(argv=None):
             log.setLevel(logging.WARNING)                              # its table says it all
         return {'check': check, 'tune': tune}[verb](preset, **overrides)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(error, file=sys.stderr, flush=True)
+        if verb == 'train':                                            # the first process does the rest alone
+            meet_late()
         return getattr(error, 'exit_code', 2)
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)

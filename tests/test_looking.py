@@ -385,6 +385,15 @@ def test_one_unreadable_image_among_a_thousand_is_named(tmp_path):
     assert len(data.pairs.images) == 999 and '0777' not in names_of(data, 'train') | names_of(data, 'val')
 
 
+@pytest.mark.parametrize('count, is_offered', [(4, True), (5, False)])
+def test_to_leave_out_most_of_a_set_is_not_offered(tmp_path, count, is_offered):
+    """Of photographs as masks, say, the few that pass for masks would be left, and the next line offers to cut them."""
+    folder, _ = coded_set(tmp_path / 'set', [0, 1], count=8)
+    for n in range(count):
+        save(folder / f'masks/{n}.png', np.zeros((5, 9)))
+    assert ('skip_broken=True' in str(ask(folder))) == is_offered
+
+
 def test_files_without_a_partner_do_not_hide_broken_ones(tmp_path):
     folder, _ = coded_set(tmp_path / 'set', [0, 1], count=8)
     (folder / 'masks/0.png').unlink()
@@ -980,6 +989,17 @@ def test_links_and_copies_that_validate_on_what_is_trained_on_are_told(tmp_path,
     told = [note for note in inspect(data)[1].notes if 'trained on too' in note]
     assert told == [f'trained on too: 2 images of validation or test, such as {data}/val/images/6.png as '
                     f'{whole}/images/6.png: the scores flatter'] * inside
+
+
+def test_copies_in_a_folder_of_test_images_are_no_set_to_train_on(tmp_path):
+    """What is named after a split is offered without the rest, but not test images alone."""
+    for n in range(8):
+        picture = np.random.default_rng(n).integers(0, 2, (32, 32, 3), np.uint8)
+        for tail in ('', '_test') if n > 5 else ('',):
+            save(tmp_path / f'images{tail}/{n}.png', picture)
+            save(tmp_path / f'masks{tail}/{n}.png', picture[..., 0])
+    told, = [note for note in inspect(tmp_path)[1].notes if 'trained on too' in note]
+    assert told.endswith('images/6.png: the scores flatter')
 
 
 def test_one_name_and_one_size_in_two_splits_is_no_copy(tmp_path):

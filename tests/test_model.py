@@ -143,6 +143,17 @@ def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, archit
         tu.train(**TINY | {'architecture': architecture, 'encoder': encoder}, data=str(small_set))
 
 
+@pytest.mark.parametrize('architecture, encoder, side', [
+    ('PAN', 'tu-test_resnet', 128), ('DPT', 'tu-vit_tiny_patch16_224', 224), ('Unet', 'tu-test_resnet', None)])
+def test_images_smaller_than_a_network_takes_are_padded(architecture, encoder, side):
+    """Beside larger ones, of which crops are made. Nothing changes for networks that take them as they are."""
+    model = build(architecture=architecture, encoder=encoder, size_policy='crop', image_size=[224, 224])
+    assert model.training
+    images, wide = pictures(1, 3, 40, 100), side or 128                # mean 0: the padding is 0 before and after
+    padded = torch.nn.functional.pad(images, (0, wide - 100, 0, (side or 64) - 40))
+    assert torch.equal(model.eval()(images), model(padded)[..., :40, :100])
+
+
 def test_a_width_that_the_network_does_not_have_is_told_and_not_claimed(small_set, caplog):
     caplog.set_level('INFO')
     settings = {**TINY, 'architecture': 'FPN', 'num_epochs': 1, 'image_size': 64, 'data': str(small_set)}

@@ -2078,7 +2078,7 @@ def test_a_colour_off_by_one_is_no_class_of_its_own(tmp_path):
     blue = np.zeros((64, 64, 3), np.uint8)
     blue[20:40, 20:60] = 1, 1, 255
     masks = [blue.copy() for _ in range(6)]
-    masks[0][20, 20:31], masks[0][20, 31] = (1, 2, 255), (1, 4, 255)
+    masks[0][20, 20:40], masks[0][20, 40] = (1, 2, 255), (1, 4, 255)   # 1 in 1200 pixels
     lines = [line for line in ask(with_masks(tmp_path, masks)).problems if ' type ' in line]
     assert 'mask_values="{\'#000000\': 0, \'#0101ff\': 1, \'#0102ff\': 1, \'#0104ff\': 1}"' in lines[0]
     assert lines[-1].startswith("if only '#0101ff' is foreground")
