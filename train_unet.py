@@ -154,8 +154,9 @@ CONFIG = {
     # --- training ---
     'num_epochs': 'auto',         # passes over the images; 'auto': about 32,000 images, from 20 to 200 epochs;
                                   # on a CPU about 8,000, from 10 to 200 epochs; the demo 10, Dataset objects 20
-    'batch_size': 8,              # images in one forward pass, of all processes together: what decides memory
-    'accumulation_steps': 1,      # forward passes per optimizer step; effective batch = batch_size x accumulation_steps
+    'batch_size': 8,              # images in one forward pass: what decides memory
+    'accumulation_steps': 1,      # forward passes per step; effective batch = batch_size x accumulation_steps: that of
+                                  # all processes together, which share the passes first, then batch_size
     'optimizer': 'AdamW',         # any of torch.optim except LBFGS, SparseAdam and Muon; SGD gets momentum
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam... and RMSprop, at most
                                   # 0.01; for SGD 0.02 x (effective batch / 8), at most 0.1; others: torch's own default
@@ -791,7 +792,7 @@ def find_fault(key, value):
     return f'must be {least} {low} and at most {high:g}{more}{default}'
 
 
-# --help and wrong settings are answered before torch takes its seconds to load, but for those of torchrun: see meet_late
+# --help and wrong settings are answered before torch takes its seconds to load (of several processes later: meet_late)
 if __name__ == '__main__' and 'TORCHELASTIC_RUN_ID' not in os.environ:
     try:
         os.getcwd()
@@ -951,7 +952,8 @@ def join_processes(config):
                           'two for each: start a number that divides it, or type another batch_size')
     if device.type == 'cuda':
         gpus = torch.cuda.device_count()
-        local = int(os.environ.get('LOCAL_RANK', world().rank % gpus))         # no LOCAL_RANK: a group of the user's
+        rank = world().rank or int(os.environ.get('RANK') or 0)        # no LOCAL_RANK: srun, or a group of the user's
+        local = int(os.environ.get('LOCAL_RANK') or rank % gpus)
         if local >= gpus:
             raise ConfigError(f'a process too many: each takes a GPU of its own, of which this machine shows {gpus}; '
                               f'start {gpus} here (torchrun --nproc-per-node={gpus}), or type device=cpu')
@@ -962,9 +964,9 @@ def join_processes(config):
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
         try:
             dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
-        except ValueError as error:
-            raise ConfigError(f'WORLD_SIZE={count} is in the environment, but not all that torchrun sets beside it '
-                              f'({in_words(error)}): start with torchrun, or unset WORLD_SIZE') from None
+        except (ValueError, dist.DistNetworkError) as error:           # the latter: a port that is in use
+            raise ConfigError(f'WORLD_SIZE={count} is in the environment, but by what torchrun sets beside it no '
+                              f'processes meet ({in_words(error)}): start with torchrun, or unset WORLD_SIZE') from None
         if device.type == 'cpu':
             atexit.register(leave_processes)
     return device
@@ -1052,8 +1054,8 @@ def num_cores():
 def processes_here():
     """How many of the processes run on this machine and share its cores and memory. torchrun tells; of a group that the
     user's own script made it is all of them, or under srun an equal share for each machine."""
-    machines = int(os.environ.get('SLURM_STEP_NUM_NODES', 1))
-    return int(os.environ.get('LOCAL_WORLD_SIZE', math.ceil(world().size / machines)))
+    machines = int(os.environ.get('SLURM_STEP_NUM_NODES') or 1)
+    return int(os.environ.get('LOCAL_WORLD_SIZE') or math.ceil(world().size / machines))
 
 
 def free_memory():
@@ -1262,7 +1264,8 @@ def folder_words(name):
     """'train_masks' -> ['train', 'masks']; 'trainannot' -> ['train', 'annot']."""
     words = []
     plain = re.sub('[-_ ]with[-_ ].*', '', name)                       # frames-with-annotations are frames
-    apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z]))', ' ', plain)  # imagesTr are for training; BraTS is one word
+    # imagesTr are for training; BraTS and MatLab are each one word
+    apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z])|(?<=[Mm]at)Lab)', ' ', plain)
     for word in re.findall('[a-z]+', apart.lower()) + [name.lower()]:
         match = re.fullmatch(f'({LONG_SPLIT_WORDS})(.+)', word)
         words += match.groups() if match and match[2] in {*IMAGE_WORDS, *MASK_WORDS, *SET_WORDS} else [word]
@@ -4479,7 +4482,9 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
         for kind, array in zip(('images', 'masks'), draw_demo(seed * 100_003 + number)):
             path = folder / kind / split / f'pebbles_{number:03d}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
-            PIL.Image.fromarray(array).save(path)
+            part = path.with_name(f'.{os.getpid()}_{path.name}')       # another run may read the file by now
+            PIL.Image.fromarray(array).save(part)
+            part.replace(path)
     done.touch()
     return folder
 
@@ -4902,8 +4907,8 @@ def sample_bytes(config):
 def batches_that_fit(batch, held=0):
     """How many batches of `batch` bytes fit into shared memory (/dev/shm, by default 64 MiB in a container), beside the
     `held` ones that lie there."""
-    if not os.path.isdir('/dev/shm'):                                  # not Linux
-        return 10**6
+    if sys.platform != 'linux' or not os.access('/dev/shm', os.W_OK):
+        return 10**6 * (sys.platform != 'linux')
     return max(0, int((shutil.disk_usage('/dev/shm').free / (batch * processes_here()) - held) // 1.5))
 
 

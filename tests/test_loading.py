@@ -9,11 +9,14 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import albumentations as A
 import numpy as np
+import PIL.Image
 import pytest
 import tifffile
 import torch
@@ -72,6 +75,18 @@ def test_the_demo_is_drawn_again_when_its_files_are_gone(tmp_path):
     folder = train_unet.write_demo(tmp_path / 'demo', num_train=2, num_val=1)
     shutil.rmtree(folder)
     assert len(list(train_unet.write_demo(folder, num_train=2, num_val=1).glob('*/*/*.png'))) == 6
+
+
+def test_no_picture_of_the_demo_is_seen_before_it_is_whole(tmp_path, monkeypatch):
+    """Another run, begun at the same moment, may look."""
+    def cut_off(image, path, *rest):
+        Path(path).write_bytes(b'half')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PIL.Image.Image, 'save', cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        train_unet.write_demo(tmp_path / 'demo', num_train=2, num_val=1)
+    assert not [*(tmp_path / 'demo').glob('*/*/[!.]*')]
 
 
 # --- augmentation ---------------------------------------------------------------------
@@ -632,6 +647,14 @@ def test_more_workers_than_the_shared_memory_holds_are_warned_of(tmp_path, monke
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(2**33, 0, 64 * 2**20))
     train_unet.build_loader(images, config, torch.device('cuda'))
     assert 'num_workers=6: /dev/shm has room for 1 batches only' in caplog.text and '--shm-size' in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='shared memory is /dev/shm')
+def test_without_shared_memory_workers_are_warned_of(tmp_path, monkeypatch, caplog):
+    images, config = dataset(draw_set(tmp_path / 'set'), num_workers=2)
+    monkeypatch.setattr(os, 'access', lambda path, mode: path != '/dev/shm')           # read-only, or not there
+    train_unet.build_loader(images, config, torch.device('cuda'))
+    assert 'num_workers=2: /dev/shm has room for 0 batches only' in caplog.text
 
 
 @pytest.mark.parametrize('steps, room', [(1, 4), (2, 3), (3, 2), (4, 0)])

@@ -1851,6 +1851,7 @@ def test_names_that_end_in_ts_name_no_split(tmp_path):
     _, data = inspect(tmp_path / 'set')
     assert len(data.pairs.rows('test')) == 0 and len(data.pairs.images) == 6
     assert train_unet.read_place('imagesTs')[:2] == ('test', 'image')
+    assert train_unet.told_role('MatLab_Code') == '' and train_unet.told_role('colorLab') == 'mask'
 
 
 def test_letters_of_a_site_or_patient_are_no_split(tmp_path):

@@ -386,6 +386,11 @@ def test_a_number_of_processes_without_the_rest_is_told(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '2')
     with pytest.raises(train_unet.ConfigError, match='RANK expected(.|\n)*unset WORLD_SIZE'):
         train_unet.join_processes(train_unet.CONFIG | {'device': 'cpu', 'batch_size': 4})
+    with socket.create_server(('127.0.0.1', 0)) as taken:              # all of it, left over from another job
+        for name, value in (('RANK', '0'), ('MASTER_ADDR', '127.0.0.1'), ('MASTER_PORT', str(taken.getsockname()[1]))):
+            monkeypatch.setenv(name, value)
+        with pytest.raises(train_unet.ConfigError, match='in use(.|\n)*unset WORLD_SIZE'):
+            train_unet.join_processes(train_unet.CONFIG | {'device': 'cpu', 'batch_size': 4})
 
 
 # --- what is refused ------------------------------------------------------------------
@@ -438,6 +443,19 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv('LOCAL_RANK', '1')
     with pytest.raises(train_unet.ConfigError, match='a process too many: .*nproc-per-node=1.*device=cpu'):
         train_unet.join_processes({'device': 'auto', 'batch_size': 8, 'accumulation_steps': 1})
+
+
+def test_processes_of_srun_take_a_gpu_each(monkeypatch):
+    """They have a RANK, as scripts export it, but no LOCAL_RANK."""
+    monkeypatch.delenv('LOCAL_RANK', raising=False)
+    for name, value in (('WORLD_SIZE', '8'), ('RANK', '7')):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 4)
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
+    monkeypatch.setattr(torch.distributed, 'init_process_group', lambda *_, **__: None)
+    config = {'device': 'auto', 'batch_size': 16, 'accumulation_steps': 1}
+    assert train_unet.join_processes(config) == torch.device('cuda', 3)
 
 
 @needs_linux
