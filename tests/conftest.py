@@ -149,27 +149,34 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
 
 
-@pytest.fixture(autouse=True)
-def without_pictures(request, monkeypatch):
-    """To draw curves.png and samples.png takes nearly a third of a tiny training, and each evaluation draws two more;
-    those of the fixtures two and three are drawn, and all of the tests that are named here."""
+def leave_pictures_out(put, keeps):
+    """put(object, name, function): an empty file for each curves.png and confusion.png, and each sheet of a name that
+    keeps(name) does not want."""
     from matplotlib.figure import Figure
-    looks = request.node.name.startswith(('test_a_confusion_matrix', 'test_predicted_files'))
 
     def savefig(figure, file, real=Figure.savefig, **how):
-        if looks:
+        if keeps('curves.png'):
             real(figure, file, **how)
         else:
             file.write(b'')
 
     def save(picture, file, *words, real=PIL.Image.Image.save, **how):
         name = str(getattr(file, 'name', ''))
-        if '.worst.png' in name and not looks or '.samples.png' in name and 'test_measuring' not in request.path.stem:
+        if any(f'.{sheet}' in name and not keeps(sheet) for sheet in ('worst.png', 'samples.png')):
             file.write(b'')
         else:
             real(picture, file, *words, **how)
-    monkeypatch.setattr(Figure, 'savefig', savefig)
-    monkeypatch.setattr(PIL.Image.Image, 'save', save)
+    put(Figure, 'savefig', savefig)
+    put(PIL.Image.Image, 'save', save)
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(request, monkeypatch):
+    """To draw curves.png and samples.png takes nearly a third of a tiny training, and each evaluation draws two more;
+    those of the fixtures two and three are drawn, and all of the tests that are named here."""
+    looks = request.node.name.startswith(('test_a_confusion_matrix', 'test_predicted_files'))
+    measures = 'test_measuring' in request.path.stem
+    leave_pictures_out(monkeypatch.setattr, lambda name: measures if name == 'samples.png' else looks)
 
 
 @pytest.fixture(scope='session')
@@ -178,7 +185,7 @@ def forks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), str(ROOT / 'tests')]))
         FORKS.set_forkserver_preload(['train_unet', 'albumentations', 'segmentation_models_pytorch', 'torch._dynamo',
-                                      'matplotlib.figure', 'small_encoder'])
+                                      'matplotlib.figure', 'small_encoder', 'forked'])
         first = FORKS.Process(target=os.getpid)
         first.start()
     first.join(120)
