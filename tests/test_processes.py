@@ -84,15 +84,23 @@ def write_script(count, die=False, ask=0, hang=False, epochs=1):
     return script
 
 
-def torchrun(*words):
-    """Arguments of subprocess: the command, and one thread for each process."""
-    return {'args': [sys.executable, '-m', 'torch.distributed.run', *words], 'text': True,
-            'env': {**os.environ, 'OMP_NUM_THREADS': '1'}}
+def launch(folder, words, environment, printed):
+    """What a forked process does: torchrun, whose processes are new interpreters; they print into a file."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(printed, 'w') as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ['torchrun', *words]
+    runpy.run_module('torch.distributed.run', run_name='__main__')
 
 
-def start(*words, stdout=subprocess.DEVNULL):
-    """torchrun in the background."""
-    return subprocess.Popen(**torchrun(*words), stdout=stdout, stderr=subprocess.PIPE)
+def start(*words, printed='printed.txt'):
+    """torchrun in the background, with one thread for each process."""
+    launcher = FORKS.Process(target=launch, args=(os.getcwd(), words, {**os.environ, 'OMP_NUM_THREADS': '1'}, printed))
+    launcher.start()
+    return launcher
 
 
 def free_port():
@@ -205,12 +213,13 @@ def run_on_two_machines(script):
     store = torch.distributed.TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)
     meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}',
                '--rdzv-conf=is_host=0']
-    jobs = [start(*meeting, script, stdout=subprocess.PIPE) for _ in range(2)]
+    jobs = [start(*meeting, script, printed=f'printed{number}.txt') for number in (1, 2)]
     try:
-        for job in jobs:
-            said, errors = job.communicate(timeout=120)
-            assert job.returncode == 0, errors[-2000:]
-            printed.append(said)
+        for number, job in enumerate(jobs, 1):
+            job.join(120)
+            with open(f'printed{number}.txt') as file:
+                printed.append(file.read())
+            assert job.exitcode == 0, printed[-1][-2000:]
     finally:
         for job in jobs:
             job.terminate()                                            # it stops its process, if there still is one
@@ -886,14 +895,14 @@ def processes(word):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
-def test_a_killed_launcher_stops_its_processes_with_a_checkpoint():
+def test_a_killed_launcher_stops_its_processes_with_a_checkpoint(forks):
     script = os.path.abspath(write_script(2, epochs=1000))
     launcher = start('--standalone', '--nproc_per_node=2', script)
     try:
         wait_for(lambda: os.path.exists('run2/history.csv'))
     finally:
         launcher.kill()
-        launcher.wait()
+        launcher.join()
     wait_for(lambda: not processes(script))                            # they save and draw first, on a busy machine
     last, path = train_unet.load_last('run2')
     assert path.name == 'last.pt' and 1 <= last['epoch'] < 1000
@@ -902,14 +911,15 @@ def test_a_killed_launcher_stops_its_processes_with_a_checkpoint():
 
 @pytest.mark.kills
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
-def test_a_signal_in_a_blocked_collective_leaves_the_last_checkpoint():
+def test_a_signal_in_a_blocked_collective_leaves_the_last_checkpoint(forks):
     """Process 1 freezes, so process 0 waits for it in a collective: SIGTERM cannot save, but costs no checkpoint."""
     script = os.path.abspath(write_script(2, hang=True, epochs=1000))
     launcher = start('--standalone', '--nproc_per_node=2', script)
     try:
         wait_for(lambda: os.path.exists('stopped'))
         launcher.terminate()
-        launcher.wait(timeout=60)                                      # torchrun allows its processes 30 s
+        launcher.join(60)                                              # torchrun allows its processes 30 s
+        assert launcher.exitcode is not None
     finally:
         launcher.kill()
     wait_for(lambda: not processes(script), 10)
