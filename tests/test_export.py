@@ -195,10 +195,19 @@ def test_no_export_asks_timm_how_tensorflow_pads_whose_answer_for_free_sizes_sym
     assert tu.export(own, 'pt2', tmp_path / 'm.pt2') == 0
 
 
-def test_pt2_of_a_network_for_small_images_is_written_for_their_size(own, tmp_path, capsys):
-    """torch.export wants sides above 32 pixels where they are free."""
+def few_layers(step=2):
+    """A network that is exported in a second."""
+    return nn.Sequential(nn.Conv2d(3, 4, step + 1, step, step // 2), nn.BatchNorm2d(4), nn.ReLU(),
+                         nn.Upsample(scale_factor=step), nn.Conv2d(4, 1, 1))
+
+
+def test_pt2_of_a_network_for_small_images_is_written_for_their_size(own, tmp_path, capsys, monkeypatch):
+    """torch.export wants maps above 1 x 1 where sides are free: with a step of 32, images above 32 x 32."""
     with edited(own / 'best.pt') as saved:
         saved['config']['image_size'] = [32, 32]
+    model = tu.load(own, 'cpu')
+    model.network = few_layers(step=32).eval()
+    monkeypatch.setattr(tu, 'load', lambda *_: model)
     assert tu.export(own, 'pt2', tmp_path / 'm.pt2') == 0
     assert 'it takes images of 32 x 32 only' in capsys.readouterr().out
     program = torch.export.load(tmp_path / 'm.pt2').module()
@@ -216,12 +225,6 @@ class OneSize(nn.Module):
         if images.shape[-2:] != (64, 64):
             raise ValueError('the height does not match')
         return self.network(images)
-
-
-def few_layers():
-    """A network that is exported in a second."""
-    return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Upsample(scale_factor=2),
-                         nn.Conv2d(4, 1, 1))
 
 
 def test_a_network_that_takes_one_size_is_exported_for_that_size(small_set, tmp_path, capsys, monkeypatch):
@@ -346,8 +349,13 @@ def test_an_export_that_fails_before_it_writes_removes_nothing(own, tmp_path, mo
 
 @pytest.mark.usefixtures('forks')
 @pytest.mark.parametrize('form', ['pt2', 'smp'])
-def test_a_disk_that_is_full_ends_an_export_in_words(two, tmp_path, form):
-    small = 'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))'
+def test_a_disk_that_is_full_ends_an_export_in_words(two, tmp_path, pt2_of_three, form):
+    """Of a program that has been traced: to do that again takes two seconds."""
+    small = f"""
+import resource, torch
+torch.export.export = lambda *_, **__: torch.export.load({str(pt2_of_three[0])!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+"""
     path = tmp_path / 'new' / 'm.pt2'
     words = ['export', str(two[0]), f'format={form}', '-o', str(path)]
     process = FORKS.Process(target=run_script, args=(words, tmp_path / 'said', {}, small))

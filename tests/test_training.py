@@ -1725,6 +1725,7 @@ def test_the_pictures_for_tensorboard_are_not_compiled(tmp_path, monkeypatch):
         return graph.forward
 
     monkeypatch.setattr(nn.Module, 'compile', lambda model, **_: compiles(model, backend=backend))
+    monkeypatch.setattr(tu, 'build_network', lambda config: nn.Conv2d(3, 1, 1))        # it is traced in no time
     data = draw_set(tmp_path / 'set', count=8)
     tu.train(**TINY | {'num_epochs': 2, 'ema_decay': None}, data=str(data), run_dir=str(tmp_path / 'run'),
              tensorboard=True, compile_model=True)
