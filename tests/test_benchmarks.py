@@ -266,7 +266,8 @@ def test_images_per_second(split_set, results, asked_here, monkeypatch):
     asked_here(images_per_second)
     monkeypatch.setattr(common, 'count_cores', lambda: 1)              # worker
     found, printed = results(images_per_second, f'--data={split_set}', '--contenders', 'ours', 'plain', '--rounds=1',
-                             '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_resnet', '--device=cpu')
+                             '--steps=4', '--batch=2', '--size=32', '--encoders', 'tu-test_five_convs',
+                             '--device=cpu')
     assert len(found['runs']) == 10
     assert all(run['images_per_second'] > 0 and run['parameters'] > 10**5 for run in found['runs'])
     assert '| ours, equal ' in printed and '1.000' in printed and '; 1 of 4 steps timed; ' in printed
@@ -782,7 +783,7 @@ def test_large_image(small_set, results, monkeypatch):
 # --- on a GPU -------------------------------------------------------------------------
 
 
-NETWORK = dict(encoder='tu-test_resnet', decoder_channels=[16, 12, 8, 8, 8])
+NETWORK = dict(encoder='tu-test_five_convs', decoder_channels=[16, 12, 8, 8, 8])
 
 
 def test_gpu_measures_speed_and_overflow_without_one(small_set, results, asked_here, monkeypatch):
@@ -790,7 +791,7 @@ def test_gpu_measures_speed_and_overflow_without_one(small_set, results, asked_h
     monkeypatch.setattr(gpu, 'settings_of', lambda args, of=gpu.settings_of, **more: of(
         args, **{'data': str(small_set), **more}) | {'data': str(small_set), **NETWORK})
     monkeypatch.setattr(gpu, 'build_plain', lambda args, *how, of=gpu.build_plain: of(
-        args, *how) if setattr(args, 'encoder', 'tu-test_resnet') is None else None)
+        args, *how) if setattr(args, 'encoder', NETWORK['encoder']) is None else None)
     found, printed = results(gpu, '--device=cpu', '--quick', f'--data={small_set}', '--parts', 'speed', 'overflow',
                              'host', 'largest', '--minutes=60')
     assert [part['state'] for part in found['parts']] == ['done'] * 3 + ['skipped: has no meaning on a CPU']
