@@ -206,20 +206,20 @@ def at_step(number, act):
 # --- one result -----------------------------------------------------------------------
 
 
-def run_on_two_machines(script):
-    """Under two launchers that meet at one address, with one process each, to its end -> what they printed."""
+def run_on_two_machines(*typed, code=0):
+    """Two scripts, with their words, under launchers that meet at one address, one process each -> what they printed."""
     port, printed = free_port(), []
     # held here: the launcher that holds it may end first, and now and then the other one asks it once more
     store = torch.distributed.TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)
     meeting = ['--nnodes=2', '--nproc_per_node=1', '--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}',
                '--rdzv-conf=is_host=0']
-    jobs = [start(*meeting, script, printed=f'printed{number}.txt') for number in (1, 2)]
+    jobs = [start(*meeting, *words, printed=f'printed{number}.txt') for number, words in enumerate(typed, 1)]
     try:
         for number, job in enumerate(jobs, 1):
             job.join(120)
             with open(f'printed{number}.txt') as file:
                 printed.append(file.read())
-            assert job.exitcode == 0, printed[-1][-2000:]
+            assert job.exitcode == code, printed[-1][-2000:]
     finally:
         for job in jobs:
             job.terminate()                                            # it stops its process, if there still is one
@@ -245,7 +245,7 @@ def test_one_process_four_and_two_machines_give_the_same_weights_and_leave_the_g
     then, a process that exits with a group: a function registered before sees none, also after two trainings."""
     for count in (1, 4):
         run_forked(count, write_script(count))
-    printed = run_on_two_machines(train_twice(write_script(2)))
+    printed = run_on_two_machines(*[[train_twice(write_script(2))]] * 2)
     for said in printed:
         assert said.count('a group is left: False') == 1
         assert said.count('smp is loaded: False') == 1                 # nor by what looks at all modules
@@ -257,6 +257,14 @@ def test_one_process_four_and_two_machines_give_the_same_weights_and_leave_the_g
             torch.testing.assert_close(other['model'][name], value, rtol=1e-5, atol=1e-6)
         for key in ('train_loss', 'val_loss'):
             assert other['history'][0][key] == pytest.approx(one['history'][0][key], rel=1e-5)
+
+
+def test_a_process_that_fails_before_it_meets_that_of_another_machine_ends_it_too(forks):
+    """Where the run is on the disk of one of them, say. torchrun on the other one is told nothing."""
+    script = train_unet.__file__
+    first, second = run_on_two_machines([script, 'data=demo'], [script, 'resume=nowhere'], code=1)
+    assert 'nowhere: holds no last.pt' in second
+    assert re.search('process [01]: another one has ended', first) and not os.path.exists('runs')
 
 
 def count_exchanges(rank):
