@@ -161,8 +161,7 @@ class Nothing:
     __getitem__ = __call__
 
     def __iter__(self):
-        while True:
-            yield self
+        return iter([self] * 99)
 
 
 def leave_pictures_out(put, keeps):
