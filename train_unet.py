@@ -964,7 +964,9 @@ def join_processes(config):
         backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
         try:
             dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
-        except (ValueError, dist.DistNetworkError) as error:           # the latter: a port that is in use
+        except (ValueError, RuntimeError) as error:                    # the latter: of a port that is in use
+            if 'TORCHELASTIC_RUN_ID' in os.environ:                    # another process has ended
+                raise
             raise ConfigError(f'WORLD_SIZE={count} is in the environment, but by what torchrun sets beside it no '
                               f'processes meet ({in_words(error)}): start with torchrun, or unset WORLD_SIZE') from None
         if device.type == 'cpu':
@@ -977,7 +979,7 @@ def meet_late():
     end, would wait for it in join_processes, for an hour."""
     if 'TORCHELASTIC_RUN_ID' in os.environ and not dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):            # if they do not come either
-            dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=5))
+            dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=2))
         leave_processes()
 
 
@@ -1265,7 +1267,7 @@ def folder_words(name):
     words = []
     plain = re.sub('[-_ ]with[-_ ].*', '', name)                       # frames-with-annotations are frames
     # imagesTr are for training; BraTS and MatLab are each one word
-    apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z])|(?<=[Mm]at)Lab)', ' ', plain)
+    apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z])|(?<=[Mm]at)Lab(?![a-z]))', ' ', plain)
     for word in re.findall('[a-z]+', apart.lower()) + [name.lower()]:
         match = re.fullmatch(f'({LONG_SPLIT_WORDS})(.+)', word)
         words += match.groups() if match and match[2] in {*IMAGE_WORDS, *MASK_WORDS, *SET_WORDS} else [word]
@@ -5241,10 +5243,11 @@ def build_model(config, own=None):
 
 def least_size(model):
     """(H, W) to which smaller images have to be padded; None if the network takes 32 pixels, as nearly all do."""
-    for side in (32, 64, 128):                                         # PAN wants 128
-        if takes(model, torch.zeros(1, model.config['in_channels'], side, side)):
+    size = model.config['image_size']
+    for side in (32, 64, 128):                                         # PAN wants 128, also of the crops
+        if side <= max(32, min(size)) and takes(model, torch.zeros(1, model.config['in_channels'], side, side)):
             return None if side == 32 else (side, side)
-    return model.config['image_size']                                  # Swin and other transformers take one size
+    return size                                                        # Swin and other transformers take one size
 
 
 def refuse_lazy(network):

@@ -152,6 +152,9 @@ def test_images_smaller_than_a_network_takes_are_padded(architecture, encoder, s
     images, wide = pictures(1, 3, 40, 100), side or 128                # mean 0: the padding is 0 before and after
     padded = torch.nn.functional.pad(images, (0, wide - 100, 0, (side or 64) - 40))
     assert torch.equal(model.eval()(images), model(padded)[..., :40, :100])
+    # crops that small are not padded but refused, see try_size
+    assert build(architecture=architecture, encoder=encoder, size_policy='crop', image_size=[64, 96]).least == \
+        ([64, 96] if side else None)
 
 
 def test_a_width_that_the_network_does_not_have_is_told_and_not_claimed(small_set, caplog):
