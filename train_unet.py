@@ -9393,10 +9393,11 @@ def export_smp(model, path, half, is_free):
     import safetensors                                                 # smp needs it
 
     scale = 255 if model.config['image_dtype'] == 'uint8' else 1
+    least = ', to {} x {} at least'.format(*model.least) if model.least else ''
     facts = {'mean': (model.mean / scale).flatten().tolist(), 'std': (model.std / scale).flatten().tolist(),
              'input_range': [0, 1] if scale == 255 else None, 'input_space': 'RGB',    # smp divides by 255 for [0, 1]
-             'padding': f'zeros below and right of the normalised image, to multiples of {model.stride}; logits are '
-                        'cut back to the size before'}
+             'padding': f'zeros below and right of the normalised image, to multiples of {model.stride}{least}; logits '
+                        'are cut back to the size before'}
     try:
         model.network.save_pretrained(path)
         write_file(path / 'preprocessing.json', json.dumps(facts | export_facts(model), indent=1).encode())
