@@ -792,8 +792,13 @@ def find_fault(key, value):
     return f'must be {least} {low} and at most {high:g}{more}{default}'
 
 
-# --help and wrong settings are answered before torch takes its seconds to load (of several processes later: meet_late)
-if __name__ == '__main__' and 'TORCHELASTIC_RUN_ID' not in os.environ:
+def has_other_machines():
+    """Whether torchrun started processes on other machines too. Of one machine it ends all if one fails."""
+    return 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('LOCAL_WORLD_SIZE') != os.environ.get('WORLD_SIZE')
+
+
+# --help and wrong settings are answered before torch takes its seconds to load (of several machines later: meet_late)
+if __name__ == '__main__' and not has_other_machines():
     try:
         os.getcwd()
         parse_command(sys.argv[1:])
@@ -977,7 +982,7 @@ def join_processes(config):
 def meet_late():
     """Before a process ends that has not met the others: those of another machine, whose torchrun is not told of this
     end, would wait for it in join_processes, for an hour."""
-    if 'TORCHELASTIC_RUN_ID' in os.environ and not dist.is_initialized():
+    if has_other_machines() and not dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):            # if they do not come either
             dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=2))
         leave_processes()
@@ -9260,7 +9265,7 @@ def takes(model, images):
     """Whether a network takes images of this size."""
     try:
         return model(images) is not None
-    except (RuntimeError, AssertionError, ValueError, LookupError):
+    except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
         return False
 
 
