@@ -655,6 +655,8 @@ def test_without_shared_memory_workers_are_warned_of(tmp_path, monkeypatch, capl
     monkeypatch.setattr(os, 'access', lambda path, mode: path != '/dev/shm')           # read-only, or not there
     train_unet.build_loader(images, config, torch.device('cuda'))
     assert 'num_workers=2: /dev/shm has room for 0 batches only' in caplog.text
+    monkeypatch.setattr(sys, 'platform', 'darwin')                     # which has none
+    assert train_unet.batches_that_fit(2**30) > 1000
 
 
 @pytest.mark.parametrize('steps, room', [(1, 4), (2, 3), (3, 2), (4, 0)])

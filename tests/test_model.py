@@ -148,13 +148,24 @@ def test_a_network_that_cannot_take_the_size_is_a_config_error(small_set, archit
 def test_images_smaller_than_a_network_takes_are_padded(architecture, encoder, side):
     """Beside larger ones, of which crops are made. Nothing changes for networks that take them as they are."""
     model = build(architecture=architecture, encoder=encoder, size_policy='crop', image_size=[224, 224])
-    assert model.training
-    images, wide = pictures(1, 3, 40, 100), side or 128                # mean 0: the padding is 0 before and after
-    padded = torch.nn.functional.pad(images, (0, wide - 100, 0, (side or 64) - 40))
-    assert torch.equal(model.eval()(images), model(padded)[..., :40, :100])
+    assert model.training and not any(value for name, value in model.named_buffers() if 'num_batches' in name)
+    images = pictures(1, 3, 20, 100)                                   # mean 0: the padding is 0 before and after
+    padded = torch.nn.functional.pad(images, (0, (side or 128) - 100, 0, (side or 32) - 20))
+    assert torch.equal(model.eval()(images), model(padded)[..., :20, :100])
     # crops that small are not padded but refused, see try_size
     assert build(architecture=architecture, encoder=encoder, size_policy='crop', image_size=[64, 96]).least == \
         ([64, 96] if side else None)
+
+
+def test_images_smaller_than_the_one_size_that_a_network_takes_are_padded(monkeypatch):
+    class Fixed(nn.Conv2d):
+        def forward(self, images):
+            assert images.shape[-2:] == (64, 96), 'another size'
+            return super().forward(images)
+
+    monkeypatch.setattr(tu, 'build_network', lambda config: Fixed(config['in_channels'], 1, 1))
+    model = build(size_policy='pad', image_size=[64, 96], in_channels=5)
+    assert model(pictures(2, 5, 40, 90)).shape == (2, 1, 40, 90)
 
 
 def test_a_width_that_the_network_does_not_have_is_told_and_not_claimed(small_set, caplog):

@@ -260,10 +260,10 @@ def test_one_process_four_and_two_machines_give_the_same_weights_and_leave_the_g
 
 
 def test_a_process_that_fails_before_it_meets_that_of_another_machine_ends_it_too(forks):
-    """Where the run is on the disk of one of them, say. torchrun on the other one is told nothing."""
+    """Where a preset is on the disk of one of them, say. torchrun on the other one is told nothing."""
     script = train_unet.__file__
-    first, second = run_on_two_machines([script, 'data=demo'], [script, 'resume=nowhere'], code=1)
-    assert 'nowhere: holds no last.pt' in second
+    first, second = run_on_two_machines([script, 'data=demo'], [script, 'nonsense=1'], code=1)
+    assert "unknown key 'nonsense'" in second
     assert re.search('process [01]: another one has ended', first) and not os.path.exists('runs')
 
 
