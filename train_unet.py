@@ -4914,8 +4914,8 @@ def sample_bytes(config):
 def batches_that_fit(batch, held=0):
     """How many batches of `batch` bytes fit into shared memory (/dev/shm, by default 64 MiB in a container), beside the
     `held` ones that lie there."""
-    if sys.platform != 'linux' or not os.access('/dev/shm', os.W_OK):
-        return 10**6 * (sys.platform != 'linux')
+    if not os.access('/dev/shm', os.W_OK):                             # a sandbox, or not Linux, which needs none
+        return 0 if sys.platform == 'linux' else 10**6
     return max(0, int((shutil.disk_usage('/dev/shm').free / (batch * processes_here()) - held) // 1.5))
 
 

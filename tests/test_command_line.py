@@ -41,7 +41,7 @@ def test_help_names_every_key_command_and_preset_without_torch(command_line):
     told = {key: ast.literal_eval(value)
             for key, value in re.findall(r'(?m)^    (\w+)=(.*?) {2,}#', done.stdout)}
     assert told == tu.CONFIG
-    assert 'images in one forward pass: what decides memory' in done.stdout           # with its comments
+    assert 'images in one forward pass: what decides memory' in done.stdout         # with its comments
     words = [*tu.COMMANDS, *(path.stem for path in PRESETS), 'tta', 'threshold', 'skip_existing']
     assert [word for word in words if word not in done.stdout] == []
 
