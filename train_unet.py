@@ -137,8 +137,8 @@ CONFIG = {
     'std': 'auto',                # what initial_weights or, on 8-bit RGB or grey, encoder_weights are used to
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
-    'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU and for Dataset objects given
-                                  # to train(), else up to 8
+    'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, on an Apple GPU if all images
+                                  # are kept in memory, and for Dataset objects given to train(), else up to 8
     'max_image_pixels': 200_000_000,  # refuse larger files (decompression bombs); raise for real gigapixel scans
     'skip_broken': False,         # True: what cannot be used (broken files, wrong sizes) is left out and listed; a file
                                   # that breaks during training is left out and counted
@@ -279,7 +279,7 @@ ELSEWHERE = {word: ours for ours, words in {
     'encoder': 'backbone encoder_name',
     'encoder_weights': 'pretrained use_pretrained',
     'initial_weights is where train starts from; evaluate, predict and export are followed by the run itself':
-        'weights load load_from model_name_or_path checkpoint ckpt finetune fine_tune pretrained_weights',
+        'weights load load_from model_name_or_path checkpoint ckpt finetune pretrained_weights',
     'num_epochs': 'e',
     'batch_size': 'b bs per_device_train_batch_size samples_per_gpu per_device_eval_batch_size',
     'accumulation_steps': 'accumulate accumulate_grad_batches gradient_accumulation_steps grad_accum',
@@ -294,7 +294,7 @@ ELSEWHERE = {word: ours for ours, words in {
     'tf32_matmul_precision': 'tf32 allow_tf32',
     'device': 'gpu gpu_id gpu_ids cuda use_cuda no_cuda cpu use_cpu accelerator',
     'activation_checkpointing': 'gradient_checkpointing grad_checkpointing use_checkpoint',
-    'run_dir': 'work_dir project name output output_dir out_dir save_dir log_dir logdir default_root_dir exp_name '
+    'run_dir': 'work_dir project name output output_dir out_dir save_dir log_dir default_root_dir exp_name '
                'experiment dir_checkpoint',
     'resume': 'ckpt_path resume_from resume_from_checkpoint load_checkpoint auto_resume',
     'tensorboard': 'logger report_to log_with use_tensorboard',
@@ -351,12 +351,13 @@ UNITED = '\0'                      # joins the paths of several mask files that 
 
 def clean(text):
     """Text that is safe on one line: control characters (terminal escapes, new lines) become visible."""
-    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text).replace(UNITED, ' + '))
+    return ''.join(c if c.isprintable() or unicodedata.category(c) == 'Zs' else repr(c)[1:-1]
+                   for c in str(text).replace(UNITED, ' + '))
 
 
 def letters_of(text):
     """The letters and digits of a name, in lower case."""
-    return re.sub(r'[^a-z0-9]', '', str(text).lower().replace('+', 'plus'))
+    return re.sub(r'[\W_]', '', str(text).lower().replace('+', 'plus'))
 
 
 def did_you_mean(word, candidates, cutoff=0.6):
@@ -462,7 +463,8 @@ def parse_overrides(words):
         if re.match('--|-.', word) and not equals and not is_file:
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
             is_flag = kinds[:1] == ['bool'] or key in FLAGS or 'true' in FOREIGN.get(key, ())
-            is_value = words and (words[0].lower() in values if is_flag else not re.match('--|-[A-Za-z]', words[0]))
+            is_other = words and re.match(rf'--|-[A-Za-z]|({"|".join([*TYPES, *SHORT_NAMES])})=', words[0])
+            is_value = words and (words[0].lower() in values if is_flag else not is_other)
             text = words.pop(0) if is_value else 'true' if is_flag or key == 'resume' else None
         elif not equals or '/' in name or is_file:
             text = None
@@ -480,9 +482,10 @@ PRESETS_THERE = ', '.join(PRESETS) or 'none, as configs/ is not beside the scrip
 def load_preset(name):
     """The literal dict of a preset: a name in configs/, a file or a run. Read, never executed. Raises ConfigError if
     there is no such file or it holds anything but `config = {literals}`."""
-    in_run = f'{name}/config.py'
-    path = PRESETS.get(str(name)) or Path(in_run if os.path.isfile(in_run) else str(name))
+    path = Path(str(name))
     try:
+        path = PRESETS.get(str(name)) or Path(os.path.expanduser(path))
+        path = path / 'config.py' if os.path.isfile(path / 'config.py') else path
         if path.exists() and not (path.is_file() and path.stat().st_size < 2**20):
             raise OSError('not a file of less than 1 MiB')             # reading a pipe or /dev/zero would never end
         text = path.read_text(encoding='utf-8-sig')
@@ -549,7 +552,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     """CONFIG (or `base`), overridden by the preset, then by the overrides -> (config, sources, notes).
 
     `sources` says for each key where its value came from; `notes` are translations to be told to the user.
-    Raises ConfigError with every problem at once, those already `found` among them. Standard library only.
+    Raises ConfigError with every problem at once, those already `found` among them.
     """
     config, sources, notes, problems = {}, dict.fromkeys(TYPES, 'default'), [], [*found]
     layers = [('default', base or CONFIG)]
@@ -578,9 +581,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
                if isinstance(config[key], str)}
     problems += check_names(config)
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
-        given = [f'preset {str(preset)!r}'] if preset is not None else []
-        if overrides:
-            given.append(counted(len(overrides), 'override'))
+        given = [f'preset {str(preset)!r}'] * (preset is not None)
+        given += [counted(len(overrides), 'override')] if overrides else []
         where = f' ({" + ".join(given)})' if given else ''
         raise ConfigError(problems, f'{counted(len(problems), "problem")} in the config{where}')
     return config, sources, notes
@@ -592,14 +594,15 @@ SYNONYMS = {('resume', 'true'): 'auto', ('device', 'gpu'): 'cuda',
 
 def validate_config(config):
     """Types, choices, ranges -> list of problems. Normalises values in place: plain types, lists, floats, spelling."""
-    problems = []
+    problems, plain = [], lambda value: value.tolist() if getattr(value, 'ndim', None) == 0 else value     # NumPy's
     for key, value in config.items():
         kinds = TYPES.get(key, [])
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         if key in ('device', 'amp_dtype') and type(value).__module__ == 'torch':       # torch.bfloat16
             value = str(value).removeprefix('torch.')
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
-        value = list(value) if isinstance(value, tuple) else value
+        value = [*map(plain, value)] if isinstance(value, (list, tuple)) else value
+        value = {plain(code): plain(to) for code, to in value.items()} if isinstance(value, dict) else value
         value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
         value = SYNONYMS.get((key, shown(value).strip("'").lower()), value)
         if isinstance(value, str):                                     # unet is Unet
@@ -645,7 +648,7 @@ COLOUR = 1 << 24   # a colour mask holds COLOUR + 0xRRGGBB, so that colours and 
 
 def parse_mask_values(mask_values):
     """{255: 1, '#ff0000': 2} -> {255: 1, COLOUR + 0xff0000: 2}; '>127' or 'alpha' -> 127; '<128' -> -128; 'nonzero' ->
-    0; None -> None. Raises ValueError, saying what to type, for anything else."""
+    0; None -> None. Raises ValueError, saying what to type, for other texts and dicts."""
     if isinstance(mask_values, str):
         word = {'nonzero': '>0', 'alpha': '>127'}.get(mask_values, mask_values)
         match = re.fullmatch(r'>\s*(\d+)|<\s*([1-9]\d*)', word)
@@ -683,8 +686,8 @@ TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate we
                'encoder_weights deterministic'.split())
 OF_DATA = set('data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold '
               'group_pattern class_names mask_values ignore_index seed'.split())
-IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING}, 'predict': {'preset', *TRAINING, *OF_DATA},
-        'export': {'preset', *TYPES, *FOREIGN}}                        # settings refused as useless
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING},          # settings refused as useless
+        'predict': {'preset', 'run_dir', *TRAINING, *OF_DATA}, 'export': {'preset', *TYPES, *FOREIGN}}
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
@@ -749,7 +752,7 @@ OF_YOUR_OWN = {'loss': '; a function goes into loss_fn', 'data': '; Datasets go 
 def find_fault(key, value):
     """What is wrong with the value of one key, or with one number of its list; None if nothing is."""
     kinds, is_text, usual = TYPES.get(key, []), isinstance(value, str), CONFIG.get(key)
-    default = f' ({usual!r} is the default)' if usual != value and isinstance(usual, (str, int, float)) else ''
+    default = f' ({usual!r} is the default)' if usual is not value and isinstance(usual, (str, int, float)) else ''
     default = f' (as in {as_typed(key, EXAMPLES[key])})' if key in EXAMPLES else default
     if value is None and 'none' in kinds or is_text and value == 'auto' and 'auto' in kinds:
         return None
@@ -824,7 +827,7 @@ class ImportedWhenUsed:
     def __getattr__(self, attribute):
         try:
             return getattr(importlib.import_module(self.name), attribute)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             raise UserError(f'{error}: type  pip install -r requirements.txt') from None
 
 
@@ -966,7 +969,8 @@ def join_processes(config):
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         importlib.import_module('torch.distributed.nn.functional')     # later, its defaults would keep the group alive
-        backend = 'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'    # gloo: objects, without a wait for GPUs
+        has_nccl = device.type == 'cuda' and dist.is_nccl_available()      # Windows has none; gloo takes all tensors
+        backend = 'cpu:gloo,cuda:nccl' if has_nccl else 'gloo'         # gloo: objects, without a wait for GPUs
         try:
             dist.init_process_group(backend, timeout=datetime.timedelta(hours=1))
         except (ValueError, RuntimeError) as error:                    # the latter: of a port that is in use
@@ -974,7 +978,7 @@ def join_processes(config):
                 raise
             raise ConfigError(f'WORLD_SIZE={count} is in the environment, but by what torchrun sets beside it no '
                               f'processes meet ({in_words(error)}): start with torchrun, or unset WORLD_SIZE') from None
-        if device.type == 'cpu':
+        if not has_nccl:
             atexit.register(leave_processes)
     return device
 
@@ -1023,8 +1027,8 @@ def detect_hardware(device):
         properties = torch.cuda.get_device_properties(device)
         capability = (properties.major, properties.minor)
         units = cuda_units(properties.name, capability)
-        if torch.version.hip:                                          # AMD: capability means something else
-            native = torch.cuda.is_bf16_supported(including_emulation=False)
+        if torch.version.hip:                                          # AMD: capability means something else, and torch
+            native = re.match('gfx(908|90a|9[45]|1[12])', properties.gcnArchName)      # says yes of those that emulate
             units = frozenset({'float16', 'bfloat16'} if native else {'float16'})
         return Hardware('cuda', properties.name, capability, units, properties.total_memory)
     if device.type == 'mps':
@@ -1105,11 +1109,10 @@ def keep_freed_memory():
 # The decision: autocast dtype ('float32': no autocast; 'float16': with a scaler), TF32 setting, reason, warnings.
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
-OF_OURS = set('images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold group_pattern '
-              'num_classes mask_values ignore_index in_channels image_size size_policy augment mean std image_dtype '
-              'cache_images max_image_pixels skip_broken architecture encoder encoder_weights decoder_channels loss '
-              'initial_weights class_weights progressive_resizing oversample_foreground '
-              'activation_checkpointing'.split())                      # idle for own data
+OF_OURS = OF_DATA - {'data', 'class_names', 'seed'} | set(            # idle for own data
+    'num_classes in_channels image_size size_policy augment mean std image_dtype cache_images max_image_pixels '
+    'skip_broken architecture encoder encoder_weights decoder_channels loss initial_weights class_weights '
+    'progressive_resizing oversample_foreground activation_checkpointing'.split())
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -1327,11 +1330,7 @@ def stem_in(pattern, between=''):
     A * in it stands for anything."""
     literal = lambda part: re.escape(part).replace(r'\*', '.*')
     regex = re.compile('(.*)'.join(map(literal, pattern.split('{stem}'))), re.IGNORECASE | re.DOTALL)
-
-    def stem_of(name):
-        match = regex.fullmatch(name)
-        return between.join(match.groups()) if match else None
-    return stem_of
+    return lambda name: between.join(match.groups()) if (match := regex.fullmatch(name)) else None
 
 
 def relative(path, start):
@@ -1392,7 +1391,7 @@ def top_pictures(files):
 def files_of(base, root, files):
     """The files in a folder that the user named -> [(path, what each * stands for and the folders below, name)].
     base may hold *; it is relative to root, or without * to any folder in it, or leads out. `files`: all below root."""
-    if os.path.isabs(base) and not (inside := relative(base, root)).startswith('.'):
+    if os.path.isabs(base) and not (inside := relative(base, root)).startswith('..'):
         base = inside
     if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
         return [(name, '', name) for name in on_top]
@@ -1437,8 +1436,8 @@ def by_role(candidates, config, root, ignored):
                     + ', to be unpacked first if meant' * (suffix.lower() in ARCHIVES)
                 ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
             continue
-        is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
-        if role and (patterns_tell or is_for_one):
+        is_for_one = len(held.get(folder, ())) == 2 and (len(held) == 1 or re.search(r'\d', posixpath.basename(folder)))
+        if role and not config['images'] and (patterns_tell or is_for_one):            # typed: it stands
             role, kind, rest = '', '', folder
         stems = stems_of(name)
         if not role and 'mask' in stems:
@@ -1742,26 +1741,21 @@ def unite(masks):
     return dataclasses.replace(masks[0], path=UNITED.join(mask.path for mask in masks))
 
 
-def unite_kinds(masks, config):
-    """Unite masks of one folder whose names differ in what a * of mask_pattern stands for: x_left.png, x_right.png."""
-    if '*' not in (config['mask_pattern'] or ''):
-        return masks
-    groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(mask.path), mask.stem)).values()
-    return [*map(unite, groups)]
-
-
-def unite_siblings(images, masks, config):
-    """Unite masks of one stem in sibling folders where masks= ends in a * that images= lacks: "ManualMask/*Mask" means
-    leftMask and rightMask together. Not where images lie in such folders too."""
+def unite_starred(images, masks, config):
+    """Unite masks of one stem: of a folder where mask_pattern has a * (x_left.png, x_right.png), and of siblings where
+    masks= ends in a * that images= lacks ("ManualMask/*Mask"), but not where images lie in such folders too."""
+    folder = lambda file: os.path.dirname(file.path)
+    if '*' in (config['mask_pattern'] or ''):
+        masks = [*map(unite, grouped(masks, lambda mask: (mask.split, folder(mask), mask.stem)).values())]
     of_masks, of_images = (config[key] or '' for key in ('masks', 'images'))
     is_meant = '*' in posixpath.basename(of_masks) and of_masks.count('*') - of_images.count('*') == 1
-    folder_of = lambda file: os.path.basename(os.path.dirname(file.path))
-    if not is_meant or {*map(folder_of, images)} & {*map(folder_of, masks)}:       # */data/001 has */masks/001
+    names = ({os.path.basename(folder(file)) for file in files} for files in (images, masks))
+    if not is_meant or set.intersection(*names):                       # */data/001 has */masks/001
         return masks
-    groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(os.path.dirname(mask.path)), mask.stem)).values()
+    groups = grouped(masks, lambda mask: (mask.split, os.path.dirname(folder(mask)), mask.stem)).values()
     above = lambda mask: dataclasses.replace(mask, rest=posixpath.dirname(mask.rest))      # where its image is
     return [mask for group in groups for mask in
-            ([above(unite(group))] if len({os.path.dirname(m.path) for m in group}) == len(group) else group)]
+            ([above(unite(group))] if len({*map(folder, group)}) == len(group) else group)]
 
 
 def unite_numbered(pairs, images, masks, config, notes):
@@ -1791,8 +1785,8 @@ def unite_numbered(pairs, images, masks, config, notes):
     return united, [mask for mask in masks if place(mask) in further]
 
 
-def read_table(path):
-    """A csv with columns for images and masks -> its rows as dicts. DataError for any other."""
+def read_table(path, is_needed=True):
+    """A csv with columns for images and masks -> its rows as dicts. DataError for others, or () unless `is_needed`."""
     try:
         with open(path, newline='', encoding='utf-8-sig') as file:
             head = file.readline()
@@ -1808,7 +1802,7 @@ def read_table(path):
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         advice = '; save it as UTF-8' if isinstance(error, UnicodeDecodeError) else ''
         raise DataError(f'{path}: cannot be read as csv: {error}{advice}') from None
-    if not table:
+    if not table and is_needed:
         there = f'; its first line is {",".join(reader.fieldnames)[:100]}' if reader.fieldnames else ''
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image{there}')
     return table
@@ -1826,13 +1820,13 @@ def read_tables(path):
     """{list file: (its rows, the split that its name tells)}. train.csv brings val.csv and test.csv along, without rows
     if they name no masks; any other list stands alone, without a split."""
     tables, word = {path: (read_table(path), '')}, re.compile(rf'(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])')
-    alike = [other for other in sorted(path.parent.glob('*.csv')) if other.is_file()
-             and word.sub('', other.name.lower()) == word.sub('', path.name.lower())]
-    told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))}
+    alike = [other for other in sorted(path.parent.glob('*'))
+             if word.sub('', other.name.lower()) == word.sub('', path.name.lower()) and other.is_file()]
+    repeats = lambda name: 'trainval' in name.lower()                  # what train.csv and val.csv list
+    told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))
+            and (SPLIT_WORDS[match[1]] == 'test' or repeats(other.name) == repeats(path.name))}
     for other in told if told.get(path) == 'train' and len(told) > 1 else ():
-        table = ()
-        with contextlib.suppress(DataError):
-            table = read_table(other)
+        table = read_table(other, is_needed=False)
         is_used = other == path or any((row['mask'] or '').strip() for row in table)
         tables[other] = (table if is_used else (), told[other])
     return tables
@@ -1955,13 +1949,14 @@ def doubts_of_lists(pairs, root, files):
 def doubts(pairs, splits, config):
     """Notes on doubtful pairs and splits: images in no split, one mask for many images, groups that are torn apart."""
     images, notes = [image for image, _ in pairs], []
+    named = {image.split for image in images} - {''}
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for image, split in zip(images, splits)):
         notes.append('no image is named for training: all of them were split afresh')
+        named = set()
     mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
     if count > 1:
         notes.append(f'{count} images have one and the same mask: {mask}')
     unnamed = [image.path for image in images if not image.split]
-    named = {image.split for image in images} - {''}
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
                      f'{"trained on" if "val" in named else "split by chance"}')
@@ -2010,10 +2005,11 @@ def share_drawn_twice(folder, config):
     """The share of the foreground of the masks in a folder that more than one of them shows; 0 if one is in another,
     as a cup is within its disc."""
     with contextlib.suppress(DataError, ValueError):                   # reported when all of them are read
-        parts = [Coding(None, 0).encode(read_mask(os.path.join(folder, name), config)) == 1
-                 for name in os.listdir(folder) if may_be_read(name)]
-        shown = np.sum(parts, axis=0)
-        are_nested = any((part <= other).all() for part, other in itertools.permutations(parts[:9], 2))
+        parts = (Coding(None, 0).encode(read_mask(os.path.join(folder, name), config)) == 1
+                 for name in os.listdir(folder) if may_be_read(name))
+        some = [*itertools.islice(parts, 9)]
+        shown = np.add(sum(some), sum(parts))                          # the others one after the other
+        are_nested = any((part <= other).all() for part, other in itertools.permutations(some, 2))
         return 0 if are_nested else (shown > 1).sum() / max(1, (shown > 0).sum())
     return 0
 
@@ -2096,12 +2092,13 @@ def split_by_names(pairs, root, files, notes):
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
     if not all(image.split for image, _ in pairs):
+        exact = [place for place in lists if Path(place[1]).stem.lower() in SPLIT_WORDS]         # not train_log.csv
         plain = [place for place in lists if folder_words(place[1])[0] in SPLIT_WORDS]     # not fold1_train.txt
         for side in (0, 1) if lists else (0,):                         # lists may name the masks
             paths = [pair[side].path for pair in pairs]
             parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
             stems = [tail_of(path, parts) for path in paths]           # with folders, A/0, where B/0 exists too
-            ways = [way for some in (plain, lists) for way in ways_to_split(stems, some, root, parts)]
+            ways = [way for some in (exact, plain, lists) for way in ways_to_split(stems, some, root, parts)]
             for how, listed in ways:
                 splits = splits_told(stems, [pair[side].rest for pair in pairs], listed)
                 if all(splits) and {'train'} < set(splits):
@@ -2141,7 +2138,7 @@ def ways_to_split(stems, lists, root, parts):
             first = re.split('[,;\t]', line)[0]
             words = [] if name.endswith('.csv') else [line.strip(), *line.split()[:1]]
             words = [*filter(may_be_read, words[1:]), *words, first]   # of '1.png 2.png' the first, but 'my (1).png'
-            found = [tail_of(word.strip(' "'), parts) for word in words]
+            found = [*filter(None, (tail_of(word.strip(' "'), parts) for word in words))]         # not of a blank line
             for stem in [stem for stem in found if stem in known][:1] or found:
                 listed[stem] = split if listed.get(stem, split) == split else None
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
@@ -2151,12 +2148,12 @@ def splits_told(stems, rests, listed):
     """The split of each stem by `listed`, {name: split}; None where no name tells it. A name may also be a folder in
     `rests`, or lack what all stems begin or end with: 00000 means 00000_img. If no name is listed for training, and all
     names are stems, the stems that are not listed are for training."""
-    films = [next((listed[part] for part in rest.split('/') if part and listed.get(part)), None) for rest in rests]
+    films = [next((listed[part] for part in rest.split('/') if listed.get(part)), None) for rest in rests]
     if all(films) and not {*stems} <= listed.keys():                   # a list of films stands for all their frames
         return films
-    told = [] if listed.keys() & set(stems) else [name for name in listed if name and name in stems[0]]
+    told = [] if listed.keys() & set(stems) else [name for name in listed if name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
-    lists_no_training = listed.keys() <= {*stems, ''} and not {'train', None} & {*listed.values()}
+    lists_no_training = listed.keys() <= {*stems} and not {'train', None} & {*listed.values()}
     others = 'train' if lists_no_training else None
     return [listed.get(stem.removeprefix(before).removesuffix(after), others) for stem in stems]
 
@@ -2168,11 +2165,9 @@ def paths_of(pairs):
 
 def problems_of_pairs(config, root, files):
     """What is wrong with the files that do pair, to be reported with the unpaired ones instead of by the next run."""
-    try:
-        pairs, _, _ = pair_files({**config, 'skip_unpaired': True}, root, files)
-    except DataError:                                                  # no pairs, nothing to look at
-        return []
-    return problems_of_files(pairs, config)
+    with contextlib.suppress(DataError):                               # no pairs, nothing to look at
+        return problems_of_files(pair_files(config | {'skip_unpaired': True}, root, files)[0], config)
+    return []
 
 
 def problems_of_files(pairs, config):
@@ -2208,8 +2203,7 @@ def pair_roles(config, root, files, which=-1):
             if len({re.sub(r'\d', '', kind.lower()) for _, kind in several}) > 1:      # masks_1 and _2 are one kind
                 names = ', '.join(kind or 'the folder itself' for _, kind in several)
                 raise DataError(f'several folders could hold the {role}: {names}')
-    kinds = unite_siblings(images, unite_kinds(masks, config), config)
-    found = unite_folders(images, masks) or match_pairs(images, kinds)
+    found = unite_folders(images, masks) or match_pairs(images, unite_starred(images, masks, config))
     pairs, rule, images, masks, clashes = found
     pairs, masks = unite_numbered(pairs, images, masks, config, notes)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
@@ -2298,7 +2292,7 @@ def lines_that_pair(config, root, files):
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...'] \
         * (max(Counter(map(masks_of, lines)).values(), default=0) > 1)         # other images have the same masks
     empty = ['images without a mask are left out; those that show nothing to find can be learnt from, once each has a '
-             'mask of zeros'] * leave_images({line: works[line] for line in lines}, root, files)
+             'mask of zeros'] * leave_images([*map(works.get, lines)], root, files)
     note = lambda line: ', masks united: one class' * bool(united(line)) \
         + ', unless you draw them into one mask' * of_classes(line)
     told = lambda line, pairs, note: f'    {line}   ({counted(len(pairs), "pair")}{note})'
@@ -2318,12 +2312,11 @@ def lines_that_pair(config, root, files):
     return lines
 
 
-def leave_images(works, root, files):
+def leave_images(answers, root, files):
     """Whether lines leave out images that may show nothing to find: some of the folders they name, or good/."""
-    paired = {path for answer in works.values() for pair in answer.pairs for path in pair}
+    paired = {path for answer in answers for pair in answer.pairs for path in pair}
     rest = {folder for folder, name in files if os.path.join(root, folder, name) not in paired}
-    return any('skip_' in line and answer.leaves_images for line, answer in works.items()) \
-        or any(map(SOUND_WORDS.intersection, map(folder_words, rest)))
+    return any(a.leaves_images for a in answers) or any(map(SOUND_WORDS.intersection, map(folder_words, rest)))
 
 
 def without_crossed(works):
@@ -2545,7 +2538,7 @@ def likelihood(image, mask, of_images, of_masks):
     for said, meant, wrong in ((of_image, IMAGE_WORDS, MASK_WORDS), (of_mask, MASK_WORDS, IMAGE_WORDS)):
         fits += bool(said & meant) - 2 * bool(said & wrong) - 3 * bool(said & DERIVED_WORDS)
     fits -= 4 * bool(of_image & DERIVED_WORDS and image.startswith(os.path.dirname(mask) + '_'))   # masks_merged/
-    (top, *others), (other_top, *_) = (Path(path[shared:].strip('/')).parts for path in (image, mask))
+    (top, *others), (other_top, *_) = (Path(path[shared:].strip('/\\')).parts for path in (image, mask))
     fits -= 2 * (len(others) > 1 and not {told_role(top), told_role(other_top)} & {'image', 'mask'})     # two data sets
     splits, others = ({SPLIT_WORDS[word] for word in said & SPLIT_WORDS.keys()} for said in (of_image, of_mask))
     return fits - 6 if splits and others and splits != others else fits
@@ -2861,9 +2854,13 @@ def orientation(picture):
 
 
 def pillow_mode(picture):
-    """The mode of an opened image; 'RGB48' for a PNG or PPM of 16 bits per colour, which Pillow would cut to 8, 'I;16'
-    for a grey one, which it may widen to 32."""
+    """The mode of an opened image; 'RGB48' for a PNG, PPM or JPEG 2000 of 16 bits per colour, which Pillow would cut to
+    8, 'I;16' for a grey one, which it may widen to 32."""
     raw = picture.tile[0][3] if picture.tile else ''
+    if picture.format == 'JPEG2000' and picture.mode in ('RGB', 'RGBA'):
+        with open(picture.filename, 'rb') as file:
+            bits = re.search(rb'\xff\x4f\xff\x51.{38}(.)', file.read(2**16), re.DOTALL)      # marker SIZ: bits less 1
+        raw = 'RGB;16B' if bits and bits[1][0] & 127 > 7 else raw
     if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B', ('RGB', 65535)):
         return 'RGB48'
     return 'I;16' if picture.mode == 'I' and picture.format in ('PNG', 'PPM') else picture.mode
@@ -2945,7 +2942,7 @@ def read_tiff(path, config, as_mask):
                 for index in range(len(page.dataoffsets)):             # refuses bombs, before tifffile unpacks them
                     read_segment(path, page, index)
             array = series.asarray() if bands is None else np.moveaxis(series.asarray(), bands, -1)
-    if not as_mask:
+    if not as_mask and array.dtype.kind in 'fi':
         with open_tiff(path) as file:
             refuse_no_data(array, path, file.pages[0])
     return array
@@ -3174,13 +3171,13 @@ def read_mask(path, config):
     """A mask file -> (H, W) int32 codes: values as stored, or COLOUR + 0xRRGGBB. The files of a folder become 0 and 1;
     UNITED files give what is not 0 or black in any, the first one winning. DataError if those show the same place."""
     if UNITED in str(path):
-        parts = [read_mask(part, config) for part in path.split(UNITED)]
-        for part in parts * path.lower().endswith(JPEG_SUFFIXES):
-            part[part < 33] = 0                                        # its black is noisy
-        if len({part.shape for part in parts}) != 1:
-            raise DataError(f'{path}: these masks of one image have different sizes')
-        whole = parts[0].copy()
-        for part in parts[1:]:
+        is_noisy = path.lower().endswith(JPEG_SUFFIXES)                # its black
+        parts = (part * (part > 32) if is_noisy else part
+                 for part in (read_mask(name, config) for name in path.split(UNITED)))
+        whole = next(parts)
+        for part in parts:                                             # one after the other: there may be hundreds
+            if part.shape != whole.shape:
+                raise DataError(f'{path}: these masks of one image have different sizes')
             shown, new = ~np.isin(whole, (0, COLOUR)), ~np.isin(part, (0, COLOUR))
             if 2 * np.count_nonzero(shown & new) > min(np.count_nonzero(shown), np.count_nonzero(new)):
                 raise DataError(f'{path}: these masks of one image show the same place, so they are not united; name '
@@ -3192,17 +3189,17 @@ def read_mask(path, config):
         files = [Found(os.path.join(path, name), os.path.splitext(name)[0]) for name in sorted(os.listdir(path))
                  if wanted(name) is not None and may_be_read(name)]
         files = best_of_twins(without_results((), files, defaultdict(list)), JPEG_SUFFIXES, 0.5, defaultdict(list))
-        names = [os.path.basename(file.path) for file in files]
-        levels = [127 if name.lower().endswith(JPEG_SUFFIXES) else 0 for name in names]        # its black is noisy
-        stored = [read_mask(os.path.join(path, name), config) for name in names]
-        for name, part, level in zip(names, stored, levels):
+        whole, sizes = False, set()
+        for file in files:                                             # one after the other: there may be thousands
+            part, level = read_mask(file.path, config), 127 * file.path.lower().endswith(JPEG_SUFFIXES)    # noisy black
             if not level and 1 < part.max() < 33 and len(np.unique(part)) > 2:         # soft edges end in white
-                raise DataError(f'{path}: {name} holds several numbers, as of classes, so it is not united; '
-                                'name the masks of one kind by mask_pattern')
-        parts = [Coding(None, level).encode(part) == 1 for part, level in zip(stored, levels)]
-        if len({part.shape for part in parts}) != 1:
-            raise DataError(f'{path}: ' + ('its masks have different sizes' if parts else 'holds no mask'))
-        return np.any(parts, axis=0).astype(np.int32)
+                raise DataError(f'{path}: {os.path.basename(file.path)} holds several numbers, as of classes, so it is '
+                                'not united; name the masks of one kind by mask_pattern')
+            sizes.add(part.shape)
+            whole = whole | (Coding(None, level).encode(part) == 1) if len(sizes) == 1 else whole
+        if len(sizes) != 1:
+            raise DataError(f'{path}: ' + ('its masks have different sizes' if sizes else 'holds no mask'))
+        return whole.astype(np.int32)
     array = read_array(path, config, as_mask=True)
     if array.dtype == bool:                                            # True is 255, as in 8-bit masks beside it
         array = array * np.uint8(255)
@@ -3301,12 +3298,11 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
         others = max((code for code in values if code != ignore), default=0)
         is_parted = wish and abs(wish) + (wish > 0) <= others < 33         # numbers, beside which 255 is void
         is_white = ignore == 255 and not is_parted and (wish or max(values) > 255 or 254 in values or len(values) < 3)
-        left_out = [ignore] if ignore in values and not is_white else []
+        left_out = [code for code in special if code < 0 or not is_white]
         words = f'values {"below" if wish < 0 else "above"} {abs(wish)} are foreground{say_ignored(left_out)}'
         soft = {code for code in values if 0 < code < 255} - {*left_out}
         words += f'; {share_of(soft, counts):.2%} of the pixels lie between 0 and 255' * (wish > 0 and len(soft) > 2)
-        threshold = -wish - 1 if wish < 0 else wish
-        coding = Coding(None, threshold, 2, words, below=wish < 0, ignored=max(left_out, default=-1))
+        coding = Coding(None, -wish - 1 if wish < 0 else wish, 2, words, wish < 0, max(left_out, default=-1))
     elif wish is None:
         coding = guess_coding(counts, images, areas, special, palette, config['num_classes'], counts_up, lossy)
     else:
@@ -3592,7 +3588,7 @@ def read_as_classes(values, images, plain, special, what):
         lines.insert(len(specks) + len(slips) < len(rest), f'if {few}{", ..." * (len(specks) > 6)} are specks, to be '
                                                            f'ignored, {line_of(table)}')
     if special and len(plain) > 1:
-        marks, table = ', '.join(map(name_code, special)), numbered(plain) | dict.fromkeys(special, IGNORE)
+        marks, table = ', '.join(map(name_code, sorted(special))), numbered(plain) | dict.fromkeys(special, IGNORE)
         lines.insert(0 if rare and not is_scale(values) else 1,
                      f'if {marks} marks what is to be ignored {line_of(table)}')
     return [*lines, '(255 after a colon means ignored; reorder as you like)']
@@ -3676,7 +3672,7 @@ def offer_names(paths, values, coding=None):
 # ===== data: looking at all of it once ================================================
 
 TURNED = ' (turned upright, EXIF {})'
-ONE_LARGE = threading.Lock()       # only one thread at a time decodes a large mask, for the sake of memory
+ONE_LARGE = threading.Lock()       # only one thread at a time decodes a large mask or image, for memory's sake
 
 
 @dataclasses.dataclass
@@ -3864,7 +3860,8 @@ def look_at(images, masks, config, decode=False):
             mark, old = fingerprint(image) + fingerprint(mask), cache.get(key)
             entry = old if old and old[0] == mark else [mark, scan_pair(image, mask, config)]
             if decode:
-                read_image(image, config)
+                with ONE_LARGE if math.prod(entry[1]['size']) > 2**24 else contextlib.nullcontext():
+                    read_image(image, config)
         except DataError as error:
             return key, None, error.problems[0]
         except OSError as error:
@@ -3925,7 +3922,6 @@ def inspect_data(config, decode=False):
         config = {**config, 'ignore_index': None}                      # 255 is white there
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
-    of_training = [*itertools.compress(records, pairs.splits == SPLITS.index('train'))]
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
     if config['mask_values'] is None:
         refuse_mixtures(records)
@@ -3947,7 +3943,7 @@ def inspect_data(config, decode=False):
     areas, times = by_class(pixels, meaning), Counter(itertools.chain.from_iterable(found))
     classes = {class_id: (areas[class_id], times[class_id]) for class_id in sorted(times)}
     rarity = rarities(found, pairs.splits)
-    in_train = by_class(pixels_of(of_training), meaning)[:coding.num_classes]
+    in_train = by_class(pixels_of([records[row] for row in pairs.rows('train')]), meaning)[:coding.num_classes]
     shares = in_train / max(in_train.sum(), 1)
     sizes = Counter(tuple(record['size']) for record in records)
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
@@ -4216,10 +4212,11 @@ def doubts_of_classes(data, found, config):
         notes.append('all pixels of the validation masks are ignored: no epoch has a score, and the last one is kept')
     elif lacking:
         names = ', '.join(shorten(map(str, sorted(lacking))))
-        seed = seed_for_all(np.flatnonzero(data.pairs.drawn), are_lacking, config)
+        drawn = np.flatnonzero(data.pairs.drawn)
+        seed = seed_for_all(drawn, held_out, are_lacking, config)
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
-                     + advice * bool(data.pairs.drawn.any()))
+                     + advice * bool(lacking - are_lacking(drawn)))     # else test images alone show it
     rarity = data.rarity[data.pairs.rows('train')]
     if least_shown(rarity, config):
         notes.append(f'{np.mean(rarity > 0):.0%} of the training images show foreground: they come more often, to be '
@@ -4227,13 +4224,15 @@ def doubts_of_classes(data, found, config):
     return notes
 
 
-def seed_for_all(rows, are_lacking, config, most=200):
-    """The first seed that draws all classes for both sides of a split of these rows; None if none of the first `most`
-    does, or where groups are drawn. are_lacking(rows): the classes that are in none of them."""
-    if len(rows) < 2 or config['group_pattern'] or are_lacking(rows):
+def seed_for_all(rows, held_out, are_lacking, config):
+    """The first seed that draws all classes for both sides of a split of these rows; None if none of the first 200
+    does, where groups are drawn, or if other rows are `held_out` than the draw's: files or copies had a part in it.
+    are_lacking(rows): the classes that are in none of them."""
+    draw = lambda seed: hold_out([[row] for row in rows], len(rows), config | {'seed': seed})
+    if len(rows) < 2 or config['group_pattern'] or are_lacking(rows) or {*draw(config['seed'])} != {*held_out}:
         return None
-    for seed in range(most):
-        held = hold_out([[row] for row in rows], len(rows), config | {'seed': seed})
+    for seed in range(200):
+        held = draw(seed)
         if not are_lacking(held) and not are_lacking(np.setdiff1d(rows, held)):
             return seed
     return None
@@ -4250,7 +4249,7 @@ def doubts_of_edges(data, records, config):
     edges = [code for code in classes if code not in solid and solid and solid[0] < code < solid[-1]]
     if len(edges) < 2 or share_of(edges, pixels) > 0.05:
         return []
-    table = {code: number for number, code in enumerate(solid)} | dict.fromkeys(edges, IGNORE)
+    table = numbered({*classes} - {*edges}) | dict.fromkeys(edges, IGNORE)
     return [f'{", ".join(map(name_code, edges))}: in lines of one or two pixels alone, and between other numbers, as '
             'edges are where masks were resized with interpolation; if so type '
             f'mask_values={suggest(table)}, which ignores them']
@@ -4397,8 +4396,8 @@ def refuse_palettes(records, lists):
             lines.insert(1 if are_ids else len(lines), 'if each number is an object, so that all but 0 is foreground, '
                                                        'type mask_values=nonzero')
         table = suggest({index: index for index in sorted(seen)[:MOST_CLASSES]})
-        raise DataError([*lines, f'if it is the numbers that count type mask_values={table}'],
-                        'the mask values are not clear')
+        lines += [f'if it is the numbers that count type mask_values={table}'] * (not drawn)      # colours have none
+        raise DataError(lines, 'the mask values are not clear')
 
 
 def differing_palettes(records):
@@ -4688,9 +4687,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
         if not self.is_resized and is_training:
             cut = A.RandomCrop(self.height, self.width, pad_if_needed=True, **border(config))
             self.augmentation = A.Compose([cut, self.augmentation] if self.augmentation else [cut])
-        steps = [*all_steps(self.augmentation)] if self.augmentation else []
-        self.ignores = IGNORE in (data.coding.table or {}).values() or data.coding.ignored >= 0 \
-            or any(getattr(step, 'fill_mask', 0) == IGNORE and step.p > 0 for step in steps)
+        self.ignores = IGNORE in data.meaning.values() or config['skip_broken'] or any(    # masks may hold 255
+            getattr(step, 'fill_mask', 0) == IGNORE and step.p > 0 for step in all_steps(self.augmentation))
         self.kept = {}                                                 # {index: validation sample}, kept once read
         self.failed = set()                                            # indices that could not be read the last time
         self.cache = None                                              # resized images, masks, and which are filled in
@@ -5019,13 +5017,14 @@ def settle(config, hardware, data, is_demo):
     choose('learning_rate', *usual_rate(config))
     steps = config['num_epochs'] * per_epoch
     choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'),
-           f'averages over {"5 % of the run" if steps > 40 else "two steps"}')
+           f'averages over {"two steps" if steps <= 40 else "5 % of the run" if steps <= 200_000 else "10,000 steps"}')
     size, free = cached_bytes(config, data), free_memory() / processes_here()
     fits = config['size_policy'] == 'resize' and size < free / 4
     choose('num_workers', *usual_workers(config, hardware, fits))
     forks = sys.platform == 'linux' or config['num_workers'] == 0
-    choose('cache_images', bool(fits and forks), f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free'
-           if config['size_policy'] == 'resize' else 'only resized images are kept')
+    reason = f'{size / 2**20:.0f} MiB of {free / 2**30:.1f} GiB free' if forks else 'workers would not share them'
+    choose('cache_images', bool(fits and forks),
+           reason if config['size_policy'] == 'resize' else 'only resized images are kept')
     if config['cache_images'] is True and config['size_policy'] != 'resize':
         log.warning('cache_images=True keeps the validation images alone: in training only resized images are kept')
     return config, why
@@ -5838,14 +5837,13 @@ def build_optimizer(model, config, device):
     groups = [{'params': params, 'weight_decay': config['weight_decay'] if decay else 0.0}
               for decay, params in sorted(grouped(trained, decays).items(), reverse=True)]
     can_fuse = device.type in ('cuda', 'cpu') and all(p.is_floating_point() for p in trained)
-    if maker is torch.optim.SGD:                                       # fused it wants a gradient for every weight
+    extra = {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0} if maker is torch.optim.SGD else {}
+    if extra:                                                          # fused SGD wants a gradient for every weight
         can_fuse &= isinstance(model, SegmentationModel) and not model.is_own
     if maker is torch.optim.Adagrad:                                   # torch 2.6 refuses it on a GPU
         can_fuse &= device.type == 'cpu'
-    wishes = {'fused': can_fuse or None}                               # None: torch chooses among the others
-    if maker is torch.optim.SGD:
-        wishes |= {'momentum': config['momentum'], 'nesterov': config['momentum'] > 0}
-    extra = {key: value for key, value in wishes.items() if key in inspect.signature(maker).parameters}
+    if 'fused' in inspect.signature(maker).parameters:
+        extra['fused'] = can_fuse or None                              # None: torch chooses among the others
     return maker(groups, lr=config['learning_rate'], **extra)
 
 
@@ -5901,8 +5899,8 @@ def update_average(average, parts, decay, step, good):
         steps = torch._foreach_sub(current, averaged)
         torch._foreach_mul_(steps, weight)
         torch._foreach_add_(averaged, steps)
-    if others:
-        torch._foreach_copy_(others, fresh)
+    for pairs in grouped(zip(others, fresh), lambda pair: pair[1].dtype).values():     # mixed, a GPU copies one by one
+        torch._foreach_copy_(*zip(*pairs))
 
 
 # ===== checkpoints ====================================================================
@@ -6308,7 +6306,12 @@ def train_step(state, window, loss_fn, config):
         counts = extra if counts is None else counts + extra
     state.scaler.unscale_(state.optimizer)
     norm = nn.utils.clip_grad_norm_(state.parts.parameters, config['grad_clip'] or math.inf)
-    return StepResult(loss, images, counts, norm)
+    return StepResult(*as_plain([loss, images, counts, norm]))
+
+
+def as_plain(values):
+    """Tensors of a class of their own, such as MONAI's MetaTensor, as usual ones: load_checkpoint takes no others."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.as_subclass(torch.Tensor), values)
 
 
 def add_up(tensor):
@@ -6592,10 +6595,11 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     limit = config['grad_clip'] or math.inf
     clip = 'grad_clip=1.0' if limit > 1 else f'a lower grad_clip (now {limit:g})'
     advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), {clip} or other data may help']
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError, TypeError, pickle.PicklingError):    # of objects in the batch
         path = folder / f'bad_batch{world().rank or ""}.pt'
         content = describe_model(state.model, config, state.model.state_dict())
-        save_checkpoint(path, content | {'window': window, 'dtype': state.dtype})
+        save_checkpoint(path, content | {'window': as_plain(window), 'dtype': state.dtype})
+        load_checkpoint(path)                                          # as replay does, which takes no such objects
         advice += ['batch and weights are saved; run them again (with model and loss_fn, if you gave them): '
                    f'import train_unet; train_unet.replay({str(path)!r})']
     raise TrainingDiverged([
@@ -6664,7 +6668,7 @@ def replay(path, model=None, loss_fn=None):
     """
     saved = load_checkpoint(path)
     if is_settled(saved):
-        model = load(path, 'cpu', model)
+        model = load(path, 'cpu', model, OFF)
     elif model is None or loss_fn is None:
         raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
     else:
@@ -6918,21 +6922,18 @@ class Run:
         settings stay."""
         self.last_save = time.monotonic()
         self.save_best()
-        asked = {key: config[key] for key in ('use_amp', 'amp_dtype')} | self.wishes
-        dtype, batch_size, own_loss = state.dtype, state.batch_size, self.own_loss
-        if began:
-            asked = began.get('asked', {})
-            config, dtype, batch_size = config | began['config'] | asked, began['dtype'], began['batch_size']
-            own_loss = began.get('own_loss', False)
         if not os.path.exists(self.folder / 'config.py'):              # Path.exists may raise on a network drive
-            self.write('config.py', config_text(config))
-        totals = add_totals(state.totals)                              # collective: every process calls save
-        scores = [row for row in state.history if not row['event']][-1:]       # of the last whole epoch
+            self.write('config.py', config_text(began['config'] | began.get('asked', {}) if began else config))
         weights = state.weights()
-        saved = self.write('last.pt', state_dict(state, weights)
-                           | {'totals': totals, 'metrics': scores, 'unsaved': self.unsaved, 'own_loss': own_loss,
-                              'asked': asked, 'dtype': dtype, 'batch_size': batch_size}
-                           | describe_model(state.model, config | amp_settings(dtype), weights))
+        content = state_dict(state, weights) | describe_model(state.model, config | amp_settings(state.dtype), weights)
+        content |= {'totals': add_totals(state.totals),                # collective: every process calls save
+                    'metrics': [row for row in state.history if not row['event']][-1:],    # of the last whole epoch
+                    'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')} | self.wishes,
+                    'unsaved': self.unsaved, 'own_loss': self.own_loss}
+        if began:
+            known = {'asked': {}, 'own_loss': False} | began           # older ones lack these
+            content |= {key: known[key] for key in ('config', 'dtype', 'batch_size', 'asked', 'own_loss')}
+        saved = self.write('last.pt', content)
         if world().size > 1:
             dist.barrier()                                             # no process reads it before it is there
         if not (saved and self.unsaved is None):
@@ -7013,8 +7014,9 @@ def mean_scores(totals):
 
 
 def say(line, screen):
-    """Write a line above the progress bars. A closed terminal, or a full disk behind it, must not end a training."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):     # AttributeError: pythonw has no screen
+    """Write a line above the progress bars. A closed terminal, or a full disk behind it, must not end a training, nor
+    a signal while a bar is written: its handler cannot write there then (RuntimeError)."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):       # AttributeError: of pythonw
         tqdm.write(line, screen)
         screen.flush()
 
@@ -7055,7 +7057,7 @@ def train_epoch(state, loader, loss_fn, config, run):
             state.batch_size = at_once
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
-            in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images'])))
+            in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images']) or not images))
             look(state, window, loss_fn, config, names, run.folder, in_vain)
             if not bar.disable:
                 bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
@@ -7173,7 +7175,7 @@ def show_epoch(run, state, val_data):
         for key, value in row.items():
             if isinstance(value, (int, float)) and key not in ('epoch', 'step'):
                 run.board.add_scalar(key, value, row['step'])
-        if state.best_epoch == state.epoch - 1 and isinstance(state.model, SegmentationModel):
+        if state.best_epoch == state.epoch - 1 and isinstance(val_data, SegmentationDataset):      # not one's own
             with torch.compiler.set_stance('force_eager'), state.evaluated() as model:     # or compiled anew in mid-run
                 page = draw_samples(model.eval(), val_data, run.folder / 'samples.png', state.dtype)
             run.board.add_image('samples', np.asarray(page), row['step'], dataformats='HWC')
@@ -7254,7 +7256,7 @@ def choose_run_dir(config, name):
     if config['run_dir'] != 'auto':
         refuse_data(config)
         return Path(config['run_dir'])
-    name = re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:60] or 'run'
+    name = re.sub(r'[^\w-]+', '_', name)[:60] or 'run'
     for number in itertools.count(1):
         folder = Path('runs') / f'{name}-{number}'
         with contextlib.suppress(OSError):
@@ -7321,7 +7323,7 @@ def resume_config(folder, preset, overrides):
     trained = {key: saved['config'].get(key, value) for key, value in before.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}   # precision as before any healing
     config, sources, notes = resolve_config(preset, overrides, base=trained)
-    for key in ('data', 'initial_weights'):
+    for key in ('data', 'initial_weights', 'augment'):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
             config[key] = trained[key]
     for key, value in config.items():                                  # 'auto': what it was settled to
@@ -7425,7 +7427,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['image_dtype'] == 'auto':                                # 16 bits become 0 to 1 when they are read
         config = {**config, 'image_dtype': 'uint8' if find_image_dtype(data) == 'uint8' else 'float32'}
     config, why = settle(config, hardware, data, config['data'] == 'demo')
-    torch.backends.cudnn.benchmark = config['size_policy'] == 'resize' and not config['deterministic']     # one size
+    may_search = not (config['deterministic'] or torch.version.hip)    # AMD's search takes minutes
+    torch.backends.cudnn.benchmark = config['size_policy'] == 'resize' and may_search      # images of one size
     return config, hardware, precision, data, why
 
 
@@ -7434,7 +7437,7 @@ NETWORK_KEYS = 'architecture', 'encoder', 'encoder_weights', 'decoder_channels',
 
 def with_initial_network(config, sources):
     """The config with the network of the run that initial_weights names. ConfigError if others are typed."""
-    trained = load(config['initial_weights'], 'cpu').config            # load sets encoder_weights to None
+    trained = load(config['initial_weights'], 'cpu', None, OFF).config            # load sets encoder_weights to None
     found = {key: trained[key] for key in NETWORK_KEYS if key != 'in_channels' or sources[key] == 'default'}
     problems = [f'{key}={config[key]!r}: the network of initial_weights has {value!r}; leave {key} out'
                 for key, value in found.items() if sources[key] != 'default' and config[key] not in ('auto', value)]
@@ -7446,7 +7449,7 @@ def with_initial_network(config, sources):
 def take_initial(model, config):
     """Start from the weights of another run. The first convolution's are fitted to other channels; others of another
     shape, as in the last layer where there are other classes, stay new."""
-    saved, own = load(config['initial_weights'], 'cpu').network.state_dict(), model.network.state_dict()
+    saved, own = load(config['initial_weights'], 'cpu', None, OFF).network.state_dict(), model.network.state_dict()
     taken = {name: value for name, value in saved.items() if value.shape == own[name].shape}
     fitted = {name: for_channels(saved[name], value.shape[1]) for name, value in own.items() if name not in taken
               and value.ndim == saved[name].ndim == 4 and value[:, 0].shape == saved[name][:, 0].shape}
@@ -7478,10 +7481,9 @@ def settle_for_own(model, loss_fn, config, sources, why):
     if model is None:
         return
     config['encoder_weights'] = None                                   # their mean and std are not for this network
-    config |= {'progressive_resizing': 0.0} if 'progressive_resizing' in why else {}
+    config |= {'progressive_resizing': 0.0} if why.pop('progressive_resizing', None) else {}
     if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
         config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
-    why.pop('progressive_resizing', None)
 
 
 def settle_statistics(config, dataset, model=None):
@@ -7909,7 +7911,8 @@ def build_datasets(config, sources, why, data, model, loss_fn):
     tell_data(data, config, sources, why)
     from_first(lambda: tell_detail(val_data))
     if loss_fn is not None and train_data.ignores:
-        warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, also around a turned image: leave them out"])
+        warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, around a turned image and in a broken one: "
+              'leave them out'])
     return train_data, val_data, loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
 
 
@@ -7934,13 +7937,16 @@ def build_loaders(train_data, val_data, config, device):
 
 
 def refuse_used(folder):
-    """UserError for a folder in which a new run would write over another one, or over a config.py that is of no run."""
+    """UserError for a folder in which a new run would write over another one, or over files that are of no run."""
     if checkpoints(folder):
         raise UserError(f'{folder}: holds a run already; {as_typed("resume", folder)} continues it, another run_dir '
                         'starts afresh')
     settings = folder / 'config.py'
-    if settings.exists() and not (settings.is_file() and settings.read_bytes().startswith(HEADING.encode())):
-        raise UserError(f'{settings}: would be overwritten, and is of no run; choose another run_dir')
+    is_run = settings.is_file() and settings.read_bytes().startswith(HEADING.encode())
+    for name in ['best.pt'] + ['config.py', 'split.csv', 'history.csv'] * (not is_run):
+        if (folder / name).exists():                                   # of a run without its last.pt, or of no run
+            raise UserError(f'{folder / name}: would be overwritten, and there is no last.pt to go on from; choose '
+                            'another run_dir')
 
 
 def refuse_data(config):
@@ -7969,7 +7975,7 @@ def choose_model(model, config, data):
         is_own = model.is_own or any(model.config[key] != config[key] for key in ('in_channels', 'num_classes'))
         model = build_model(config, model.network)
         model.is_own = is_own
-    elif model is None or data is not None:
+    elif data is not None:
         given, model = model, build_model(config, model)
         if given is None:
             begin_at_share(model, data)
@@ -8080,7 +8086,7 @@ def settle_own(config):
     settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
-    config = {**config, 'progressive_resizing': 0.0}
+    config = {**config, 'progressive_resizing': 0.0, 'size_policy': 'resize'}      # neither has an effect here
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
 
@@ -8128,8 +8134,8 @@ def fit(state, loader, val_loader, loss_fn, config, run):
 def end_with_advice(error, state, config, run):
     """Save the state (in a single process), and raise the error with advice on what to type."""
     if isinstance(error, OneTooLarge):
-        state.batch_size = config['batch_size']                        # it may fit when resumed, with other settings
-    if world().size == 1:
+        state.batch_size, run.saved = config['batch_size'], None       # it may fit when resumed, with other settings
+    if world().size == 1 and run.saved != place_of(state):             # a resume that made no step keeps its settings
         run.save(state, config)
     if isinstance(error, UserError):
         raise error
@@ -8378,7 +8384,7 @@ def tell_best(best, epoch, config):
     warn_if_trivial(best)
 
 
-def tell_end(state, model, run, is_saved):
+def tell_end(state, run, is_saved, can_evaluate):
     """The last lines: what was left out, where everything is, and what to type next."""
     for name, times in state.left_out.items():
         log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
@@ -8391,7 +8397,7 @@ def tell_end(state, model, run, is_saved):
     if run.asked:
         continued = f' Continue with:  {run.how_to_resume()}' if 'last.pt' in there else ''
         log.info('Stopped by %s.%s', signal.Signals(run.asked).name, continued)
-    elif isinstance(model, SegmentationModel) and not model.is_own and 'best.pt' in there:
+    elif can_evaluate and 'best.pt' in there:
         log.info('Next:  %s', command_line('evaluate', quoted(run.folder)))
 
 
@@ -8412,11 +8418,11 @@ def finish(state, val_data, config, run):
     if not (world().rank or run.other_holder()):
         try:
             draw_curves(state.history, run.folder / 'curves.png')
-            if isinstance(val_data, SegmentationDataset) and isinstance(model, SegmentationModel) and not run.asked:
+            if isinstance(val_data, SegmentationDataset) and not run.asked:
                 draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
         except (OSError, ImportError, ValueError, RuntimeError, UserError) as error:   # a broken matplotlib, no memory
             log.warning('the pictures could not be written: %s', error)
-    tell_end(state, model, run, is_saved)
+    tell_end(state, run, is_saved, isinstance(val_data, SegmentationDataset) and not model.is_own)
     columns = dict.fromkeys(key for row in state.history for key in row)       # an event has all of them too, as None
     history = [columns | row if row['event'] else row for row in state.history]
     return Result(history, best, model, run.folder, run.asked, is_saved)
@@ -8432,8 +8438,8 @@ FOUND, WRONG, INVENTED, IGNORED = (0, 158, 115), (220, 50, 47), (240, 228, 66), 
 
 
 def contrast(image):
-    """The first and 99th percentile of an image (H, W, C) or TiffRows, from some of its rows."""
-    return np.percentile(some_rows(image), (1, 99))
+    """The first and 99th percentile of what viewable shows of an image (H, W, C) or TiffRows, from some of its rows."""
+    return np.percentile(some_rows(image)[..., :3 if image.shape[2] >= 3 else 1], (1, 99))
 
 
 def viewable(image, limits=None):
@@ -8512,7 +8518,7 @@ def sheet(rows, titles, path, legend=()):
     draw = PIL.ImageDraw.Draw(page)
     for number, (caption, tiles) in enumerate(rows):
         top, left = heading + number // across * high, margin + number % across * wide
-        draw.text((left, top + tiles[0].height + 4), clean(caption)[:120], (70, 70, 70), font(11))
+        draw.text((left, top + tiles[0].height + 4), clean(caption)[-120:], (70, 70, 70), font(11))
         for tile, title in zip(tiles, titles):
             if number < across:
                 draw.text((left, 7), title, 'black', font(12))
@@ -8617,12 +8623,13 @@ def load(path, device='auto', model=None, settings=()):
         device = choose_device(str(device))                            # a torch.device too, as train() takes it
         set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
-            log.info('%s was trained in %s, for which this machine has no units: scores may differ a little', path,
-                     config['amp_dtype'])
+            if 'use_amp' not in settings:                              # else it is typed, or nothing is computed
+                log.info('%s was trained in %s, for which this machine has no units: scores may differ a little', path,
+                         config['amp_dtype'])
             config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
-        if config['image_size'] == 'auto' or math.prod(config['image_size']) > CONFIG['max_image_pixels']:
+        if math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
         config |= dict(settings)
         loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
@@ -8728,6 +8735,7 @@ def decide_stream(model, images, dtype=None, tta=False):
         yield key, image, torch.cat([classify(band, model.threshold) for band in bands]).cpu().numpy()
 
 
+@usual_settings()
 def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, skip_existing=False, **overrides):
     """Write a mask (PNG of class ids, 0 and 255 for two classes) for each file, folder or glob -> exit code.
 
@@ -8741,13 +8749,13 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
         is_for_it = model.config['num_classes'] == 2 and save != 'probability'
-        if not (is_for_it and isinstance(threshold, float) and 0 < threshold < 1):     # NumPy's are floats
+        if not (is_for_it and isinstance(threshold, (float, np.floating)) and 0 < threshold < 1):
             raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, for masks of two classes',
                             'nothing to predict')
-        model.threshold = threshold
+        model.threshold = float(threshold)
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
-    refuse_overwriting(files, output)
+    refuse_overwriting(files, output, skip_existing)
     there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
     files = [(path, mask) for path, mask in files if mask not in there]
     broken, begun = [], time.monotonic()
@@ -8834,12 +8842,15 @@ def list_inputs(inputs, output):
             for path, stem in stems.items()]                           # a.jpg, A.tif and a.jpg.png all need a suffix
 
 
-def refuse_overwriting(files, output):
-    """UserError if a mask would overwrite an image, be it one of the inputs or another file in the output folder."""
+def refuse_overwriting(files, output, skip_existing=False):
+    """UserError if a mask would overwrite an image, be it one of the inputs or another file in the output folder. With
+    skip_existing the latter stays, as it is a mask, perhaps one that was corrected by hand."""
     if not output.is_dir() and (output.exists() or output.suffix.lower() in SUFFIXES):
         raise UserError(f'-o {output}: name a folder; masks get the names of their images', 'nothing to predict')
+    images = {path for path, _ in files}                               # whole paths, see list_inputs
     lost = [str(path) for _, target in files for path in (target, target.with_suffix('.tif'))
-            if path.is_file() and not is_written_by_predict(path)]
+            if path.is_file() and not is_written_by_predict(path)
+            and (not skip_existing or os.path.abspath(path) in images)]
     if lost:
         raise UserError([*shorten(lost), 'would be overwritten by masks; type -o with another folder'],
                         'nothing to predict')
@@ -8877,7 +8888,7 @@ def write_prediction(target, image, bands, model, save):
         colours = palette.T.astype(np.uint16) * 257 if save == 'palette' else None
         write_file(target.with_suffix('.tif'), lambda file: tifffile.imwrite(
             file, cut_tiles(rows, 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
-            photometric=kind, colormap=colours, planarconfig='contig', software=MARK))
+            photometric=kind, colormap=colours, planarconfig='contig', software=MARK, bigtiff=math.prod(shape) > 4e9))
     else:
         picture = PIL.Image.fromarray(np.stack(list(rows)))
         if save == 'palette':
@@ -8913,6 +8924,7 @@ def rendered_rows(bands, image, model, save):
         top += len(picture)
 
 
+@usual_settings()
 def evaluate(folder, split=None, tta=False, **overrides):
     """Score the best weights on the run's validation images, on another split of them, or on other data -> what
     metrics.json holds.
@@ -8928,12 +8940,11 @@ def evaluate(folder, split=None, tta=False, **overrides):
     drawn = [key for key in ('seed', 'val_fraction', 'fold', 'group_pattern') if key in overrides and not other]
     if drawn:
         raise ConfigError(f'{", ".join(drawn)}: would draw other validation images, some of which were trained on')
-    if idle := [key for key in ('seed', 'group_pattern') if key in overrides and not overrides.get('val_fraction')]:
-        raise ConfigError(f'{", ".join(idle)}: no effect: all images of data= are scored, unless val_fraction is typed')
+    if empty := [key for key in ('seed', 'group_pattern') if key in overrides and not overrides.get('val_fraction')]:
+        raise ConfigError(f'{", ".join(empty)}: no effect: data= is scored whole, unless val_fraction is typed')
     dataset, split, are_known = images_to_score(folder, model, overrides, typed)
-    of_what = [Path(model.config['data']).resolve().name] if other else []
-    of_what += [typed] if typed and (other or typed != 'val') else []
-    of_what = '_'.join(of_what)                                        # names a folder; '': what training validated on
+    place = [Path(model.config['data']).resolve().name or 'drive'] if other else []    # the top of one has no name
+    of_what = '_'.join(place + [typed] * bool(typed and (other or typed != 'val')))    # '': what training validated on
     num_classes = model.config['num_classes']
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
@@ -9016,8 +9027,8 @@ def inspect_other(model):
     return data
 
 
-FREE_TO_TUNE = set('device num_workers batch_size use_amp amp_dtype tf32_matmul_precision skip_broken class_names '
-                   'max_image_pixels'.split())    # with these changed, a tuned threshold is still the run's own
+FREE_TO_TUNE = set('device num_workers cache_images batch_size use_amp amp_dtype tf32_matmul_precision skip_broken '
+                   'class_names max_image_pixels'.split())     # what leaves a tuned threshold the run's own
 
 
 def are_its_images(folder, data, config):
@@ -9057,7 +9068,7 @@ def store_threshold(folder, level, model):
                 model.threshold = level
                 return True
     except Timeout:
-        why = 'a training is at work there'
+        why = 'a training or another evaluate is at work there'
     except (OSError, NotImplementedError) as error:                    # a full disk, a run that may only be read
         why = in_words(error)
     log.warning('%s: %s, so the best threshold (%.2f) is not stored', path.parent, why, level)
@@ -9095,6 +9106,8 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
             draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     except OSError as error:                                           # a full disk, or a run that others may only read
         trouble = error
+    except ImportError as error:                                       # a broken matplotlib
+        log.warning('the pictures could not be written: %s', error)
     there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
     is_all = of_what and split == 'train' and not of_what.endswith('train')    # of other data that name no split
     what = 'images' if is_all else f'{split} images'
@@ -9183,6 +9196,7 @@ def draw_confusion(counts, names, path):
 # ===== export =========================================================================
 
 
+@usual_settings()
 def export(run, format='onnx', output=None, half=False):
     """Write the best model for other programs -> exit code. The file takes its place only if it agrees with the model.
 
@@ -9195,7 +9209,7 @@ def export(run, format='onnx', output=None, half=False):
         raise UserError(f'format={format!r}: choose from {", ".join(writers)}', 'cannot export')
     if half and format == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
-    model = load(run, 'cpu')
+    model = load(run, 'cpu', None, OFF)
     write, suffix = writers[format]
     path = Path(os.path.expanduser(output or best_file(run).parent / f'model{suffix}'))
     is_older = format == 'smp' and (path / 'preprocessing.json').exists()
@@ -9485,23 +9499,26 @@ def describe_memory(parts, how='estimated'):
 def print_settings(config, sources, why):
     """Every setting, with where its value came from."""
     print('settings:')
+    usual = dict(CONFIG)
+    validate_config(usual)                                             # as its values are in `config`
     for key, value in config.items():
         found = 'the run' if config['resume'] else 'the usual choice here' if key == 'channels_last' else \
             'initial_weights' if config['initial_weights'] and key in NETWORK_KEYS else 'found in the data'
-        origin = found if sources[key] == 'default' and value != CONFIG.get(key) else sources[key]
+        origin = found if sources[key] == 'default' and value != usual.get(key) else sources[key]
         print(f'  {key:<28}{clean(repr(value)):<36} {why.get(key) or origin}')
 
 
 def show_first_batch(dataset, config, device):
     """Print the shapes of the first batch and how fast batches load, and draw it -> the path of the picture."""
     sampler = WindowSampler(len(dataset), config, rarity=dataset.rarity)
-    begun, images, first = time.monotonic(), 0, None
     with served_by(build_loader(dataset, config, device, batch_sampler=sampler)) as loader:
-        for batch in loader:
-            first, images = first or batch, images + len(batch['image'])
+        first, batches = next(iter(loader)), iter(loader)
+        begun, images = time.monotonic(), 0                            # without the start of the workers
+        for batch in batches:
+            images += len(batch['image'])
             if time.monotonic() - begun > 5:
                 break
-        speed = images / (time.monotonic() - begun)
+        speed = images / max(1e-9, time.monotonic() - begun)           # Windows' clock may stand still for 16 ms
     classes = sorted(set(first['mask'].unique().tolist()) - {IGNORE})
     print(f'first batch: image {tuple(first["image"].shape)} {first["image"].dtype}, '
           f'mask {tuple(first["mask"].shape)} with the classes {classes}\n'
@@ -9537,14 +9554,15 @@ def check(preset=None, **overrides):
     if folder := find_resume(config, sources['num_epochs'] != 'default'):
         config, sources, notes = resume_config(folder, preset, overrides)
     else:
-        folder = Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])
+        config['resume'], folder = None, Path('runs' if config['run_dir'] == 'auto' else config['run_dir'])
         if config['run_dir'] != 'auto':
             refuse_data(config)
             refuse_used(folder)
     refuse_unwritable(folder)
     device = choose_device(config['device'])
     try:
-        config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
+        with as_learnt(config) if config['resume'] else contextlib.nullcontext():
+            config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
     except UserError as error:
         error.problems = in_full(error.problems, Path('runs') / 'check' / 'problems.txt')
         raise
@@ -9840,7 +9858,7 @@ def write_winner(winner, hardware, images, base, overrides):
     write_file(path, f'"""{heading}"""\nconfig = {pprint.pformat(base | settings, sort_dicts=False)}\n'.encode())
     words = [as_typed(key, value) for key, value in overrides.items()
              if SHORT_NAMES.get(key, key) not in settings and key not in FOREIGN]
-    print(f'best here: {winner.name}\nuse it with: ', command_line('--preset', str(path), *words))
+    print(f'best here: {winner.name}\nuse it with: ', command_line('--preset', quoted(path), *words))
 
 
 def tell_memory(winner, config, hardware, window, loss_fn):

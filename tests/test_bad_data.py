@@ -217,6 +217,8 @@ BAD = [
      "sett: there is no such folder: did you mean 'set'?"),
     ('the beginning of a folder', lambda f: f.rename(f.parent / 'nuclei_dsb2018') and f.parent / 'nuclei', {},
      "nuclei: there is no such folder: did you mean 'nuclei_dsb2018'?"),
+    ('a name in other letters, mistyped', lambda f: f.rename(f.parent / 'снимки') and f.parent / 'снимк', {},
+     "снимк: there is no such folder: did you mean 'снимки'?"),
     ('a path of Windows in Python', lambda f: f.parent / 'D:\train', {},
      r'D:\train: there is no such folder; a backslash was read as the beginning of a tab'),
     ('a file', lambda f: f / 'images/a.png', {}, 'a.png: is a file'),

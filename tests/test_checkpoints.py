@@ -768,9 +768,52 @@ def test_a_resume_that_fails_before_the_first_best_epoch_keeps_the_checkpoints()
 def test_a_start_that_fails_beside_a_best_pt_of_before_removes_nothing(tmp_path):
     (tmp_path / 'run').mkdir()
     (tmp_path / 'run/best.pt').write_bytes(b'of before')
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(tu.UserError, match='best.pt: would be overwritten'):
         train_own(loss_fn=lambda model, batch: 1 / 0)
     assert (tmp_path / 'run/best.pt').read_bytes() == b'of before'
+
+
+def test_a_best_pt_that_is_left_alone_is_not_written_over(run_of_two):
+    """Where space is short last.pt, which nobody needs any more, is deleted, and the line typed once more."""
+    before, data = Path('run/best.pt').read_bytes(), tu.load_preset('run/config.py')['data']
+    for name in ('last.pt', 'previous.pt'):
+        Path('run', name).unlink(missing_ok=True)
+    for words in {}, {'resume': 'auto'}:
+        with pytest.raises(tu.UserError, match='best.pt: would be overwritten'):
+            tu.train(**SMALL | {'data': data} | words)
+    assert Path('run/best.pt').read_bytes() == before
+
+
+def test_a_list_of_the_users_is_not_written_over(small_set):
+    pairs = '\n'.join(f'set/images/{n:03d}.png,set/masks/{n:03d}.png' for n in range(8))
+    Path('split.csv').write_text(f'image,mask\n{pairs}\n')
+    with pytest.raises(tu.UserError, match='split.csv: would be overwritten'):
+        tu.train(**SMALL | {'num_epochs': 1, 'data': 'split.csv', 'run_dir': '.'})
+    assert Path('split.csv').read_text().count('\n') == 9
+
+
+def test_the_same_augmentation_file_typed_once_more_is_no_change(small_set, caplog):
+    Path('flip.json').write_text(json.dumps(tu.A.to_dict(tu.A.HorizontalFlip())))
+    for epochs in (1, 2):
+        tu.train(**SMALL | {'num_epochs': epochs, 'augment': 'flip.json', 'resume': 'auto', 'data': str(small_set)})
+    assert last()['epoch'] == 2 and 'augment: ' not in caplog.text
+
+
+def test_a_resume_that_meets_the_broken_file_again_leaves_the_settings_of_the_run_alone():
+    """Not in the window that is tried before the training, which is the first of the first epoch."""
+    class Breaking(Samples):
+        def __getitem__(self, index):
+            if index == broken and os.path.exists('run/history.csv'):  # from the second epoch on
+                raise ValueError('cut off')
+            return super().__getitem__(index)
+
+    sampler = tu.WindowSampler(8, tu.CONFIG | OWN)
+    tried, sampler.epoch = {*sampler.windows()[0].tolist()}, 1
+    broken = next(index for index in sampler.windows()[0].tolist() if index not in tried)
+    for words in {}, {'resume': 'run', 'run_dir': 'auto', 'learning_rate': 0.5}:
+        with pytest.raises(tu.DataError, match=f'sample {broken}: cut off'):
+            train(train_data=Breaking(), num_epochs=2, **words)
+        assert last()['config']['learning_rate'] == OWN['learning_rate'] and last()['epoch'] == 1
 
 
 def test_a_last_checkpoint_that_is_deleted_at_the_end_is_written_again(monkeypatch):

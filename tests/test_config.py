@@ -526,6 +526,8 @@ def test_commands_and_letters_of_other_trainers_are_told_what_they_are_here(word
 @pytest.mark.parametrize('words, key, value', [
     (['device=0'], 'device', 'cuda:0'), (['device=7'], 'device', 'cuda:7'), (['--device', 'gpu'], 'device', 'cuda'),
     (['--resume', '-o', 'x'], 'resume', 'auto'), (['--resume', '-o', 'x'], 'run_dir', 'x'),
+    (['--resume', 'data=x'], 'resume', 'auto'), (['--resume', 'data=x'], 'data', 'x'),
+    (['--data', 'a=b'], 'data', 'a=b'),
     (['resume=True'], 'resume', 'auto'), (['-lr', '1e-3'], 'learning_rate', 0.001), (['-o', 'x'], 'run_dir', 'x')])
 def test_usual_words_of_other_trainers_are_understood(words, key, value):
     assert resolved(**parse_command(words).overrides)[key] == value
@@ -537,6 +539,59 @@ def test_usual_words_of_other_trainers_are_understood(words, key, value):
     ({'num_classes': 1}, 'the background counted')])
 def test_things_in_place_of_names_are_told_where_they_go(overrides, told):
     assert told in problems_of(**overrides)[0]
+
+
+def test_a_table_as_data_is_told_where_it_goes():
+    """What a comparison of a DataFrame gives has no truth."""
+    class Table:
+        __hash__ = None
+
+        def __eq__(self, other):
+            return self
+
+        __ne__ = __eq__
+
+        def __bool__(self):
+            raise ValueError('ambiguous')
+
+    assert 'Datasets go into train_data' in problems_of(data=Table())[0]
+
+
+def test_numbers_and_names_of_numpy_become_pythons_own():
+    """Also within lists and dicts: last.pt, of plain values alone, would not be read again."""
+    config = resolved(class_weights=[1, np.float64(5)], mean=(np.float32(0.5),), image_size=[np.int64(64), 96],
+                      class_names=[np.str_('a'), 'b'], mask_values={np.uint8(0): 0, np.uint8(255): np.int64(1)})
+    written = load_preset(write_preset(train_unet.config_text(config)))
+    assert {key: config[key] for key in written} == written and written['mask_values'] == {0: 0, 255: 1}
+    kinds = {type(value) for key in ('class_weights', 'mean', 'image_size', 'class_names') for value in config[key]}
+    assert kinds == {int, float, str}
+
+
+def test_a_preset_may_lie_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    write_preset("config = {'batch_size': 3}", str(tmp_path / 'mine.py'))
+    (tmp_path / 'run').mkdir()
+    write_preset("config = {'batch_size': 5}", str(tmp_path / 'run/config.py'))
+    assert load_preset('~/mine.py') == {'batch_size': 3} and load_preset('~/run') == {'batch_size': 5}
+    with pytest.raises(ConfigError, match='cannot be read'):
+        load_preset('~a\0b')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other systems have other letters in names')
+def test_a_run_on_data_of_a_name_in_other_letters_is_named_after_it():
+    assert str(train_unet.choose_run_dir(CONFIG, '実験 1.2')) == os.path.join('runs', '実験_1_2-1')
+
+
+def test_names_in_other_letters_are_told_apart(tmp_path):
+    """All of them were one name, of no letters."""
+    (tmp_path / 'снимки').mkdir()
+    with pytest.raises(train_unet.DataError) as caught:
+        train_unet.existing_folder(tmp_path / 'данные')
+    assert str(caught.value).endswith('there is no such folder')
+
+
+def test_spaces_of_other_scripts_are_kept_in_what_is_printed():
+    assert train_unet.clean('a\u3000b\xa0c\u202fd\u2028e\n') == 'a\u3000b\xa0c\u202fd\\u2028e\\n'
 
 
 def test_a_folder_or_a_dict_as_preset_is_told_what_it_is(tmp_path):
@@ -834,6 +889,9 @@ def test_a_package_that_lacks_what_it_needs_is_told_at_its_first_use(tmp_path, m
         train_unet.ImportedWhenUsed('halfway').anything
     with pytest.raises(train_unet.UserError, match='another_package.*pip install -r requirements.txt'):
         train_unet.ImportedWhenUsed('another_package').anything
+    (tmp_path / 'older.py').write_text('from os import a_name_that_came_later')
+    with pytest.raises(train_unet.UserError, match='a_name_that_came_later.*pip install -r requirements.txt'):
+        train_unet.ImportedWhenUsed('older').anything
 
 
 # --- the source -----------------------------------------------------------------------

@@ -739,10 +739,11 @@ def test_a_file_that_came_back_is_waited_for_again(small_set, monkeypatch):
     assert not data[0]['_left_out']                                    # what was left out is not kept
 
 
-def test_a_set_that_vanishes_ends_the_run_in_words(breaking):
+@pytest.mark.parametrize('num_epochs', [9, 2])                         # it vanishes in the second
+def test_a_set_that_vanishes_ends_the_run_in_words(breaking, num_epochs):
     """With skip_broken every image is left out: no loss at all, which is not divergence."""
     with pytest.raises(tu.DataError, match='none of the 2 validation images can be read any more, such as .*images/'):
-        breaking(lambda path: shutil.rmtree(path.parent), skip_broken=True, num_epochs=9)
+        breaking(lambda path: shutil.rmtree(path.parent), skip_broken=True, num_epochs=num_epochs)
     assert last()['epoch'] == 1 and 'not finite' not in log_text()     # what was done is kept
 
 
@@ -881,11 +882,14 @@ def test_a_service_without_a_screen_trains(monkeypatch):
     assert train(num_epochs=1).best['loss'] > 0
 
 
-def test_a_screen_that_is_gone_ends_no_training(monkeypatch):
-    """A full disk behind stdout, as when slurm.out lies on it; also what the handler of a signal writes."""
+@pytest.mark.parametrize('error', [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+                                   RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")])
+def test_a_screen_that_is_gone_ends_no_training(monkeypatch, error):
+    """A full disk behind stdout, as when slurm.out lies on it; also what the handler of a signal writes, be it while a
+    bar is written."""
     class Full(io.TextIOBase):
         def write(self, text):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(sys, 'stdout', Full())

@@ -1047,6 +1047,14 @@ def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set,
     assert settled['num_workers'] == workers
 
 
+def test_where_workers_share_no_memory_that_is_why_no_images_are_kept(monkeypatch, small_set):
+    monkeypatch.setattr(sys, 'platform', 'win32')
+    config, data = inspect(small_set, image_size=32)
+    settled, why = train_unet.settle({**config, 'image_dtype': 'uint8', 'num_workers': 2}, Hardware('cuda', ''), data,
+                                     False)
+    assert (settled['cache_images'], why['cache_images']) == (False, 'workers would not share them')
+
+
 @pytest.mark.parametrize('processes, fits', [(1, True), (8, False)])
 def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch, small_set, processes, fits):
     monkeypatch.setenv('LOCAL_WORLD_SIZE', str(processes))
@@ -1054,6 +1062,12 @@ def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch,
     config, data = inspect(small_set, image_size=32)
     settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
     assert settled['cache_images'] is fits, why['cache_images']
+
+
+def test_a_data_set_knows_whether_its_masks_may_hold_255(small_set):
+    plain = {'augment': 'none', 'num_epochs': 1}
+    assert dataset(small_set, **plain, skip_broken=True)[0].ignores    # a file may break
+    assert not dataset(small_set, **plain, mask_values={0: 0, 255: 1, 7: 255})[0].ignores            # no mask holds 7
 
 
 def test_data_that_is_on_the_gpu_already_is_not_pinned(monkeypatch):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import cv2
@@ -27,6 +28,24 @@ from train_unet import DataError
 
 
 # --- the scan -------------------------------------------------------------------------
+
+
+def test_check_decodes_large_images_one_at_a_time(tmp_path, monkeypatch):
+    """As masks: eight scans of 200 megapixels would want 10 GB."""
+    config, _, _ = train_unet.resolve_config(None, {'data': str(draw_set(tmp_path / 'set', count=70, size=8))})
+    pairs, scan_pair, at_work, most = train_unet.find_pairs(config), train_unet.scan_pair, [], []
+
+    def read(path, config):
+        at_work.append(path)
+        most.append(len(at_work))
+        time.sleep(0.005)
+        at_work.remove(path)
+
+    monkeypatch.setattr(train_unet, 'scan_pair', lambda *pair: scan_pair(*pair) | {'size': [5000, 5000]})
+    monkeypatch.setattr(train_unet, 'read_image', read)
+    monkeypatch.setattr(train_unet, 'num_cores', lambda: 4)
+    train_unet.look_at(pairs.images, pairs.masks, config, decode=True)
+    assert len(most) == 70 and max(most) == 1
 
 
 @pytest.mark.parametrize('suffix', ['.npy', '.tif'])
@@ -735,6 +754,7 @@ def test_palettes_that_number_their_colours_anew_are_refused(tmp_path):
             mask.save(tmp_path / f'masks/{n}.png')
     error = ask(tmp_path)
     assert 'palette masks number their colours anew in each file' in error.problems
+    assert 'if it is the numbers that count type mask_values=' in str(error)
     config, data = inspect(tmp_path, **typed(offered(error, 'mask_values="{')))
     for n in range(4):                                                 # as black, green and red mean it
         numbers = np.arange(64).reshape(8, 8) % 3
@@ -830,6 +850,7 @@ def test_colours_of_the_palettes_of_other_masks_are_asked_about_by_colour(tmp_pa
         (picture if number % 3 else picture.convert('RGBA')).save(tmp_path / f'masks/{number}.png')
     error = ask(tmp_path)
     assert 'some masks number their colours in a palette, others hold colours' in error.problems
+    assert 'if it is the numbers' not in str(error)                    # colours have none
     config, data = inspect(tmp_path, **typed(offered(error, 'mask_values="{')))
     assert data.coding.num_classes == 3 and {images for _, images in data.classes.values()} == {10}
     masks = [data.coding.encode(train_unet.read_mask(tmp_path / f'masks/{n}.png', config)) for n in range(10)]
@@ -890,6 +911,15 @@ def test_validation_without_foreground_is_told(tmp_path):
             save(tmp_path / f'set/masks/{split}/{n}.png', top * DISC)
     _, data = inspect(tmp_path / 'set')
     assert [note for note in data.notes if note.startswith('no validation mask has class 1')]
+
+
+def test_no_other_draw_is_advised_for_a_class_of_test_images_alone(tmp_path):
+    for split, value in (('train', 1), ('test', 2)):
+        for n in range(6):
+            save(tmp_path / f'images/{split}/{n}.png', np.random.default_rng([n, value]).integers(0, 255, (8, 8, 3)))
+            save(tmp_path / f'masks/{split}/{n}.png', np.array([[0] * 8, [value] * 8] * 4))
+    note, = [note for note in inspect(tmp_path)[1].notes if note.startswith('no validation mask has class 2')]
+    assert 'another seed' not in note
 
 
 @pytest.mark.parametrize('named', [True, False])
@@ -1075,6 +1105,12 @@ def test_check_says_where_each_setting_came_from(small_set, capsys):
     assert (origins['learning_rate'], origins['momentum'], origins['mean'], origins['num_classes'],
             origins['image_dtype'], origins['channels_last']) == (
         'you', 'default', 'of the training images', 'found in the masks', 'found in the data', 'the usual choice here')
+
+
+def test_check_says_of_an_edited_size_that_it_is_the_default(small_set, capsys, monkeypatch):
+    monkeypatch.setitem(train_unet.CONFIG, 'image_size', 32)           # becomes [32, 32]
+    assert train_unet.main(['check', f'data={small_set}', 'encoder=tu-test_resnet', 'device=cpu']) == 0
+    assert re.search(r'image_size +\[32, 32\] +default', capsys.readouterr().out)
 
 
 def test_check_says_what_comes_from_a_run(own, two, capsys):

@@ -14,8 +14,8 @@ import pytest
 
 import train_unet
 from conftest import draw_set
-from helpers import DISC, ask, block, coded_set, disc_set, fill, inspect, mask_of, noisy_jpeg, noisy_reds, offered, save
-from helpers import typed, with_masks
+from helpers import DISC, ask, block, coded_set, dataset, disc_set, fill, inspect, mask_of, noisy_jpeg, noisy_reds
+from helpers import offered, save, typed, with_masks
 from train_unet import DataError
 
 
@@ -179,6 +179,8 @@ def test_minus_one_is_ignored_with_nonzero_too(tmp_path):
         np.save(tmp_path / 'set' / 'masks' / f'{number}.npy', mask)
     config, data = inspect(tmp_path / 'set', mask_values='nonzero')
     assert mask_of(data, config, '0')[:3, 0].tolist() == [255, 1, 0]
+    assert data.coding.words == 'values above 0 are foreground; -1 is ignored'
+    assert dataset(tmp_path / 'set', augment='none', num_epochs=1, mask_values='nonzero')[0].ignores
 
 
 @pytest.mark.parametrize('channels', [1, 3])

@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 import signal
+import sys
 import time
 from types import SimpleNamespace
 
@@ -24,6 +25,22 @@ from conftest import TINY, as_words
 from helpers import WORDS, dataset, fresh, save
 
 pytestmark = pytest.mark.usefixtures('one_thread')
+
+
+def test_check_with_resume_auto_and_no_run_yet_looks_at_the_network_of_initial_weights(two, capsys):
+    """What train makes of the same words; check took the usual network, as if something were resumed."""
+    how = {key: value for key, value in TINY.items() if key not in ('encoder', 'decoder_channels')}
+    assert tu.check(**how, data=str(two[1]), initial_weights=str(two[0]), resume='auto') == 0
+    assert re.search("^  encoder +'tu-test_five_convs'", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other platforms import the script anew in a worker')
+def test_check_tells_how_fast_images_load_without_the_start_of_the_workers(small_set, capsys, monkeypatch):
+    """On Windows that takes longer than the measurement: one image per second was told of any set."""
+    begin = tu.start_worker
+    monkeypatch.setattr(tu, 'start_worker', lambda number: time.sleep(2) or begin(number))
+    assert tu.check(**TINY | {'num_workers': 1}, data=str(small_set)) == 0
+    assert float(re.search(r'loading: (\S+) images/s', capsys.readouterr().out)[1]) > 15        # 5 at most with it
 
 
 def settled(**changes):

@@ -154,3 +154,19 @@ def test_complex_weights_are_averaged_too():
     tu.update_average(average, parts, 0.5, 100, torch.tensor(1.0))
     real, of_complex = sorted(average[0], key=torch.is_complex)
     assert torch.equal(of_complex, torch.full((3,), 1 + 0.5j)) and real.tolist() == [1.5] * 3
+
+
+def test_what_an_average_copies_goes_by_type(monkeypatch):
+    """A GPU copies a list of mixed types one by one: a launch for every counter of a network, in every step."""
+    real, kinds = torch._foreach_copy_, []
+    monkeypatch.setattr(torch, '_foreach_copy_',
+                        lambda to, of: (kinds.append({x.dtype for x in (*to, *of)}), real(to, of)))
+    model = nn.BatchNorm2d(1)
+    model.register_buffer('mask', torch.ones(2))
+    parts = tu.Parts(model)
+    average = parts.copy()
+    model.num_batches_tracked += 3
+    model.mask[0] = 0
+    tu.update_average(average, parts, 0.5, 100, torch.tensor(1.0))
+    assert sorted(map(len, kinds)) == [1, 1]
+    assert sorted(float(x.sum()) for x in average[1]) == [1, 3]

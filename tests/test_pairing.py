@@ -4,12 +4,13 @@ Run: python -m pytest tests/test_pairing.py
 """
 import csv
 import itertools
+import ntpath
 import os
 import posixpath
 import re
 import shlex
 import shutil
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import PIL.Image
@@ -2188,6 +2189,16 @@ def test_a_fold_where_names_tell_the_split_is_refused(tmp_path):
         inspect(tmp_path, fold=1)
 
 
+def test_no_seed_is_named_where_a_broken_file_had_a_part_in_the_draw(tmp_path):
+    for n in range(60):
+        save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(8, dtype=int) * (n in (3, 23)))
+    (tmp_path / 'images/30.png').write_bytes(b'no picture')
+    notes = [note for seed in range(12) for note in inspect(tmp_path, seed=seed, skip_broken=True)[1].notes
+             if 'no validation mask' in note]
+    assert notes and not any('try seed=' in note for note in notes)
+
+
 def test_a_seed_that_draws_the_lacking_class_is_named(tmp_path):
     """Two of sixty parts have a defect, as in a factory."""
     for n in range(60):
@@ -2476,3 +2487,75 @@ def test_a_list_may_name_the_folder_that_an_image_lies_in(tmp_path, image, setti
     (tmp_path / 'all.csv').write_text('image,mask\n' + ''.join(f'{n}/{image},{n}\n' for n in range(6)))
     config = {**train_unet.CONFIG, 'data': str(tmp_path / 'all.csv'), **settings}
     assert len(train_unet.find_pairs(config).images) == 6
+
+
+@pytest.mark.parametrize('name', ['train_log.csv', 'test_results.txt'])
+def test_a_log_named_after_a_split_is_no_list_of_it(tmp_path, name):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    (tmp_path / 'val.txt').write_text('5\n6\n7\n')
+    (tmp_path / name).write_text('epoch,loss\n1,0.5\n')
+    assert names_of(inspect(tmp_path)[1], 'val') == set('567')
+
+
+def test_blank_lines_in_two_lists_are_no_name(tmp_path):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    (tmp_path / 'val.txt').write_text('5\n6\n\n')
+    (tmp_path / 'test.txt').write_text('7\n\n')
+    assert split_sizes(inspect(tmp_path)[1]) == [5, 2, 1]
+
+
+@pytest.mark.parametrize('name', ['train', 'trainval'])
+def test_trainval_csv_repeats_train_csv_and_val_csv(tmp_path, name):
+    rows = [(f'{n}.jpg', f'other {n}.png') for n in range(6)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, train=rows[:3], val=rows[3:4], trainval=rows[:4], test=rows[4:])
+    assert split_sizes(inspect(tmp_path / f'{name}.csv')[1]) == [3, 1, 2]
+
+
+def test_a_list_beside_it_that_cannot_be_read_is_named(tmp_path):
+    names = ['a', 'b', 'c', 'größe']
+    fill(tmp_path, [f'{name}.jpg' for name in names], [f'{name}_m.png' for name in names])
+    write_lists(tmp_path, train=[(f'{name}.jpg', f'{name}_m.png') for name in names[:3]])
+    (tmp_path / 'val.csv').write_bytes('image,mask\ngröße.jpg,größe_m.png\n'.encode('cp1252'))
+    assert f'{tmp_path}/val.csv: cannot be read as csv' in str(ask(tmp_path / 'train.csv'))
+
+
+def test_lists_of_several_splits_may_be_named_in_capitals(tmp_path):
+    rows = [(f'{n}.jpg', f'other {n}.png') for n in range(6)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, TRAIN=rows[:4], VAL=rows[4:])
+    for name in ('TRAIN', 'VAL'):
+        (tmp_path / f'{name}.csv').rename(tmp_path / f'{name}.CSV')
+    assert split_sizes(inspect(tmp_path / 'TRAIN.CSV')[1]) == [4, 2, 0]
+
+
+def test_folders_sound_alike_on_windows(monkeypatch):
+    """The backslash that was left over counted as a folder more."""
+    wanted = train_unet.likelihood('/set/rgb/0.png', '/set/drawn/0.png', 0.5, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_unet, 'Path', PureWindowsPath)
+        patch.setattr(os, 'path', ntpath)
+        found = train_unet.likelihood(r'C:\set\rgb\0.png', r'C:\set\drawn\0.png', 0.5, 1)
+    assert found == wanted
+
+
+def test_a_set_that_is_all_in_val_is_split_as_typed_and_asked_about_its_films(tmp_path):
+    names = [f'film{k}_{n}' for k in range(4) for n in range(6)]
+    fill(tmp_path, *([f'{kind}/val/{name}.png' for name in names] for kind in ('images', 'masks')))
+    _, data = inspect(tmp_path, val_fraction=0.5)
+    assert split_sizes(data) == [12, 12, 0]
+    assert 'no effect' not in str(data.notes) and 'begin in groups' in str(data.notes)
+
+
+def test_the_whole_path_of_the_data_is_its_top_folder(tmp_path):
+    fill(tmp_path, [f'{n}.jpg' for n in range(4)],
+         [f'{kind}/{n}.png' for kind in ('labels', 'overlays') for n in range(4)])
+    data = inspect(tmp_path, images=str(tmp_path), masks=f'{tmp_path}/labels')[1]
+    assert len(data.pairs.images) == 4 and '0.jpg' not in str(data.notes)
+
+
+def test_patterns_tell_in_a_folder_named_after_masks_that_is_alone(tmp_path):
+    fill(tmp_path, [f'labels/{n}.jpg' for n in range(4)], [f'labels/{n}_fg.png' for n in range(4)])
+    how = {'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_fg.png'}
+    pairs = partners(inspect(tmp_path, **how)[1], tmp_path)
+    assert pairs == {f'labels/{n}.jpg': f'labels/{n}_fg.png' for n in range(4)}

@@ -207,7 +207,7 @@ def at_step(number, act):
 
 
 def run_on_two_machines(*typed, code=0):
-    """Two scripts, with their words, under launchers that meet at one address, one process each -> what they printed."""
+    """Two scripts, with their words, under launchers that meet at one address, one process each -> what they print."""
     port, printed = free_port(), []
     # held here: the launcher that holds it may end first, and now and then the other one asks it once more
     store = torch.distributed.TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)

@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_reading.py
 """
 import os
+import tracemalloc
 import zlib
 
 import cv2
@@ -228,6 +229,34 @@ def test_colours_of_16_bits_keep_their_depth_and_order(tmp_path, alpha, channels
     image = train_unet.read_image(str(tmp_path / 'x.png'), {**train_unet.CONFIG, 'in_channels': channels})
     assert image.dtype == np.float32
     assert image == pytest.approx(values[..., :channels] / 65535, abs=1e-6)
+
+
+@pytest.mark.parametrize('are_files', [False, True])
+def test_masks_of_an_image_are_read_one_after_the_other(tmp_path, are_files):
+    """All were held at once: 200 cells of 2048 x 2048 took 5 GB in each worker."""
+    for n in range(40):
+        save(tmp_path / f'{n}.png', 255 * np.eye(512, k=12 * n))
+    tracemalloc.start()
+    whole = codes_of(train_unet.UNITED.join(map(str, tmp_path.iterdir())) if are_files else tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.count_nonzero(whole) == sum(512 - 12 * n for n in range(40)) and peak < 20e6         # were 42e6 and more
+
+
+@pytest.mark.parametrize('name, channels', [('x.jp2', 3), ('x.j2k', 3), ('x.jp2', 4)])
+def test_colours_of_jpeg_2000_keep_their_depth_too(tmp_path, name, channels):
+    """Satellites deliver it with 12 bits; Pillow would shift them into 8."""
+    config = {**train_unet.CONFIG, 'in_channels': channels}
+    for most, kind in ((4095, 'RGB48'), (65535, 'RGB48'), (255, ('RGB', 'RGBA')[channels - 3])):
+        pixels = np.linspace(0, most, 32 * 32 * channels).reshape(32, 32, channels).round()
+        cv2.imwrite(str(tmp_path / 'x.jp2'), pixels.astype(np.uint8 if most == 255 else np.uint16),
+                    [cv2.IMWRITE_JPEG2000_COMPRESSION_X1000, 1000])
+        content = (tmp_path / 'x.jp2').read_bytes()                    # a bare codestream is what follows the boxes
+        (tmp_path / 'x.j2k').write_bytes(content[content.index(b'\xff\x4f\xff\x51'):])
+        image = train_unet.read_image(str(tmp_path / name), config)
+        assert train_unet.read_header(str(tmp_path / name), config)[2] == kind
+        wanted = pixels[..., [2, 1, 0, 3][:channels]]
+        assert image == pytest.approx(wanted if most == 255 else wanted / 65535, abs=1 if most == 255 else most / 6e6)
 
 
 def test_a_portable_pixmap_of_16_bits_keeps_them(tmp_path):

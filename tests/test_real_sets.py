@@ -252,7 +252,19 @@ def test_a_line_that_makes_an_image_its_own_mask_is_not_tried(tmp_path):
         for n in range(6):
             save(tmp_path / f'{folder}/{n:03}.bmp', scene(n))
             save(tmp_path / f'{folder}/{n:03}.png', np.eye(24))
+    save(tmp_path / 'A 1/extra.bmp', scene(9))
     ask(tmp_path, images='A *', masks='A *', image_pattern='{stem}.bmp', mask_pattern='{stem}.png')
+
+
+@pytest.mark.parametrize('place', ['A *', '*', '.'])
+def test_a_folder_that_holds_both_may_be_typed_for_both(tmp_path, place):
+    """Each file was taken twice: several files share one stem, x and x."""
+    for folder, n in itertools.product(('A 1', 'A 2'), range(6)):
+        save(tmp_path / f'{folder}/{n:03}.bmp', scene(n))
+        save(tmp_path / f'{folder}/{n:03}.png', np.eye(24))
+    how = {'image_pattern': '{stem}.bmp', 'mask_pattern': '{stem}.png'}
+    pairs = partners(inspect(tmp_path, images=place, masks=place, **how)[1], tmp_path)
+    assert len(pairs) == 12 and all(mask == image.replace('.bmp', '.png') for image, mask in pairs.items())
 
 
 def test_many_files_of_one_stem_do_not_fill_the_screen(tmp_path):
@@ -490,6 +502,19 @@ def test_numbers_between_classes_that_come_of_resizing_are_told(tmp_path, classe
     if found:
         _, data = inspect(tmp_path, **typed(offered(found[0], 'mask_values=')))
         assert data.coding.num_classes == 3 and 0 < data.classes[255][0] < 0.05 * 6 * 120**2
+
+
+def test_a_thin_class_beside_numbers_that_come_of_resizing_stays_a_class(tmp_path):
+    for n in range(6):
+        mask = np.zeros((120, 120), np.uint8)
+        mask[8 + 4 * n:30 + 4 * n, 20:90], mask[36 + 4 * n:58 + 4 * n, 20:90] = 2, 8
+        mask = cv2.resize(cv2.resize(mask, (97, 97)), (120, 120))
+        mask[110, 10:100] = 9                                          # a wire
+        save(tmp_path / f'images/{n}.png', scene(n, 120))
+        save(tmp_path / f'masks/{n}.png', mask)
+    note, = [note for note in inspect(tmp_path)[1].notes if 'interpolation' in note]
+    _, data = inspect(tmp_path, **typed(offered(note, 'mask_values=')))
+    assert data.coding.num_classes == 4 and data.meaning[9] == 3
 
 
 def test_classes_that_are_all_lines_are_no_edges(tmp_path):

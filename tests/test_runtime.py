@@ -220,11 +220,11 @@ def test_tf32_is_handed_on():
 # --- what the hardware is -------------------------------------------------------------
 
 
-def fake_card(monkeypatch, name, major, minor, hip=None, bf16=False):
-    seen = SimpleNamespace(name=name, major=major, minor=minor, total_memory=5 * 2**30)
+def fake_card(monkeypatch, name, major, minor, hip=None, arch=''):
+    seen = SimpleNamespace(name=name, major=major, minor=minor, total_memory=5 * 2**30, gcnArchName=arch)
     monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: seen)
     monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True:
-                        bf16 or including_emulation)
+                        hip is not None or including_emulation)        # as torch answers
     monkeypatch.setattr(torch.version, 'hip', hip)
 
 
@@ -238,10 +238,12 @@ def test_a_card_is_read_from_its_properties(monkeypatch, name, major, minor, uni
                                                                frozenset(units), 5 * 2**30)
 
 
-@pytest.mark.parametrize('native, units', [(True, {'bfloat16', 'float16'}), (False, {'float16'})])
-def test_amd_is_asked_for_native_bfloat16(monkeypatch, native, units):
-    fake_card(monkeypatch, 'AMD Instinct', 9, 0, hip='6.3', bf16=native)
-    assert detect_hardware(torch.device('cuda')).units == units
+@pytest.mark.parametrize('arch, native', [
+    ('gfx90a:sramecc+:xnack-', True), ('gfx942', True), ('gfx1100', True), ('gfx1201', True), ('gfx908', True),
+    ('gfx1030', False), ('gfx1010', False), ('gfx906:sramecc+:xnack-', False), ('gfx90c', False)])
+def test_amd_tells_native_bfloat16_by_its_architecture(monkeypatch, arch, native):
+    fake_card(monkeypatch, 'AMD', 9, 0, hip='6.3', arch=arch)
+    assert detect_hardware(torch.device('cuda')).units == ({'bfloat16', 'float16'} if native else {'float16'})
 
 
 @pytest.mark.parametrize('version, units', [('2.6.0', set()), ('2.8.0', {'float16'})])   # the scaler wanted float64
@@ -379,6 +381,9 @@ def test_cudnn_searches_for_its_fastest_kernels_where_all_images_have_one_size(m
     monkeypatch.setattr(torch.backends.cudnn, 'benchmark', not searches)
     dataset(small_set, **settings)
     assert torch.backends.cudnn.benchmark == searches
+    monkeypatch.setattr(torch.version, 'hip', '6.4')                   # AMD's search takes minutes
+    dataset(small_set, **settings)
+    assert not torch.backends.cudnn.benchmark
 
 
 # --- TF32 -----------------------------------------------------------------------------

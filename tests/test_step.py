@@ -512,6 +512,18 @@ class Nothing(nn.Module):
         return images * math.nan
 
 
+@pytest.mark.parametrize('thing', [Path('x.png'), lambda: None], ids=['not loaded', 'not saved'])
+def test_a_replay_that_would_be_refused_is_not_offered(thing):
+    class Named(Samples):
+        @staticmethod
+        def collate_fn(samples):
+            return torch.utils.data.default_collate(samples) | {'of': [thing] * len(samples)}
+
+    with pytest.raises(tu.TrainingDiverged, match='the output of 1') as error:
+        train(nn.Sequential(nn.Conv2d(3, 1, 1), Nothing()), Named(), Named(5))
+    assert 'replay' not in str(error.value)
+
+
 def test_nan_in_every_step_of_a_short_run_is_no_success():
     with pytest.raises(tu.TrainingDiverged, match='the output of 1 \\(Nothing\\)'):
         train(model=nn.Sequential(nn.Conv2d(3, 1, 1), Nothing()), num_epochs=1)

@@ -39,7 +39,7 @@ from torch import nn
 
 import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set, draw_three
-from helpers import OWN, PLAIN, SMALL, WORDS, Harm, Samples, assert_same, edited, final, in_threads, log_text
+from helpers import OWN, PLAIN, SMALL, WORDS, Harm, Samples, assert_same, edited, final, in_threads, last, log_text
 from helpers import network, noisy_squares, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -981,6 +981,37 @@ def test_a_batch_is_what_collate_fn_makes_of_it():
     assert set(lengths) == {(True, 8), (False, 8)}
 
 
+class Meta(torch.Tensor):
+    """As MONAI's MetaTensor: what is computed from it is of its kind, which no checkpoint may hold."""
+
+
+class Metas(Samples):
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {'image': self.images[index].as_subclass(Meta)}
+
+
+def test_a_run_on_tensors_of_another_class_can_be_resumed():
+    train(train_data=Metas(), val_data=Metas(5), num_epochs=1)
+    assert last()['epoch'] == 1                                        # torch.load refused it
+    assert len(train(train_data=Metas(), val_data=Metas(5), num_epochs=2, resume='run', run_dir='auto').history) == 2
+
+
+def test_a_model_of_an_earlier_run_is_trained_on_data_of_ones_own(small_set):
+    """No picture shows these, and evaluate does not know them."""
+    tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), run_dir='first')
+    data = [{'image': torch.randint(256, (3, 32, 32), dtype=torch.uint8)} for _ in range(4)]
+    tu.train(model=tu.load('first', 'cpu'), train_data=data, val_data=data, tensorboard=True,
+             loss_fn=lambda model, batch: model(batch['image']).square().mean((1, 2, 3)), **OWN | {'num_epochs': 1})
+    assert 'Everything is in' in log_text() and 'evaluate' not in log_text()
+
+
+def test_the_size_policy_cuts_no_batch_of_ones_own():
+    lengths = []
+    train(val_data=Samples(4), loss_fn=lambda *both: lengths.append(len(both[1]['image'])) or squares(*both),
+          num_epochs=1, size_policy='crop')
+    assert {*lengths} == {4}
+
+
 class Boxes(Samples):
     """Images of several sizes with several boxes each, joined as torchvision's detectors take them."""
 
@@ -1876,7 +1907,8 @@ def test_a_loss_of_ones_own_gets_images_and_masks_of_the_data_of_config(tmp_path
     assert seen and all(case == ((3, height, width), (height, width), {0, 1}) for case in seen)
 
 
-@pytest.mark.parametrize('epochs, words', [(1, 'two steps'), (30, '5 % of the run')])
+@pytest.mark.parametrize('epochs, words', [(1, 'two steps'), (30, '5 % of the run'),
+                                           (100_000, '10,000 steps')])
 def test_the_reason_for_the_moving_average_is_true_of_short_runs_too(small_set, epochs, words):
     config, sources, _ = tu.resolve_config(None, TINY | {'data': str(small_set), 'num_epochs': epochs})
     *_, why = tu.prepare(config, sources, tu.torch.device('cpu'))

@@ -423,8 +423,9 @@ def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_pat
     mask = np.array(PIL.Image.open(tmp_path / '001.png'))
     assert np.array_equal(mask == 255, chance > middle) and 0 < (mask == 255).mean() < 1
     assert tu.load(run).threshold == stored
-    assert tu.predict(run, file, tmp_path / 'numpy', threshold=np.float64(level)) == 0     # as np.linspace gives it
-    assert np.array_equal(np.array(PIL.Image.open(tmp_path / 'numpy' / '001.png')), mask)
+    for kind in (np.float64, np.float32):                              # of np.linspace; of model.probabilities
+        assert tu.predict(run, file, tmp_path / kind.__name__, threshold=kind(level)) == 0
+        assert np.array_equal(np.array(PIL.Image.open(tmp_path / kind.__name__ / '001.png')), mask)
     for typed in ('1.5', '0', 'high'):
         assert tu.main(['predict', str(run), file, '-o', str(tmp_path), f'threshold={typed}']) == 2
         assert 'must be above 0 and below 1' in capsys.readouterr().err
@@ -664,6 +665,98 @@ def test_settings_of_training_are_refused_from_python_too(two, ask):
         ask(two[0])
 
 
+def test_a_folder_for_masks_under_a_name_of_the_command_line_is_refused_from_python(two):
+    with pytest.raises(tu.ConfigError, match='out=.masks.: predict has no use for it'):
+        tu.predict(two[0], 'photo.jpg', out='masks')
+
+
+@pytest.mark.parametrize('use', [tu.evaluate, lambda run: tu.export(run, 'smp', 'smp'), lambda run: tu.predict(
+    run, json.loads(Path(run, 'metrics.json').read_text())['images'][0]['file'], 'masks', size_policy='crop')])
+def test_what_a_notebook_has_set_changes_no_use_of_a_run(own, use):
+    tu.evaluate(own)
+    torch.set_default_device('meta')
+    try:
+        use(own)
+        assert torch.empty(0).device.type == 'meta'
+    finally:
+        torch.set_default_device(None)
+
+
+def test_data_at_the_top_of_a_drive_are_other_data(own, tmp_path, monkeypatch):
+    """D:/ has no name, and without one the scores were taken for the run's own, its threshold tuned on them."""
+    def at_the_top(folder, model, *how, real=tu.images_to_score):
+        found = real(folder, model, *how)
+        model.config['data'] = os.path.abspath('/')
+        return found
+
+    monkeypatch.setattr(tu, 'images_to_score', at_the_top)
+    tu.store_threshold(own, 0.35, tu.load(own))
+    (own / 'metrics.json').write_text('as it was')
+    tu.evaluate(own, data=str(draw_set(tmp_path / 'other', count=8, seed=1)))
+    assert (own / 'metrics.json').read_text() == 'as it was' and tu.load(own).threshold == 0.35
+    assert (own / 'evaluation_drive' / 'metrics.json').exists()
+
+
+def test_scores_are_printed_though_matplotlib_is_broken(own, monkeypatch, capsys, caplog):
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert tu.main(['evaluate', str(own)]) == 0
+    assert 'the pictures could not be written' in caplog.text
+    assert re.search(r'val images: IoU 0\.\d', capsys.readouterr().out)
+
+
+def test_weights_that_are_exported_or_begun_with_are_not_said_to_lack_units(two, tmp_path, monkeypatch, caplog):
+    """They are loaded on the CPU, whatever GPU the training is for."""
+    saved = tu.load_checkpoint(two[0] / 'best.pt')
+    saved['config'] |= {'use_amp': True, 'amp_dtype': 'bfloat16'}
+    tu.save_checkpoint(tmp_path / 'best.pt', saved)
+    monkeypatch.setattr(tu, 'cpu_units', frozenset)
+    caplog.set_level('INFO')
+    assert tu.export(tmp_path / 'best.pt', 'smp', tmp_path / 'smp') == 0
+    tu.with_initial_network(*tu.resolve_config(None, {'initial_weights': str(tmp_path / 'best.pt')})[:2])
+    assert 'has no units' not in caplog.text
+    tu.load(tmp_path / 'best.pt', 'cpu')
+    assert 'has no units' in caplog.text
+
+
+def test_a_mask_corrected_by_hand_is_left_where_new_images_are_predicted(two, tmp_path):
+    """No editor keeps the mark of predict."""
+    folder = save_images(tmp_path / 'p', 'a.jpg', 'b.jpg')
+    assert tu.predict(two[0], str(folder / 'a.jpg'), tmp_path / 'out') == 0
+    PIL.Image.new('L', (50, 40)).save(tmp_path / 'out' / 'a.png')
+    before = (tmp_path / 'out' / 'a.png').read_bytes()
+    assert tu.predict(two[0], str(folder), tmp_path / 'out', skip_existing=True) == 0
+    assert written(tmp_path / 'out') == ['a.png', 'b.png'] and (tmp_path / 'out' / 'a.png').read_bytes() == before
+    images = save_images(tmp_path / 'q', 'a.png')
+    for words in ({}, {'skip_existing': True}):                        # the images are no masks of themselves
+        with pytest.raises(tu.UserError, match='would be overwritten'):
+            tu.predict(two[0], str(images), images, **words)
+
+
+def test_pictures_above_4_gb_are_written_as_bigtiff(tmp_path, monkeypatch):
+    """tifffile does so by itself where nothing is compressed."""
+    seen, model = [], SimpleNamespace(config={'num_classes': 3}, threshold=0.5)
+    monkeypatch.setattr(tifffile, 'imwrite', lambda *_, bigtiff=None, **__: seen.append(bigtiff))
+    for side in (1000, 50_000):
+        tu.write_prediction(tmp_path / 'x.png', SimpleNamespace(shape=(side, side, 3)), [], model, 'probability')
+    assert seen == [False, True]
+
+
+def test_an_overlay_is_stretched_by_the_bands_that_it_shows(tmp_path):
+    """A fourth band, of heights in metres, made photographs black."""
+    image = np.linspace(0.2, 0.4, 100, dtype=np.float32)[:, None, None].repeat(40, 1).repeat(4, 2)
+    image[..., 3] = 800
+    model = SimpleNamespace(config={'num_classes': 2}, threshold=0.5)
+    tu.write_prediction(tmp_path / 'x.png', image, torch.full((1, 1, 100, 40), -5.0), model, 'overlay')
+    assert np.array(PIL.Image.open(tmp_path / 'x.png'))[-1, 0, 0] > 250
+
+
+def test_the_score_below_an_image_stays_on_the_page_however_long_its_path(tmp_path):
+    """Of nuclei_dsb2018 as it is published both folder and file have 64 letters; scores were cut off."""
+    page = lambda score: tu.sheet([(64 * 'a' + '/images/' + 64 * 'a' + score, [np.zeros((8, 8, 3), np.uint8)] * 4)],
+                                  ['image'] * 4, tmp_path / 'x.png').tobytes()
+    assert page('   IoU 0.100') != page('   IoU 0.900')
+
+
 def test_names_of_classes_that_the_network_does_not_know_are_refused(two, capsys):
     assert tu.main(['evaluate', str(two[0]), 'class_names=[a, b, c]', 'device=cpu']) == 2
     assert '3 names for 2 classes, 0 to 1' in capsys.readouterr().err
@@ -680,7 +773,7 @@ def test_a_split_of_other_data_that_is_not_drawn_takes_no_words(own, tmp_path, w
     """They were listed as at work, beside the scores of all images."""
     other = draw_set(tmp_path / 'other', count=4)
     assert tu.main(['evaluate', str(own), f'data={other}', word]) == 2
-    assert f'{word.split("=")[0]}: no effect: all images of data= are scored' in capsys.readouterr().err
+    assert f'{word.split("=")[0]}: no effect: data= is scored whole' in capsys.readouterr().err
 
 
 def test_a_run_that_validated_on_its_training_images_is_scored_as_that(small_set, capsys):
@@ -963,7 +1056,7 @@ def test_a_threshold_is_not_stored_beside_a_training_that_is_at_work(own, caplog
     best = tu.load_checkpoint(run / 'best.pt')
     with FileLock(str(run / '.lock')):
         assert tu.main(['evaluate', str(run)]) == 0
-    assert 'a training is at work there, so the best threshold' in caplog.text
+    assert 'a training or another evaluate is at work there, so the best threshold' in caplog.text
     assert tu.load_checkpoint(run / 'best.pt')['threshold'] == best['threshold']
     stale = tu.load(run)
     newer = best | {'weights': {key: value + 1 for key, value in best['weights'].items()}, 'epoch': 99}
@@ -1261,7 +1354,8 @@ def test_a_class_that_came_later_is_told_without_lines_that_a_run_would_refuse(s
         mask = np.array(PIL.Image.open(path))
         mask[:4, :4], mask[:4, 4:8] = 2, 3
         PIL.Image.fromarray(mask).save(path)
-    for words in (['evaluate', str(run)], [f'resume={run}', 'num_epochs=2']):
+    for words in (['evaluate', str(run)], [f'resume={run}', 'num_epochs=2'],
+                  ['check', f'resume={run}', 'num_epochs=2']):
         assert tu.main(words) == 2
         told = capsys.readouterr().err
         assert ' 3 (0.83%, 10 images)' in told and 'the network knows 2 classes' in told
