@@ -43,8 +43,8 @@ The file, top to bottom:
 To see how it trains read fit, then what it calls: train_epoch, guarded_step, commit. Most of the data sections are
 about finding out what somebody's files mean; if you read for the training, skip them. To change the loss edit
 SegmentationLoss, the network build_network, the augmentation build_augmentation, the optimizer build_optimizer, the
-schedule lr_at_step, the scores compute_metrics, by which score_of finds the best epoch, what 'auto' becomes settle;
-what reads another file format goes into READERS.
+schedule lr_at_step, the scores compute_metrics, by which score_of finds the best epoch, what 'auto' becomes settle
+(the precision resolve_precision, mean and std usual_statistics); what reads another file format goes into READERS.
 """
 import ast
 import atexit
@@ -161,7 +161,7 @@ CONFIG = {
     'learning_rate': 'auto',      # peak; 'auto': 2e-3 x sqrt(effective batch / 8) for Adam... and RMSprop, at most
                                   # 0.01; for SGD 0.02 x (effective batch / 8), at most 0.1; others: torch's own default
     'weight_decay': 0.01,         # on weights of two or more dimensions, except those of norms and embeddings
-    'momentum': 0.9,              # of SGD
+    'momentum': 0.9,              # of SGD, in Nesterov's form
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of the rate
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
     'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
@@ -1240,7 +1240,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
 SOUND_WORDS = {'good', 'ok', 'normal', 'healthy', 'negative', 'clean'}         # of images without what is looked for
 PLACE_WORDS = {*SPLIT_WORDS, *SET_WORDS, *IMAGE_WORDS, *MASK_WORDS}
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
-SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
+SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .j2k .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
 NOT_READ = {*'.heic .heif .avif .jxl .dng .cr2 .cr3 .nef .arw .psd .xcf .svg .pdf .dcm .nii .gz .mha .mhd .nrrd .czi '
             '.nd2 .lif .svs .h5 .hdf5 .mp4 .mov .avi'.split()}              # may hold pictures all the same
 ARCHIVES = {'.zip', '.rar', '.7z', '.tar', '.tgz'}
@@ -1408,8 +1408,8 @@ def files_of(base, root, files):
 def by_role(candidates, config, root, ignored):
     """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
     the others go into `ignored`. Folders tell the role, else the patterns. With mask_pattern folders tell nothing where
-    none is named after masks (and, without image_pattern, those named after images alone hold what it fits), nor in a
-    folder for one image: img_0_json/ holds img.png and label.png."""
+    none is named after masks (and, without image_pattern, those named after images alone hold what it fits), nor in the
+    only folder of both, or one of one image (img_0_json/ holds img.png, label.png). What is typed keeps its role."""
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
 
@@ -3832,7 +3832,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 27                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 28                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):

@@ -105,8 +105,8 @@ def test_folders_without_data_are_not_looked_for_in_the_demo_set(tmp_path, monke
 
 
 def test_extensions_may_be_mixed(tmp_path):
-    images = ['a.png', 'b.JPG', 'c.jpeg', 'd.bmp', 'e.tif', 'f.webp', 'g.jp2']
-    masks = ['a.bmp', 'b.png', 'c.PNG', 'd.tiff', 'e.gif', 'f.png', 'g.jp2']
+    images = ['a.png', 'b.JPG', 'c.jpeg', 'd.bmp', 'e.tif', 'f.webp', 'g.jp2', 'h.j2k']
+    masks = ['a.bmp', 'b.png', 'c.PNG', 'd.tiff', 'e.gif', 'f.png', 'g.jp2', 'h.j2k']
     fill(tmp_path / 'set', [f'images/{n}' for n in images], [f'masks/{n}' for n in masks])
     _, data = inspect(tmp_path / 'set')
     assert {Path(i).name: Path(m).name for i, m in partners(data, tmp_path / 'set').items()} == \

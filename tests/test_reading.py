@@ -259,6 +259,20 @@ def test_colours_of_jpeg_2000_keep_their_depth_too(tmp_path, name, channels):
         assert image == pytest.approx(wanted if most == 255 else wanted / 65535, abs=1 if most == 255 else most / 6e6)
 
 
+def test_records_of_deep_jpeg_2000_from_before_are_made_anew(tmp_path, monkeypatch):
+    """They said RGB: a set that had been looked at was refused as 16 bits with image_dtype=uint8."""
+    (tmp_path / 'set/images').mkdir(parents=True)
+    for n in range(4):
+        pixels = np.random.default_rng(n).integers(0, 4096, (32, 32, 3)).astype(np.uint16)
+        cv2.imwrite(str(tmp_path / f'set/images/{n}.jp2'), pixels)
+        save(tmp_path / f'set/masks/{n}.png', np.eye(32, dtype=int))
+    with monkeypatch.context() as patch:                               # as it was
+        patch.setattr(train_unet, 'RECORDS', 27)
+        patch.setattr(train_unet, 'pillow_mode', lambda picture: picture.mode)
+        assert train_unet.find_image_dtype(inspect(tmp_path / 'set')[1]) == 'uint8'
+    assert train_unet.find_image_dtype(inspect(tmp_path / 'set')[1]) == 'uint16'
+
+
 def test_a_portable_pixmap_of_16_bits_keeps_them(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 65535, (4, 5, 3)).astype('>u2')
     (tmp_path / 'x.ppm').write_bytes(b'P6 5 4 65535\n' + pixels.tobytes())

@@ -1891,6 +1891,8 @@ def test_a_run_writes_down_its_split_as_a_list_that_can_be_trained_on(small_set)
     read = lambda result: sorted((result.run_dir / 'split.csv').read_text().splitlines())
     assert read(first) == read(again) and sum(line.endswith(',val') for line in read(first)) == 2
     assert re.search(r'Network: .*, 0\.\d+ million', (first.run_dir / 'log.txt').read_text())
+    same = tu.train(preset=str(first.run_dir), data=str(first.run_dir / 'split.csv'), seed=5)    # as README types it
+    assert read(same) == read(first) and same.model.config['encoder'] == TINY['encoder']
 
 
 def test_a_loss_of_ones_own_gets_images_and_masks_of_the_data_of_config(tmp_path):
