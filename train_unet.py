@@ -932,6 +932,7 @@ def set_up_device(device):
 
 
 World = namedtuple('World', 'rank size')   # which process this is, and of how many
+GONE = '(closed|reset) by peer|Broken pipe'    # gloo's words where another process has ended
 
 
 def world():
@@ -983,10 +984,10 @@ def join_processes(config):
     return device
 
 
-def meet_late():
+def meet_late(is_wanted=True):
     """Before a process ends that has not met the others: those of another machine, whose torchrun is not told of this
     end, would wait for it in join_processes, for an hour."""
-    if has_other_machines() and not dist.is_initialized():
+    if is_wanted and has_other_machines() and not dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):            # if they do not come either
             dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=2))
         leave_processes()
@@ -994,7 +995,7 @@ def meet_late():
 
 def leave_processes():
     """At exit, else gloo's threads abort the process. With NCCL not after an error, as it may wait for the others."""
-    if dist.is_initialized():
+    if world().size > 1:
         dist.destroy_process_group()
         gc.collect()                                                   # cycles of an earlier training hold it too
 
@@ -1393,7 +1394,7 @@ def files_of(base, root, files):
     base may hold *; it is relative to root, or without * to any folder in it, or leads out. `files`: all below root."""
     if os.path.isabs(base) and not (inside := relative(base, root)).startswith('..'):
         base = inside
-    if base == '.' and (on_top := top_pictures(files)):                # not those in its folders
+    if base and os.path.normpath(base) == '.' and (on_top := top_pictures(files)):     # not those in its folders
         return [(name, '', name) for name in on_top]
     base = os.path.normpath(base).replace(os.sep, '/')
     leads_out = os.path.isabs(base) or base.startswith('..')
@@ -1820,7 +1821,7 @@ def read_tables(path):
     """{list file: (its rows, the split that its name tells)}. train.csv brings val.csv and test.csv along, without rows
     if they name no masks; any other list stands alone, without a split."""
     tables, word = {path: (read_table(path), '')}, re.compile(rf'(?<![a-z])({LONG_SPLIT_WORDS})(?![a-z])')
-    alike = [other for other in sorted(path.parent.glob('*'))
+    alike = [other for other in sorted(path.parent.glob('*.[cC][sS][vV]'))
              if word.sub('', other.name.lower()) == word.sub('', path.name.lower()) and other.is_file()]
     repeats = lambda name: 'trainval' in name.lower()                  # what train.csv and val.csv list
     told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))
@@ -1935,7 +1936,7 @@ def find_pairs(config):
 def doubts_of_lists(pairs, root, files):
     """[a note] where folders whose images are taken together have class lists of their own, which differ."""
     lists = [place for place in files if CLASS_LIST.fullmatch(re.sub('[.]json$', '.txt', place[1]))]
-    within = {above for place in {os.path.dirname(relative(image.path, root)) for image, _ in pairs}
+    within = {above for place in {os.path.dirname(relative(image.path, root)) for image, _ in pairs if lists}
               for above in itertools.accumulate(Path(place).parts, posixpath.join)}
     times = Counter(folder for folder, _ in lists)                     # many: x_label.json is of x.png
     for places in grouped(lists, lambda place: place[1].lower()).values():
@@ -1966,9 +1967,9 @@ def doubts(pairs, splits, config):
         notes += doubts_of_groups([image for image, split in zip(images, splits) if SPLITS[split] != 'test'])
     roboflow = '(.*)[.]rf[.]' if all('.rf.' in image.stem for image in images) else '^[^.]*'
     pattern = config['group_pattern'] or roboflow                      # x.rf.1 and x.rf.2 are versions of one photo x
-    sides = {(group_of(image, pattern), split) for image, split in zip(images, splits)
+    sides = {(group_of(image, pattern, SPLITS[split] != 'test'), split) for image, split in zip(images, splits)
              if config['group_pattern'] or '.rf.' in image.stem}
-    counts = Counter(group for group, _ in sides)
+    counts = Counter(group for group, _ in sides if group is not None)
     if torn := sum(number > 1 for number in counts.values()):
         advice = f'; type {as_typed("group_pattern", pattern)}' * (not config['group_pattern'] and 'val' not in named)
         notes.append(f'{torn} of {len(counts)} groups of images ({pattern}) are on several sides of the split: scores '
@@ -2014,8 +2015,8 @@ def share_drawn_twice(folder, config):
     return 0
 
 
-AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|bright[a-z]*|'
-                       r'blur[a-z]*|noisy|shear[a-z]*|jitter[a-z]*)(?![a-z])', re.IGNORECASE)
+AUGMENTED = re.compile(r'(?<![a-z])(aug(mented)?|enhanced|[hv]?flip(ped)?|mirror(ed)?|rot(ated?|\d+)|blur[a-z]*|noisy|'
+                       r'bright(?![-_ ]?field)[a-z]*|shear[a-z]*|jitter[a-z]*)(?![a-z])', re.IGNORECASE)
 
 
 def doubts_of_groups(images):
@@ -2098,7 +2099,7 @@ def split_by_names(pairs, root, files, notes):
             paths = [pair[side].path for pair in pairs]
             parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
             stems = [tail_of(path, parts) for path in paths]           # with folders, A/0, where B/0 exists too
-            ways = [way for some in (exact, plain, lists) for way in ways_to_split(stems, some, root, parts)]
+            ways = [way for some in (plain, exact, lists) for way in ways_to_split(stems, some, root, parts)]
             for how, listed in ways:
                 splits = splits_told(stems, [pair[side].rest for pair in pairs], listed)
                 if all(splits) and {'train'} < set(splits):
@@ -2108,7 +2109,8 @@ def split_by_names(pairs, root, files, notes):
         why = f'{kinds}, which do not list every image once and so tell no split'
         wanted = {posixpath.basename(name) for how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
-        meant = Counter(folder or '.' for folder, name in files if may_be_read(name) and tail_of(name, 1) in wanted
+        meant = Counter(folder or '.' for folder, name in files * bool(wanted)
+                        if may_be_read(name) and tail_of(name, 1) in wanted
                         and os.path.dirname(os.path.join(root, folder, name)) not in used)
         for folder, count in meant.most_common(1):
             if 2 * count > len(wanted) and read_place(folder)[1] != 'mask':        # tiles of the images, say
@@ -2205,7 +2207,7 @@ def pair_roles(config, root, files, which=-1):
                 raise DataError(f'several folders could hold the {role}: {names}')
     found = unite_folders(images, masks) or match_pairs(images, unite_starred(images, masks, config))
     pairs, rule, images, masks, clashes = found
-    pairs, masks = unite_numbered(pairs, images, masks, config, notes)
+    pairs, masks = unite_numbered(pairs, images, masks, config, notes) if masks else (pairs, masks)
     is_tested = 'test' in {image.split for image, _ in pairs} or {'', 'test'} & {mask.split for mask in masks}
     if pairs and not is_tested:                                        # a contest does not publish its test masks
         of_test = [os.path.basename(image.path) for image in images if image.split == 'test']
@@ -2303,7 +2305,7 @@ def lines_that_pair(config, root, files):
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6), *empty, *bands]
     elif config['images'] and config['masks']:
-        lines = ['other folders are tried once images= and masks= are left out']
+        lines = ['other folders are tried with images=none masks=none']          # of a run they cannot be left out
     else:
         lines = data_above(root) or [
             f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; polygons, '
@@ -2408,7 +2410,7 @@ def refuse_swapped(pairs, config):
 def size_in_header(path, config):
     """(height, width) of an image or a mask; None for arrays and folders, which have no such header. Raises one of
     UNREADABLE for a .npy that is no picture."""
-    if path.lower().endswith('.npy'):
+    if path.lower().endswith('.npy') and UNITED not in path:
         read_header(path, config)
     with contextlib.suppress(DataError, *UNREADABLE):
         if not path.lower().endswith(('.npy', '.mat')):
@@ -2662,14 +2664,15 @@ def pattern_answers(files):
             yield {'image_pattern': first, 'mask_pattern': f'{start}*{end}'}
 
 
-def group_of(image, pattern):
-    """The group of an image: what the pattern's parentheses match in its name, or the whole match if it has none."""
+def group_of(image, pattern, is_needed=True):
+    """The group of an image: what the pattern's parentheses match in its name, or the whole match if it has none. Where
+    that is not found: None, but a DataError if it `is_needed`."""
     places = (image.stem, f'{image.rest}/{image.stem}', os.path.basename(image.path))      # what {stem} is, or all
     match = next(filter(None, (re.search(pattern, place) for place in places)), None)
-    if not match:
+    if not match and is_needed:
         raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
                         "as in group_pattern='^[^_]*' (what stands before the first _)")
-    return match.groups() or match.group()
+    return match and (match.groups() or match.group())
 
 
 def choose_splits(images, config):
@@ -2859,7 +2862,7 @@ def pillow_mode(picture):
     raw = picture.tile[0][3] if picture.tile else ''
     if picture.format == 'JPEG2000' and picture.mode in ('RGB', 'RGBA'):
         with open(picture.filename, 'rb') as file:
-            bits = re.search(rb'\xff\x4f\xff\x51.{38}(.)', file.read(2**16), re.DOTALL)      # marker SIZ: bits less 1
+            bits = re.search(rb'\xff\x4f\xff\x51.{38}(.)', file.read(2**20), re.DOTALL)      # marker SIZ: bits less 1
         raw = 'RGB;16B' if bits and bits[1][0] & 127 > 7 else raw
     if raw in ('RGB;16B', 'RGBA;16B', 'LA;16B', ('RGB', 65535)):
         return 'RGB48'
@@ -3307,6 +3310,8 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
         coding = guess_coding(counts, images, areas, special, palette, config['num_classes'], counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
+        greys = () if grey_only else {code for code in wish if 0 <= code < 256} - (values.keys() - special)
+        wish = {COLOUR + code * 0x010101: wish[code] for code in greys} | wish         # beside colours 0 is black
         if ignore != 255 and wish.get(ignore, IGNORE) != IGNORE:       # 255 is ignored unasked
             raise ConfigError(f'ignore_index={ignore}: mask_values makes {ignore} class {wish[ignore]}; leave one out')
         coding = coding_from_table(wish, counts, areas, special, lossy)
@@ -3328,21 +3333,22 @@ def coding_from_table(wish, values, areas, special, lossy):
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values, areas):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
-    named, all_named = dict.fromkeys(special, IGNORE) | wish, 0 in wish.values()
+    all_named = 0 in wish.values()
+    named = ({0: 0} if lossy and not all_named else {}) | dict.fromkeys(special, IGNORE) | wish
     colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
     near = {}
     if has_soft_edges(colours, areas):                                 # if class 0 is named, all else is noise
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
         forgotten = {*peaks(areas, colours, 48)} - wish.keys() if len(colours) <= MOST_CLASSES else ()
         near = {code: name for code, name in near.items() if code not in forgotten}
-    elif all_named and (lossy or has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
-                                                                                   *peaks(areas, greys, 16)}):
-        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
+    elif lossy or all_named and has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
+                                                                                 *peaks(areas, greys, 16)}:
+        near = nearest(greys, [code for code in named if 0 <= code < 256], 255 if all_named else 16)
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
                         'these are pictures, not masks')
-    if not wish.keys() & values.keys() and not near:
+    if not wish.keys() & {*values, *near.values()} and values.keys() - {0, COLOUR}:
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
     table = {code: named[name] for code, name in near.items()} | named
     unnamed = values.keys() - table.keys()
@@ -3355,9 +3361,9 @@ def coding_from_table(wish, values, areas, special, lossy):
     table |= dict.fromkeys(unnamed, 0)
     highest = max([class_id for class_id in wish.values() if class_id != IGNORE], default=1)
     words = f'as mask_values says; {names(unnamed, 8)} -> 0' if unnamed else 'as mask_values says'
-    share = share_of(near.keys() - wish.keys(), values)
+    share = share_of(near.keys() - named.keys(), values)
     words += f'; {share:.2%} of the pixels are noise around these' if share else ''
-    return Coding(table, None, max(2, highest + 1), words + say_ignored(special - wish.keys() - near.keys()))
+    return Coding(table, None, max(2, highest + 1), words + say_ignored(special - wish.keys()))
 
 
 def channels(codes):
@@ -4497,7 +4503,7 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
 
 # ===== data: augmenting and loading ===================================================
 
-IN_THE_MODEL = ('Normalize', 'ToFloat', 'ToTensorV2', 'ToTensor3D')    # transforms whose work the network does itself
+IN_THE_MODEL = ('Normalize', 'ToFloat', 'FromFloat', 'ToTensorV2', 'ToTensor3D')      # the network does it itself
 WORKER_TIMEOUT = 300               # seconds after which a data worker that delivers nothing is replaced
 
 
@@ -4566,13 +4572,13 @@ def load_augmentation(path, shape, dtype):
             if isinstance(step, (A.Compose, A.Sequential)):            # these may be nested
                 left_out += [type(inner).__name__ for inner in step.transforms if is_in_model(inner)]
                 step.transforms = [inner for inner in step.transforms if not is_in_model(inner)]
-        pipeline = A.Compose(pipeline.transforms, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
-        for step in all_steps(pipeline):
             step.deterministic = False                                 # ReplayCompose sets it
-            if hasattr(step, 'fill_mask') and hasattr(step, 'border_mode'):            # not of holes
+            fills = getattr(step, 'border_mode', None) == cv2.BORDER_CONSTANT and getattr(step, 'pad_if_needed', True)
+            if fills and hasattr(step, 'fill_mask'):                   # not of holes
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):              # 'image_mask' would mix class ids
                 step.area_for_downscale = 'image'
+        pipeline = A.Compose(pipeline.transforms, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
         pipeline.cuts_off = try_augmentation(pipeline, shape, dtype)
     except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
@@ -4583,20 +4589,23 @@ def load_augmentation(path, shape, dtype):
 
 
 def try_augmentation(pipeline, shape, dtype):
-    """Whether some step limits float images to 0..1, which suits 16-bit images but no float images above. ValueError
-    if the pipeline returns another shape or dtype than it got, or images of different sizes."""
-    trial, sizes, brightest = copy.deepcopy(pipeline), set(), math.inf
+    """Whether some step limits float images to 0..1, which suits 16-bit images but no float images beyond. ValueError
+    if it returns other channels or another dtype than it got, a mask of another size, or images of several sizes."""
+    trial, sizes, cuts_off = copy.deepcopy(pipeline), set(), False
     for step in all_steps(trial):
         step.p = 1                                                     # try the rarely applied ones too
     for tried in [trial] * 8 + [copy.deepcopy(pipeline)] * 8:
         made = tried(image=np.full(shape, 50, dtype), mask=np.zeros(shape[:2], np.uint8))
         pixels = np.atleast_3d(made['image'])
         sizes.add(pixels.shape)
-        brightest = min(brightest, pixels.max())
+        cuts_off |= dtype == 'float32' and 0 < pixels.max() <= 1
         if pixels.shape != (*made['mask'].shape, shape[2]) or pixels.dtype != dtype or len(sizes) > 1:
             raise ValueError(f'of an image of {dtype} {shape} it makes {pixels.dtype} {sorted(sizes)} and a mask '
-                             f'{made["mask"].shape}; end it with a crop or a resize to one size')
-    return bool(dtype == 'float32' and 0 < brightest <= 1)
+                             f'{made["mask"].shape}' + '; end it by a crop or a resize to one size' * (len(sizes) > 1))
+    for height, width, _ in sizes - {shape}:
+        warn([f'augment: makes images of {width} x {height} pixels, while {shape[1]} x {shape[0]} are validated and '
+              f'predicted: unless they are cut out of these, type image_size={height}x{width}'])
+    return bool(cuts_off)
 
 
 def all_steps(step):
@@ -4779,9 +4788,9 @@ class SegmentationDataset(torch.utils.data.Dataset):
 
     def augmented(self, image, mask, epoch, index):
         """An image and its mask as the pipeline changes them in this epoch. DataError if it fails on them."""
-        if self.cuts_off and image.max() > 1:
-            raise DataError(f'{self.name(index)}: holds values above 1, and augment={self.config["augment"]} has steps '
-                            'that limit float images to 0..1; leave these out')
+        if self.cuts_off and not -0.01 <= image.min() <= image.max() <= 1.01:          # an area mean of 1 is 1.0000001
+            raise DataError(f'{self.name(index)}: holds values beyond 0 to 1, and augment={self.config["augment"]} has '
+                            'steps that limit float images to 0..1; leave these out')
         seed = seed_of(self.config['seed'], epoch, index)
         # set_random_seed would give every transform the same draws
         self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
@@ -4968,7 +4977,7 @@ def image_statistics(dataset, config, most=100):
     chosen = np.random.default_rng(config['seed']).permutation(len(dataset))[:most].tolist()
     images, moments = read_all(dataset, chosen, config['skip_broken']), []
     for (row, _), image in progress(images, len(chosen), 'Mean and spread of the images'):
-        if dataset.is_mixed and abs(image).max() > 1.5:
+        if dataset.is_mixed and image.dtype == np.float32 and abs(image).max() > 1.5:
             raise DataError(f'{dataset.name(row)}: goes up to {abs(image).max():g}, as it is stored as float or wide '
                             'integers, while other images of 8 or 16 bits become 0 to 1: save all alike')
         square = np.einsum('hwc,hwc->c', image, image, dtype=np.float64) / math.prod(image.shape[:2])    # no image**2
@@ -5095,9 +5104,9 @@ def image_dtype_of(mode):
 
 
 def find_image_dtype(data):
-    """What all images are stored as; 'float32' for 8 and 16 bits together, 'mixed' if only some are scaled to 0..1."""
+    """What all images are stored as; 'uint8 and uint16' if all become 0 to 1, 'mixed' if only some do."""
     kinds = {*map(image_dtype_of, data.modes)}
-    return kinds.pop() if len(kinds) == 1 else 'mixed' if 'float32' in kinds else 'float32'
+    return kinds.pop() if len(kinds) == 1 else 'mixed' if 'float32' in kinds else 'uint8 and uint16'
 
 
 # ===== model and loss =================================================================
@@ -6388,10 +6397,10 @@ def commit(state, result, before, config):
 
 
 def is_out_of_memory(error):
-    """CUDA has a type for it, the CPU a plain RuntimeError. Errors of torch.compile itself are never taken for it."""
+    """CUDA and NumPy have types for it, the CPU a RuntimeError. Errors of torch.compile are never taken for it."""
     if type(error).__module__.startswith(('torch._dynamo', 'torch._inductor')) or 'primitive descriptor' in str(error):
         return False                                                   # the latter: oneDNN has no such kernel
-    return isinstance(error, torch.OutOfMemoryError) or any(
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED', 'STATUS_NOT_INITIALIZED',     # cuBLAS and cuDNN
                                           'ALLOCATION_FAILED', 'StatusAllocFailed',    # cuDNN from 9 on, MIOpen
@@ -6438,7 +6447,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     try:
         commit(state, result, before, config)
         return result
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
     state.optimizer.zero_grad(set_to_none=True)                        # outside the except block, as above
@@ -6451,7 +6460,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
 def compiler_faults():
     """The exceptions that torch.compile and Triton below it may raise where they do not work; RuntimeError mostly."""
     faults = (RuntimeError, OSError, ImportError, AssertionError, TypeError, ValueError, LookupError, AttributeError,
-              subprocess.SubprocessError)
+              subprocess.SubprocessError, MemoryError)                 # the last: of NumPy, in a loss
     with contextlib.suppress(ImportError):                             # it comes with torch for CUDA
         from triton.errors import TritonError
         faults += (TritonError,)
@@ -6687,7 +6696,7 @@ def running_shell():
 
 def progress(iterable, total, description):
     """A tqdm bar in a terminal or notebook, nothing in a pipe or a log file, where the log's lines suffice."""
-    shows = not world().rank and (sys.stderr and sys.stderr.isatty() or running_shell())       # services have no stderr
+    shows = not world().rank and (getattr(sys.stderr, 'isatty', bool)() or running_shell())    # services have no stderr
     layout = {'dynamic_ncols': True, 'bar_format': '{desc} {n_fmt}/{total_fmt}{postfix} {remaining} {bar}'}
     with contextlib.suppress(OSError, ValueError, AttributeError):     # stderr is no terminal
         if not os.get_terminal_size(sys.stderr.fileno()).columns:      # some containers report 0
@@ -6779,7 +6788,7 @@ def in_halves(function, batch, model=None):
     return [answer for part in split_batch(batch, most) for answer in in_halves(function, part, model)]
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):      # a Dataset that catches each Exception must not take it for a broken file
     """Internal: a signal asks to stop while no step is under way."""
 
 
@@ -6811,7 +6820,7 @@ class Run:
         if kind is not KeyboardInterrupt:
             self.save_best()
         if self.begun and isinstance(error, UserError):
-            if (self.folder / 'last.pt').exists():
+            if os.path.exists(self.folder / 'last.pt'):                # Path.exists may raise, as in save
                 error.problems.append(f'mended? It goes on with:  {self.how_to_resume()}')
             with contextlib.suppress(OSError):                         # the first process may not know of this error
                 if world().rank and self.folder.exists():
@@ -6932,7 +6941,7 @@ class Run:
                     'unsaved': self.unsaved, 'own_loss': self.own_loss}
         if began:
             known = {'asked': {}, 'own_loss': False} | began           # older ones lack these
-            content |= {key: known[key] for key in ('config', 'dtype', 'batch_size', 'asked', 'own_loss')}
+            content |= {key: known[key] for key in ('config', 'dtype', 'batch_size', 'asked', 'own_loss', 'scaler')}
         saved = self.write('last.pt', content)
         if world().size > 1:
             dist.barrier()                                             # no process reads it before it is there
@@ -7128,7 +7137,8 @@ def score_of(metrics):
 def keep_if_best(state, metrics, config, run):
     """Whether this epoch is better than all before. If so its weights are put into run.unsaved, to become best.pt."""
     score = score_of(metrics)
-    if state.best_score > -math.inf and not score > state.best_score:  # a NaN is better than nothing
+    least = state.best_score - 1e-9 * math.isnan(metrics.get('iou', 0))        # nothing to find: what learnt longer
+    if state.best_score > -math.inf and not score > least:             # a NaN is better than nothing
         return False
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
     content = describe_model(state.model, config | amp_settings(state.dtype), state.weights())
@@ -7154,7 +7164,7 @@ def close_epoch(state, metrics, config, run, took):
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
         done = f'no better for {counted(since, "epoch")}' + (f', stops at {patience}' if patience else '')
     else:
-        done = 'no better, on small images'
+        done = 'no better, on small images' if state.best_epoch < state.epoch else 'no better than best.pt'
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     minutes = (config['num_epochs'] - state.epoch) * (row['seconds'] + took) / 60      # if all epochs are run
@@ -7351,9 +7361,10 @@ def resume_config(folder, preset, overrides):
 def refuse_differences(config, folder):
     """UserError unless all processes continue the same run, with the same settings of all that decides a result: they
     would wait for each other, or each train a network of its own."""
-    ours = {key: value for key, value in config.items() if key not in FREE_ON_RESUME | {'initial_weights'}}
+    ours = {key: value for key, value in config.items() if key not in FREE_ON_RESUME - {'encoder_weights'}}
+    ours |= {key: config[key] if config[key] in ('demo', None) else 'PATH' for key in ('data', 'initial_weights')}
     if os.path.isfile(ours['augment']):
-        ours['augment'] = Path(ours['augment']).read_bytes()           # by whatever path
+        ours['augment'] = Path(ours['augment']).read_bytes()           # by whatever path, as those two
     folders, settings = zip(*from_all((str(folder), ours)))
     if len({*folders}) > 1:
         raise UserError('not all processes find the run that is to be continued: its folder must be one that all '
@@ -7519,9 +7530,12 @@ def usual_statistics(config, dataset, model):
 def encoder_statistics(config):
     """(mean, std) of the images that the encoder's weights were trained on, of 255, as smp says; ImageNet's, which most
     have, where smp would have to ask a server that is out of reach."""
+    name = config['encoder']
+    if name not in smp.encoders.encoders:                              # an older name that smp takes for one of timm's
+        name = name.replace('timm-', 'tu-tf_' if 'mobilenetv3' in name else 'tu-')
     try:
         with asking_hub():
-            params = smp.encoders.get_preprocessing_params(config['encoder'], config['encoder_weights'])
+            params = smp.encoders.get_preprocessing_params(name, config['encoder_weights'])
     except (OSError, ValueError):
         params = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
     found = [[255 * number for number in params[key]] for key in ('mean', 'std')]
@@ -7638,7 +7652,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
     if type(loss_fn) is not SegmentationLoss and getattr(loader.dataset, 'ignores', False):
         for batch in itertools.chain(*probes):                         # what fails at that fails now
             batch['mask'][:, 0] = IGNORE
-    begun, fault, cause, reached = time.monotonic(), '', None, set()
+    begun, fault, causes, reached = time.monotonic(), '', [], set()
     watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
     if config['compile_model']:
@@ -7658,16 +7672,16 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
                 evaluate_model(model, batches, loss_fn, state.dtype)
             break
         except Rewind as rewind:
-            go_back(state, config, run, **{'dtype': state.dtype, 'batch_size': state.batch_size} | rewind.changes)
+            go_back(state, config, run, **rewind.changes)
             record(state, rewind.event)
         except (RuntimeError, TypeError, AssertionError) as error:     # not every operation takes 16 bits, nor NumPy
-            cause = cause or error
+            causes = causes or [error]
             if world().size > 1 or not (lower := safer_dtype(state.dtype, state.device)):
-                raise cause                                            # it is not of the precision
+                raise causes.pop()                                     # not of the precision; nor held by this frame
             traceback.clear_frames(error.__traceback__)                # they hold the tensors of the step
             fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
-            go_back(state, config, run, dtype=lower, batch_size=state.batch_size)
-    cause = None                                                       # its frames hold the batches
+            go_back(state, config, run, dtype=lower)
+    causes.clear()                                                     # its frames hold the batches
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
     if outside := reached - {*state.model.parameters()}:
@@ -7678,7 +7692,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
         torch.cuda.reset_peak_memory_stats(state.device)
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
-    go_back(state, config, run, batch_size=state.batch_size, dtype=state.dtype)        # keep what was found to work
+    go_back(state, config, run)                                        # but for what was found to work
 
 
 def watching(loss_fn, reached):
@@ -7757,7 +7771,8 @@ TRAINED = weakref.WeakSet()        # networks given to train() before
 def usual_settings():
     """torch as it is by itself, whatever a notebook has set: gradients off, another default device or type (which
     DataLoader or some network does not take), or an open autocast, which keeps its copies of the weights to its end.
-    Afterwards all is as it was found, as if nothing had been drawn; of TF32 the last setting stays."""
+    Afterwards all is as it was found, as if nothing had been drawn; of TF32 and the current GPU the last
+    setting stays."""
     is_open = torch.autocast_increment_nesting() > 1
     torch.autocast_decrement_nesting()
     with contextlib.ExitStack() as settings, torch.inference_mode(False), torch.enable_grad():
@@ -7772,7 +7787,12 @@ def usual_settings():
             settings.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if torch.empty(0).device.type != 'cpu':                        # else it would cost time in each call
             settings.enter_context(torch.device('cpu'))
-        yield
+        try:
+            yield
+        except (UserError, KeyboardInterrupt) as error:                # see train
+            error.__context__ = None
+            traceback.clear_frames(error.__traceback__)
+            raise
 
 
 def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=None, **overrides):
@@ -7814,21 +7834,21 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         folder = folder or from_first(lambda: choose_run_dir(config, name))
         with Run(folder) as run, usual_settings():
             result = run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data)
-        if world().size > 1:
-            atexit.register(leave_processes)
+        atexit.register(leave_processes)                               # does nothing if this is the only one
         return result
     except (UserError, KeyboardInterrupt) as error:
+        meet_late(isinstance(error, UserError) and __name__ != '__main__')     # else main does, once it has said why
         error.__context__ = None                                       # a notebook keeps the last error, and with its
         traceback.clear_frames(error.__traceback__)                    # frames a network on the GPU
         raise
     finally:
         error = sys.exc_info()[1]                                      # SystemExit (SIGTERM): the job may go on
-        is_lost = world().size > 1 and isinstance(error, RuntimeError)             # another process may have died
-        is_mistake = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
-        is_unused = is_mistake and run and not run.begun and not config['resume'] and not [*run.folder.glob('b*.pt')]
-        if is_unused and is_new:
-            shutil.rmtree(run.folder, ignore_errors=True)              # nothing was begun: leave no trace
+        is_lost = world().size > 1 and re.search(GONE, str(error))             # another process has ended, not this
+        is_mistake, error = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost, None  # no cycle with it
         with contextlib.suppress(OSError):                             # a drive that is gone
+            is_unused = is_mistake and run and not (run.begun or config['resume'] or [*run.folder.glob('b*.pt')])
+            if is_unused and is_new:
+                shutil.rmtree(run.folder, ignore_errors=True)          # nothing was begun: leave no trace
             for path in checkpoints(run.folder) if is_unused and run.saved else ():
                 path.unlink(missing_ok=True)                           # or the next try is refused
         ONE_TRAINING.release()
@@ -7932,7 +7952,7 @@ def build_loaders(train_data, val_data, config, device):
                                                       getattr(train_data, 'rarity', None)))
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
-                              batch_size=config['batch_size'] if config['size_policy'] == 'resize' else 1)     # by size
+                              batch_size=config['batch_size'] if getattr(val_data, 'is_resized', 1) else 1)  # by size
     return loader, val_loader
 
 
@@ -8001,7 +8021,7 @@ def naming(what, advice=''):
     try:
         yield
     except UNREADABLE as error:
-        if isinstance(error, MemoryError) or is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         at = traceback.extract_tb(error.__traceback__)[-1]             # of a worker only the message comes through
         raise DataError(f'{what()}: {in_words(error)}{advice or f" ({at.filename}, line {at.lineno})"}') from error
@@ -8086,7 +8106,7 @@ def settle_own(config):
     settled = {'num_epochs': 20, 'learning_rate': usual_rate(config)[0], 'ema_decay': None, 'num_workers': 0}
     for key in [key for key in settled if config[key] == 'auto']:
         log.info('%s = %s  (the usual choice for data of your own)', key, settled[key])
-    config = {**config, 'progressive_resizing': 0.0, 'size_policy': 'resize'}      # neither has an effect here
+    config = {**config, 'progressive_resizing': 0.0}
     return {key: settled.get(key, value) if value == 'auto' else value for key, value in config.items()}
 
 
@@ -8139,7 +8159,7 @@ def end_with_advice(error, state, config, run):
         run.save(state, config)
     if isinstance(error, UserError):
         raise error
-    if is_out_of_memory(error):                                        # outside of a step: no smaller batch helps
+    if isinstance(error, RuntimeError) and is_out_of_memory(error):    # outside of a step: no smaller batch helps
         raise UserError(TOO_LARGE, 'out of memory') from None
     raise UserError([in_words(error), advice_on_workers(error)],
                     'out of memory' if isinstance(error, MemoryError) else 'the data workers die') from None
@@ -8157,10 +8177,10 @@ def stop_workers(*loaders):
 
 
 def go_back(state, config, run, **changes):
-    """Back to the last checkpoint, with what healing changed; recoveries since then stay in the history."""
-    history = state.history
+    """Back to the last checkpoint, but in what healing arrived at, or `changes`; the history keeps recoveries."""
+    history, changes = state.history, {key: getattr(state, key) for key in ('dtype', 'batch_size', 'images')} | changes
     saved, _ = from_first(lambda: load_last(run.folder))
-    state.scaler = build_scaler(changes.get('dtype', saved['dtype']), config, state.device)
+    state.scaler = build_scaler(changes['dtype'], config, state.device)
     restore(state, saved)
     run.unsaved = None if world().rank else saved.get('unsaved')       # later best epochs are trained again
     state.history += [row for row in history[len(state.history):] if row['event']]
@@ -8209,7 +8229,7 @@ def resume_state(state, run, config, precision, hardware, sources):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     if ahead := from_first(lambda: best_beyond(run.folder, state.epoch)):
-        state.best_score, state.best_epoch = ahead
+        (state.best_score, state.best_epoch), run.unsaved = ahead, None        # what waits is older
     if state.epoch < config['num_epochs']:
         log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
     else:
@@ -8620,7 +8640,7 @@ def load(path, device='auto', model=None, settings=()):
             raise UserError(f"{path}: holds a network of your own; build it and give it what is in the file: "
                             "model.load_state_dict(torch.load(PATH, weights_only=True)['weights'])", trouble)
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
-        device = choose_device(str(device))                            # a torch.device too, as train() takes it
+        device = choose_device(SYNONYMS.get(('device', str(device).lower()), str(device)))     # all that train() takes
         set_up_device(device)
         if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
             if 'use_amp' not in settings:                              # else it is typed, or nothing is computed
@@ -8797,7 +8817,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
 
 def warn_of_other_depth(name, modes, model):
     """Warn of images stored otherwise than those trained on -> whether there are any. modes() is called if needed."""
-    others = {*map(image_dtype_of, modes())} - {model.pixels} if model.pixels in ('uint16', 'float32') else ()
+    others = {*map(image_dtype_of, modes())} - {*was.split()} if re.search('16|32', was := str(model.pixels)) else ()
     if others:
         log.warning('%s: stored as %s, what was trained on as %s; is the scale the same? uint8 and uint16 become 0 to '
                     '1, all else stays as it is', clean(name), ' and '.join(sorted(others)), model.pixels)
@@ -8973,6 +8993,7 @@ def images_to_score(folder, model, overrides, wanted=None):
     other, as_trained = 'data' in overrides, dict(model.config)
     if other:
         model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
+        model.config |= {} if model.config['val_fraction'] else {'group_pattern': None}    # others have other names
     elif model.config['data'] != 'demo' and not os.path.exists(model.config['data']):
         split = ' '.join(as_typed(key, model.config[key]) for key in ('val_fraction', 'fold'))
         raise DataError(f'{model.config["data"]}: is not there; if it has moved type data=NEW_PLACE {split}')
@@ -9936,8 +9957,8 @@ def main(argv=None):
         return error.code
     except BrokenPipeError:                                            # such as a pipe into head
         return 1
-    except (Rewind, RuntimeError) as error:
-        if world().size > 1 and re.search('(closed|reset) by peer|Broken pipe', str(error)):       # gloo's words
+    except (Rewind, RuntimeError, MemoryError) as error:
+        if world().size > 1 and re.search(GONE, str(error)):
             print(f'process {world().rank}: another one has ended; unless it was killed it says why', file=sys.stderr)
             return 1
         if not is_out_of_memory(error):

@@ -1408,6 +1408,74 @@ def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_worse_ones(monkeypatch
     resumed = train(val_data=Samples(4), loss_fn=scripted, num_epochs=2, resume='run', run_dir='auto')
     best = tu.load_checkpoint('run/best.pt')
     assert (best['epoch'], best['metrics']['loss'], resumed.best['epoch'], last()['best_epoch']) == (3, 1.0, 3, 2)
+    assert 'small images' not in log_text()
+
+
+def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_one_that_waited(monkeypatch):
+    """Epoch 2 is in last.pt alone, the better epoch 3 in best.pt alone."""
+    replace, scores = os.replace, iter([9.0, 3.0, 2.0, 1.0, 9.0, 1.5])         # trial, epochs 1 to 3; trial, epoch 3
+
+    def full(source, target):
+        lines = Path('run/history.csv').read_text().count('\n') if Path('run/history.csv').exists() else 0
+        if (lines, Path(target).name) == (2, 'best.pt') or lines > 2 and Path(target).name == 'last.new':
+            raise OSError(28, 'No space left on device')
+        replace(source, target)
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    monkeypatch.setattr(os, 'replace', full)
+    assert not train(val_data=Samples(4), loss_fn=scripted, num_epochs=3).is_saved
+    monkeypatch.setattr(os, 'replace', replace)
+    assert (last()['unsaved']['epoch'], tu.load_checkpoint('run/best.pt')['epoch']) == (2, 3)
+    resumed = train(val_data=Samples(4), loss_fn=scripted, num_epochs=3, resume='run', run_dir='auto')
+    best = tu.load_checkpoint('run/best.pt')
+    assert (best['epoch'], best['metrics']['loss'], resumed.best['epoch']) == (3, 1.0, 3)
+
+
+def test_a_data_set_that_catches_every_exception_does_not_catch_a_signal():
+    class Careful(Samples):
+        def __getitem__(self, index):
+            try:
+                asked.append(index)
+                if len(asked) == 10:                                   # 4 in the smoke test, 4 in the first step
+                    os.kill(os.getpid(), signal.SIGINT)
+                return super().__getitem__(index)
+            except Exception as error:
+                raise RuntimeError('cannot be read') from error
+
+    asked = []
+    assert train(train_data=Careful()).stopped_by == signal.SIGINT and last()['step'] == 1
+
+
+def test_a_drive_that_is_gone_hides_no_error_and_keeps_no_signal(monkeypatch):
+    """Path.exists raises there; the lock was never given back."""
+    def gone(path, **_):
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    class Breaking(Samples):
+        def __getitem__(self, index):
+            if os.path.exists('run/history.csv'):                      # in the second epoch
+                monkeypatch.setattr(Path, 'exists', gone)
+                raise ValueError('cut off')
+            return super().__getitem__(index)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(tu.DataError, match='cut off'):
+        train(train_data=Breaking())
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_drive_that_is_gone_as_a_start_fails_keeps_no_later_training_out(monkeypatch):
+    def gone(path, pattern, real=Path.glob, **named):
+        if pattern == 'b*.pt':
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return real(path, pattern, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Path, 'glob', gone)
+        train_own(loss_fn=lambda model, batch: 1 / 0)
+    assert train_own(run_dir='other', num_epochs=1).is_saved
 
 
 @pytest.mark.parametrize('returns', [False, True])

@@ -329,15 +329,50 @@ def test_no_pipeline_interpolates_the_mask(tmp_path):
         assert set(np.unique(pipeline(image=np.zeros((96, 96, 3), np.uint8), mask=mask)['mask'])) <= {0, 255}
 
 
-def test_float_images_are_not_cut_off_by_a_pipeline(tmp_path):
+@pytest.mark.parametrize('level', [900.0, -20.0])                      # -20: radar in dB
+def test_float_images_are_not_cut_off_by_a_pipeline(tmp_path, level):
     for n in range(6):
-        save(tmp_path / f'set/images/{n}.npy', np.full((32, 32, 1), 900.0 + n, np.float32))
+        save(tmp_path / f'set/images/{n}.npy', np.full((32, 32, 1), level + n, np.float32))
         save(tmp_path / f'set/masks/{n}.png', 255 * (np.mgrid[:32, :32][0] > 16))
     steps = A.Compose([A.RandomBrightnessContrast(p=0.01)])
     (tmp_path / 'p.json').write_text(json.dumps(A.to_dict(steps)))
     data, _ = dataset(tmp_path / 'set', augment=str(tmp_path / 'p.json'), in_channels=1)
     with pytest.raises(DataError, match='limit float images to 0..1'):
         data[(0, 0)]
+    white = np.full((32, 32, 1), np.nextafter(np.float32(1), np.float32(2)))           # as cv2 makes it of 16 bits
+    assert data.augmented(white, np.zeros((32, 32), np.uint8), 0, 0)[0].shape == (32, 32, 1)
+
+
+def test_a_step_that_inverts_hides_none_that_cuts_off(tmp_path):
+    step = A.OneOf([A.InvertImg(p=1.0), A.RandomBrightnessContrast(p=1.0)], p=1.0)
+    assert train_unet.load_augmentation(saved(tmp_path / 'p.json', step), (32, 32, 1), 'float32').cuts_off
+
+
+def test_a_pipeline_that_ends_at_another_size_is_told(tmp_path, caplog):
+    """If it resizes, things are larger in training than in validation."""
+    for size, is_told in ((32, 48), False), ((64, 96), True):
+        config = {**train_unet.CONFIG, 'augment': saved(tmp_path / 'a.json', A.Resize(*size)), 'image_size': [32, 48],
+                  'image_dtype': 'uint8'}
+        train_unet.build_augmentation(config)
+        assert ('image_size=64x96' in caplog.text) == is_told
+
+
+@pytest.mark.parametrize('dtype', ['uint8', 'float32'])
+def test_the_way_to_floats_and_back_is_left_out(tmp_path, dtype):
+    """As albumentations' page on 16 bits has it."""
+    steps = A.ToFloat(max_value=65535.0), A.VerticalFlip(p=1.0), A.FromFloat(dtype='uint16', max_value=65535.0)
+    config = {**train_unet.CONFIG, 'augment': saved(tmp_path / 'a.json', *steps), 'image_size': [32, 32],
+              'image_dtype': dtype}
+    assert [type(step).__name__ for step in train_unet.build_augmentation(config).transforms] == ['VerticalFlip']
+
+
+@pytest.mark.parametrize('step, ignores', [
+    (A.Affine(rotate=(40, 50), border_mode=0, p=1.0), True), (A.Affine(rotate=(40, 50), border_mode=4, p=1.0), False),
+    (A.RandomCrop(32, 32, p=1.0), False)], ids=['constant', 'reflected', 'crop'])
+def test_a_step_that_fills_nothing_ignores_nothing(small_set, tmp_path, step, ignores):
+    """A loss that fails at 255 was refused, though it would meet none."""
+    data, _ = dataset(small_set, augment=saved(tmp_path / 'a.json', step))
+    assert data.ignores == ignores == (255 in data[(0, 0)]['mask'])
 
 
 @pytest.mark.parametrize('step, channels', [
@@ -845,7 +880,8 @@ def test_a_channel_that_is_the_same_everywhere_is_in_no_other_unit(small_set, ca
 
 @pytest.mark.parametrize('encoder, mean, std', [
     ('tu-tf_efficientnet_lite0', [127.5] * 3, [127.5] * 3), ('tu-resnet10t', [123.675, 116.28, 103.53], None),
-    ('tu-vit_base_patch16_clip_224', [122.77, 116.75, 104.09], None), ('resnet34', [123.675, 116.28, 103.53], None)])
+    ('tu-vit_base_patch16_clip_224', [122.77, 116.75, 104.09], None), ('resnet34', [123.675, 116.28, 103.53], None),
+    ('timm-resnest14d', [123.675, 116.28, 103.53], None), ('timm-mobilenetv3_large_075', [127.5] * 3, [127.5] * 3)])
 def test_pretrained_weights_get_images_as_they_were_trained_on(small_set, encoder, mean, std):
     """A third of timm's weights were trained with another mean than ImageNet's (timm's own table of each name). What a
     server would have to be asked for, here smp's resnet34, is ImageNet's where none can be reached."""
@@ -925,6 +961,12 @@ def test_a_line_of_one_pixel_outlives_halving():
 # --- mean and deviation of the images -------------------------------------------------
 
 
+def test_wide_integers_beside_8_bits_are_8_bits_where_that_is_typed(tmp_path):
+    as_wide = lambda path, pixels: np.save(path.with_suffix('.npy'), pixels.astype(np.int64))
+    data, config = dataset(two_kinds(tmp_path, as_png, as_wide), in_channels=1, image_dtype='uint8')
+    assert 100 < train_unet.image_statistics(data, config)[0][0] < 155
+
+
 def test_a_constant_band_is_not_blown_up(tmp_path):
     for n in range(6):
         pixels = np.random.default_rng(n).integers(0, 255, (32, 32, 3)) * np.array([1, 1, 0])
@@ -963,7 +1005,7 @@ def test_one_deep_image_among_shallow_ones_makes_all_float(tmp_path):
     folder = draw_set(tmp_path / 'set', count=40, size=16)
     save(folder / 'images/029.png', np.full((16, 16), 30000), 'I;16')
     _, data = inspect(folder)
-    assert train_unet.find_image_dtype(data) == 'float32'
+    assert train_unet.find_image_dtype(data) == 'uint8 and uint16'
     save(folder / 'images/029.png', np.full((16, 16), 200))
     _, data = inspect(folder)
     assert train_unet.find_image_dtype(data) == 'uint8'
@@ -973,7 +1015,7 @@ def test_colours_of_16_bits_are_known_as_deep(tmp_path):
     folder, _ = coded_set(tmp_path / 'set', [0, 1], count=4)
     deep_colours(folder / 'images/2.png', size=(4, 16))
     _, data = inspect(folder)
-    assert train_unet.find_image_dtype(data) == 'float32'
+    assert train_unet.find_image_dtype(data) == 'uint8 and uint16'
 
 
 @pytest.mark.parametrize('kind, count, epochs', [

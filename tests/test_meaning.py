@@ -1133,3 +1133,29 @@ def test_where_all_that_is_seen_lies_in_alpha_the_empty_masks_alone_are_not_offe
     error = str(ask(tmp_path))
     assert 'type mask_values=alpha' in error and 'skip_broken' not in error
     assert inspect(tmp_path, mask_values='alpha')[1].classes[1][1] == 5
+
+
+def test_numbers_that_are_typed_beside_colours_mean_their_greys(tmp_path):
+    """0 was to be added as '#000000', ignored."""
+    folder, place = coded_set(tmp_path, [0, 0xff0000, 0xffffff], kind='RGB')
+    for wish in ({0: 0, '#ff0000': 1, 255: 2}, {'#ff0000': 1, 255: 2}):
+        config, data = inspect(folder, mask_values=wish)
+        assert (mask_of(data, config, '1') == place).all()
+
+
+@pytest.mark.parametrize('kind', ['RGB', None])
+def test_masks_without_what_is_named_may_be_all_background(tmp_path, kind):
+    """Parts without a defect, to be scored: 255, none of which occurs."""
+    folder, _ = coded_set(tmp_path, [0], kind=kind)
+    for wish in ({255: 1}, {'#ff0000': 1}):
+        assert {*inspect(folder, mask_values=wish)[1].meaning.values()} == {0}
+
+
+def test_noise_of_jpeg_around_numbers_is_theirs_also_where_no_background_is_named(tmp_path):
+    """127 and 129 were background."""
+    masks = soft_levels((0, 128, 255), '.jpg')
+    exact = np.searchsorted((0, 128, 255), masks)
+    config, data = inspect(with_masks(tmp_path, masks, '.jpg'), mask_values={128: 1, 255: 2})
+    found = np.array([mask_of(data, config, str(n)) for n in range(4)])
+    assert (found == exact)[exact > 0].mean() > 0.9 and (found == exact).mean() > 0.97
+    assert inspect(tmp_path, mask_values={0: 0, 128: 1})[1].coding.words.endswith('; 255 is ignored')

@@ -1018,13 +1018,14 @@ def test_masks_of_the_same_numbers_for_each_image_are_united_with_a_word(tmp_pat
 
 @pytest.mark.parametrize('kinds, told', [(('left', 'right'), 'masks united: one class)'),
                                          (('road', 'sky'), 'masks united: one class, unless you draw them into one')])
-@pytest.mark.parametrize('images, masks', [('images/{}.jpg', 'masks/{}_{}.png'), ('all/{}.jpg', 'all/{}_{}.png')])
+@pytest.mark.parametrize('images, masks', [('images/{}.jpg', 'masks/{}_{}.png'), ('all/{}.jpg', 'all/{}_{}.png'),
+                                           ('images/{}.jpg', 'masks/{}_{}.npy')])
 def test_masks_of_several_kinds_may_be_united_by_a_star(tmp_path, images, masks, kinds, told):
     for n in range(9):
         save(tmp_path / images.format(f'p{n}'), np.random.default_rng(n).integers(0, 256, (9, 9, 3)))
         for row, kind in enumerate(kinds):
             save(tmp_path / masks.format(f'p{n}', kind), np.eye(9)[:, [n]] * np.eye(9)[row] * 255)
-    line, = [line for line in ask(tmp_path).problems if '{stem}_*.png' in line]
+    line, = [line for line in ask(tmp_path).problems if '{stem}_*.' in line]
     assert told in line
     _, data = inspect(tmp_path, **typed(line.strip().split('   (')[0]))
     assert len(data.pairs.images) == 9 and data.classes[1] == (18, 9)
@@ -1226,9 +1227,10 @@ def test_a_dot_names_what_lies_in_the_top_folder_itself(tmp_path):
     fill(tmp_path / 'set', [*(f'{n}.png' for n in range(9)), *(f'composite_images/{n}.png' for n in range(4))],
          [f'annot/{n}.png' for n in range(9)])
     assert '    images="." masks="annot"   (9 pairs)' in str(ask(tmp_path / 'set'))
-    _, data = inspect(tmp_path / 'set', images='.', masks='annot')
-    assert len(data.pairs.images) == 9
-    assert 'ignored 4 files, outside of images= and masks=: 0.png, ...' in data.notes
+    for top in ('.', './'):                                            # ./ is what a shell completes
+        _, data = inspect(tmp_path / 'set', images=top, masks='annot')
+        assert len(data.pairs.images) == 9
+        assert 'ignored 4 files, outside of images= and masks=: 0.png, ...' in data.notes
 
 
 def test_a_dot_beside_the_picture_of_a_readme_names_what_lies_below(tmp_path):
@@ -1332,7 +1334,7 @@ def test_files_typed_as_images_or_masks_are_refused(tmp_path):
     fill(tmp_path, [f'imgs/{n}.jpg' for n in range(4)], masks)
     assert "anno/*.png: there is no such folder; type the folder alone, and image_pattern='{stem}.png' or " \
         in (error := str(ask(tmp_path, images='imgs', masks='anno/*.png')))
-    assert 'other folders are tried once images= and masks= are left out' in error and 'were found that' not in error
+    assert 'other folders are tried with images=none masks=none' in error and 'were found that' not in error
 
 
 def test_folders_given_by_their_whole_path_are_those_inside(tmp_path):
@@ -2559,3 +2561,19 @@ def test_patterns_tell_in_a_folder_named_after_masks_that_is_alone(tmp_path):
     how = {'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_fg.png'}
     pairs = partners(inspect(tmp_path, **how)[1], tmp_path)
     assert pairs == {f'labels/{n}.jpg': f'labels/{n}_fg.png' for n in range(4)}
+
+
+def test_groups_that_are_offered_may_be_typed_where_test_images_are_named_otherwise(tmp_path):
+    names = [f'train/{{}}/scan_{k:02}_{n}.png' for k in range(6) for n in range(5)]
+    names += [f'test/{{}}/{n:03}.png' for n in range(4)]
+    fill(tmp_path, *([name.format(kind) for name in names] for kind in ('images', 'masks')))
+    note, = [note for note in inspect(tmp_path)[1].notes if 'group_pattern' in note]
+    assert split_sizes(inspect(tmp_path, **typed(note.split(' type ')[1]))[1]) == [25, 5, 4]
+
+
+def test_one_list_named_after_a_split_alone_hides_no_others(tmp_path):
+    """val.txt was taken alone, and what test_list.txt names was trained on."""
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    for name, listed in (('train_list', '01234'), ('val', '56'), ('test_list', '7')):
+        (tmp_path / f'{name}.txt').write_text('\n'.join(listed))
+    assert split_sizes(inspect(tmp_path)[1]) == [5, 2, 1]

@@ -227,6 +227,15 @@ def run_on_two_machines(*typed, code=0):
     return printed
 
 
+def test_a_script_that_fails_before_it_meets_that_of_another_machine_ends_it_too(forks):
+    with open('script.py', 'w') as file:
+        file.write(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport train_unet\n"
+                   "train_unet.train(**train_unet.parse_overrides(sys.argv[1:])[0])\n")
+    first, second = run_on_two_machines(['script.py', 'data=demo'], ['script.py', 'nonsense=1'], code=1)
+    assert "unknown key 'nonsense'" in second
+    assert re.search('(closed|reset) by peer', first) and not os.path.exists('runs')
+
+
 def train_twice(script):
     """Let the script train into again2 too, and print at its end what is left then."""
     with open(script) as file:
@@ -368,12 +377,13 @@ def test_a_loss_that_calls_parts_of_the_model_is_refused_in_several_processes(fo
             assert 'exchange the gradients of what it calls as model(...) alone' in file.read()
 
 
-def test_a_mistake_of_all_processes_leaves_no_folder_that_blocks_the_next_try(forks):
+@pytest.mark.parametrize('fault', ['.square().mean()', '.view(7).square().mean()'], ids=['TypeError', 'RuntimeError'])
+def test_a_mistake_of_all_processes_leaves_no_folder_that_blocks_the_next_try(forks, fault):
     script = write_script(2)
     with open(script) as file:
         text = file.read()
     with open(script, 'w') as file:
-        file.write(text.replace('.square().mean((1, 2, 3))', '.square().mean()'))
+        file.write(text.replace('.square().mean((1, 2, 3))', fault))
     run_forked(2, script, codes=(1,))
     assert not os.path.exists('run2')
 
@@ -537,6 +547,13 @@ def decay_more(rank):
         train_unet.CONFIG.update(weight_decay=0.5, num_workers=1)
 
 
+def type_otherwise(key, value, rank):
+    """Process 1 was given another setting."""
+    real = train_unet.train
+    if rank:
+        train_unet.train = lambda *given, **named: real(*given, **named | {key: value})
+
+
 def have_other_files(name, rank):
     """Process 1 has a copy of the data in which one file is longer."""
     real = os.path.getsize
@@ -546,6 +563,9 @@ def have_other_files(name, rank):
 @needs_linux
 @pytest.mark.parametrize('prepare, told', [
     (decay_more, 'weight_decay=0.5: of process 1; the first has 0.01, and all need the same settings'),
+    (functools.partial(type_otherwise, 'data', 'demo'), "data='demo': of process 1; the first has 'PATH', and all"),
+    (functools.partial(type_otherwise, 'initial_weights', 'x'), "initial_weights='PATH': of process 1; the first has"),
+    (functools.partial(type_otherwise, 'encoder_weights', 'imagenet'), "encoder_weights='imagenet': of process 1; the"),
     *((functools.partial(have_other_files, f'{kind}/003.png'), 'the data are not the same for all processes')
       for kind in ('images', 'masks'))])
 def test_processes_with_other_settings_or_files_than_the_first_are_refused(undisturbed, tmp_path, prepare, told):

@@ -2244,3 +2244,9 @@ def test_a_folder_is_named_where_a_star_pairs_no_more(tmp_path):
         save(tmp_path / f'parameters/{name}.npy', np.eye(3))
     first, *_ = typed_lines(ask(tmp_path))
     assert 'images="trainset" masks="masks"' in first
+
+
+@pytest.mark.parametrize('name', ['brightfield_{}', 'x{} bright field', 'Bright-Field {}'])
+def test_brightfield_is_a_microscope_not_an_augmentation(tmp_path, name):
+    fill(tmp_path, *([f'{kind}/{name.format(n)}.png' for n in range(12)] for kind in ('images', 'masks')))
+    assert 'augmented' not in str(inspect(tmp_path)[1].notes)

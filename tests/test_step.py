@@ -712,11 +712,14 @@ def test_libraries_that_get_no_memory_are_understood(words):
     assert tu.is_out_of_memory(RuntimeError(words))
 
 
-def test_libraries_that_get_no_memory_halve_the_batch_too():
+@pytest.mark.parametrize('error', [RuntimeError('cuDNN error: CUDNN_STATUS_ALLOC_FAILED'),
+                                   MemoryError('Unable to allocate 9.00 GiB for an array')])        # NumPy's
+def test_libraries_that_get_no_memory_halve_the_batch_too(error):
     def loss_fn(model, batch):
-        if len(batch['image']) > 2:
-            raise RuntimeError('cuDNN error: CUDNN_STATUS_ALLOC_FAILED')
-        return squares(model, batch)
+        losses = squares(model, batch)
+        if len(losses) > 2:
+            raise error
+        return losses
 
     assert train_own(loss_fn=loss_fn, num_epochs=1).history[-1]['batch_size'] == 2
 
@@ -844,6 +847,27 @@ def test_out_of_memory_inside_the_very_first_update(failing_optimizer):
     result = train()
     assert [row['step'] for row in result.history if not row['event']] == [2, 4, 6]
     assert len(events(result.history)) == 1
+
+
+def test_going_back_keeps_the_precision_that_was_found_to_work(failing_optimizer):
+    """The checkpoint before the first step knows the other one alone, in which the next step ended the run."""
+    def refuse(module, inputs, output):
+        if output.dtype == torch.bfloat16:
+            raise TypeError('no kernel for it (a test)')
+
+    model = network()
+    model[0].register_forward_hook(refuse)
+    failing_optimizer(lambda step: step == 2)                          # the first of epoch 1; 1 is the smoke test's
+    result = train(model, **tu.amp_settings('bfloat16'))
+    assert len(events(result.history)) == 2 and 'a step fails in bfloat16' in events(result.history)[0]
+    assert {row['precision'] for row in result.history if not row['event']} == {'float32'}
+
+
+def test_going_back_keeps_the_precision_that_was_typed_at_a_resume(failing_optimizer):
+    train(num_epochs=1)
+    failing_optimizer(lambda step: step == 2)
+    result = train(num_epochs=2, resume='run', run_dir='auto', **tu.amp_settings('bfloat16'))
+    assert len(events(result.history)) == 1 and result.history[-1]['precision'] == 'bfloat16'
 
 
 def test_out_of_memory_inside_every_update_ends_with_advice(failing_optimizer):

@@ -1005,11 +1005,14 @@ def test_a_model_of_an_earlier_run_is_trained_on_data_of_ones_own(small_set):
     assert 'Everything is in' in log_text() and 'evaluate' not in log_text()
 
 
-def test_the_size_policy_cuts_no_batch_of_ones_own():
+def test_the_size_policy_cuts_no_batch_of_ones_own(caplog):
     lengths = []
     train(val_data=Samples(4), loss_fn=lambda *both: lengths.append(len(both[1]['image'])) or squares(*both),
           num_epochs=1, size_policy='crop')
     assert {*lengths} == {4}
+    for epochs in (1, 2):
+        train(num_epochs=epochs, size_policy='crop', run_dir='again', resume='auto')
+    assert "size_policy: '" not in caplog.text                         # 'resize' -> 'crop' may change the result
 
 
 class Boxes(Samples):
@@ -1646,6 +1649,42 @@ def test_a_failed_training_leaves_nothing_in_its_frames():
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
     below = frames[[frame.f_code.co_name for frame in frames].index('run_training'):]
     assert len(below) > 3 and not any(frame.f_locals for frame in below)
+
+
+@pytest.mark.parametrize('call', [1, 4])                               # in the smoke test, in training
+def test_a_mistake_keeps_no_network_once_its_error_is_gone(call):
+    """Else the next try has the network and the step of this one beside its own on the GPU."""
+    def mistaken(model, batch):
+        calls.append(1)
+        if len(calls) == call:
+            raise TypeError('a mistake')
+        return squares(model, batch)
+
+    gc.disable()
+    try:
+        for number in range(2):                                        # what the first one imports leaves cycles
+            calls, model = [], network()
+            alive = weakref.ref(model)
+            with contextlib.suppress(TypeError):
+                train(model, loss_fn=mistaken, run_dir=f'run-{number}')
+            del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize('use', [tu.check, tu.tune])
+def test_a_command_that_is_interrupted_leaves_nothing_in_its_frames(use, small_set, monkeypatch):
+    """tune's networks, with the states of their optimizers, are the most that a notebook could keep."""
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tu, 'warn_of_size', interrupted)               # the networks are made by then
+    with pytest.raises(KeyboardInterrupt) as caught:
+        use(data=str(small_set), **TINY)
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    below = frames[[frame.f_code.co_name for frame in frames].index(use.__name__):]
+    assert len(below) > 1 and not any(frame.f_locals for frame in below)
 
 
 def test_what_a_run_leaves_in_a_cycle_is_gone_before_the_gpu_is_freed(monkeypatch):

@@ -274,6 +274,18 @@ def test_images_stored_otherwise_than_those_trained_on_are_told(tmp_path, capsys
         assert caplog.text.count(says) == told
 
 
+def test_images_of_both_depths_that_were_trained_on_are_no_others(tmp_path, caplog):
+    """8 and 16 bits in one set, all of which become 0 to 1; floats may be of another scale."""
+    as_deep = lambda path, pixels: save(path.with_suffix('.png'), pixels.astype(int) * 257, 'I;16')
+    folder = two_kinds(tmp_path / 'set', as_png, as_deep)
+    result = tu.train(data=str(folder), in_channels=1, **{**TINY, 'image_size': 32})
+    two_kinds(tmp_path / 'floats', as_float(1), as_float(1))
+    for images, told in ((folder, 0), (tmp_path / 'floats', 1)):
+        caplog.clear()
+        tu.main(['predict', str(result.run_dir), str(images / 'images')])
+        assert caplog.text.count('is the scale the same?') == told
+
+
 # --- predict: which files -------------------------------------------------------------
 
 
@@ -663,6 +675,29 @@ def test_what_belongs_to_the_network_cannot_be_typed_for_its_use(two, verb, word
 def test_settings_of_training_are_refused_from_python_too(two, ask):
     with pytest.raises(tu.ConfigError, match='epochs=3: (evaluate|predict) has no use for it'):
         ask(two[0])
+
+
+def test_other_data_need_not_have_the_groups_of_a_run(small_set, tmp_path):
+    """group_pattern was looked for in their names, and could not be taken back: no effect there."""
+    run = tu.train(**TINY, data=str(small_set), group_pattern='^0(..)').run_dir
+    other = draw_set(tmp_path / 'other', count=4)
+    for folder, n in itertools.product(('images', 'masks'), range(4)):
+        (other / f'{folder}/{n:03d}.png').rename(other / f'{folder}/{"abcd"[n]}.png')
+    assert tu.main(['evaluate', str(run), f'data={other}']) == 0
+
+
+def test_folders_of_a_run_may_be_taken_back_for_other_data(small_set, tmp_path, capsys):
+    run = tu.train(**TINY, data=str(small_set), images='images', masks='masks').run_dir
+    other = draw_set(tmp_path / 'other', count=4)
+    (other / 'images').rename(other / 'photos')
+    assert tu.main(['evaluate', str(run), f'data={other}']) == 2
+    assert 'images=none masks=none' in capsys.readouterr().err
+    assert tu.main(['evaluate', str(run), f'data={other}', 'images=none', 'masks=none']) == 0
+
+
+def test_a_gpu_may_be_named_by_its_number_where_a_model_is_loaded(two):
+    with pytest.raises(tu.ConfigError, match="device='cuda:15': this machine has only"):
+        tu.load(two[0], 15)
 
 
 def test_a_folder_for_masks_under_a_name_of_the_command_line_is_refused_from_python(two):
