@@ -1409,8 +1409,8 @@ def files_of(base, root, files):
 def by_role(candidates, config, root, ignored):
     """Candidates (path, folder, name, what read_place tells) -> {'image': [Found, ...], 'mask': ..., '': of no role};
     the others go into `ignored`. Folders tell the role, else the patterns. With mask_pattern folders tell nothing where
-    none is named after masks (and, without image_pattern, those named after images alone hold what it fits), nor in the
-    only folder of both, or one of one image (img_0_json/ holds img.png, label.png). What is typed keeps its role."""
+    none is named after masks (and, without image_pattern, those named after images alone hold what it fits), nor in a
+    folder for one image (img_0_json/ holds img.png and label.png). What is typed keeps its role."""
     patterns = {role: config[f'{role}_pattern'] for role in ('image', 'mask') if config[f'{role}_pattern']}
     stem_keys = {role: stem_in(pattern) for role, pattern in patterns.items()}
 
@@ -1437,7 +1437,7 @@ def by_role(candidates, config, root, ignored):
                     + ', to be unpacked first if meant' * (suffix.lower() in ARCHIVES)
                 ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
             continue
-        is_for_one = len(held.get(folder, ())) == 2 and (len(held) == 1 or re.search(r'\d', posixpath.basename(folder)))
+        is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
         if role and not config['images'] and (patterns_tell or is_for_one):            # typed: it stands
             role, kind, rest = '', '', folder
         stems = stems_of(name)
@@ -1827,7 +1827,9 @@ def read_tables(path):
     told = {other: SPLIT_WORDS[match[1]] for other in alike if (match := word.search(other.name.lower()))
             and (SPLIT_WORDS[match[1]] == 'test' or repeats(other.name) == repeats(path.name))}
     for other in told if told.get(path) == 'train' and len(told) > 1 else ():
-        table = read_table(other, is_needed=False)
+        table = ()
+        with contextlib.suppress(*[DataError] * (told[other] == 'test')):      # ids alone, whatever they are written in
+            table = read_table(other, is_needed=False)
         is_used = other == path or any((row['mask'] or '').strip() for row in table)
         tables[other] = (table if is_used else (), told[other])
     return tables
@@ -2099,15 +2101,17 @@ def split_by_names(pairs, root, files, notes):
             paths = [pair[side].path for pair in pairs]
             parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
             stems = [tail_of(path, parts) for path in paths]           # with folders, A/0, where B/0 exists too
-            ways = [way for some in (plain, exact, lists) for way in ways_to_split(stems, some, root, parts)]
-            for how, listed in ways:
+            ways = [(some, *way) for some in (plain, lists, exact) for way in ways_to_split(stems, some, root, parts)]
+            for some, how, listed in ways:
                 splits = splits_told(stems, [pair[side].rest for pair in pairs], listed)
                 if all(splits) and {'train'} < set(splits):
                     notes.append(f'the images are split by {how}')
+                    left_out = [posixpath.join(*place) for place in lists if some is exact and place not in exact]
+                    notes += tell_ignored({'which do not list every image once': left_out})
                     return [(dataclasses.replace(image, split=split), mask)
                             for (image, mask), split in zip(pairs, splits)]
         why = f'{kinds}, which do not list every image once and so tell no split'
-        wanted = {posixpath.basename(name) for how, names in ways if 'files' in how for name in names}
+        wanted = {posixpath.basename(name) for _, how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
         meant = Counter(folder or '.' for folder, name in files * bool(wanted)
                         if may_be_read(name) and tail_of(name, 1) in wanted
@@ -3310,7 +3314,8 @@ def find_coding(values, areas, palette, config, counts_up, lossy):
         coding = guess_coding(counts, images, areas, special, palette, config['num_classes'], counts_up, lossy)
     else:
         wish = {as_grey(code) if grey_only else code: class_id for code, class_id in wish.items()}
-        greys = () if grey_only else {code for code in wish if 0 <= code < 256} - (values.keys() - special)
+        is_meant = not grey_only and (max(wish) >= COLOUR or 0 not in wish.values())       # else numbers of classes are
+        greys = {0, 255} & wish.keys() if is_meant else ()
         wish = {COLOUR + code * 0x010101: wish[code] for code in greys} | wish         # beside colours 0 is black
         if ignore != 255 and wish.get(ignore, IGNORE) != IGNORE:       # 255 is ignored unasked
             raise ConfigError(f'ignore_index={ignore}: mask_values makes {ignore} class {wish[ignore]}; leave one out')
@@ -3333,22 +3338,21 @@ def coding_from_table(wish, values, areas, special, lossy):
     names = lambda codes, most=12: ', '.join(name_code(code) for code in sorted(codes)[:most])
     if wish in ({255: 1}, {0: 0, 255: 1}) and is_noisy(values, areas):
         return Coding(None, 127, 2, 'as mask_values says; with noise between 0 and 255, above 127 is foreground')
-    all_named = 0 in wish.values()
-    named = ({0: 0} if lossy and not all_named else {}) | dict.fromkeys(special, IGNORE) | wish
+    named, all_named = dict.fromkeys(special, IGNORE) | wish, 0 in wish.values()
     colours, greys = [code for code in values if code >= COLOUR], [code for code in values if 0 <= code < 256]
     near = {}
     if has_soft_edges(colours, areas):                                 # if class 0 is named, all else is noise
         near = nearest(colours, [code for code in wish if code >= COLOUR], 255 if all_named else 48)
         forgotten = {*peaks(areas, colours, 48)} - wish.keys() if len(colours) <= MOST_CLASSES else ()
         near = {code: name for code, name in near.items() if code not in forgotten}
-    elif lossy or all_named and has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
-                                                                                 *peaks(areas, greys, 16)}:
-        near = nearest(greys, [code for code in named if 0 <= code < 256], 255 if all_named else 16)
+    elif all_named and (lossy or has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
+                                                                                   *peaks(areas, greys, 16)}):
+        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
                         'these are pictures, not masks')
-    if not wish.keys() & {*values, *near.values()} and values.keys() - {0, COLOUR}:
+    if not wish.keys() & {*values, *near.values()} and values.keys() - {0}:
         raise DataError(f'mask_values names {names(wish)}, none of which occurs; the masks hold {names(values, 24)}')
     table = {code: named[name] for code, name in near.items()} | named
     unnamed = values.keys() - table.keys()

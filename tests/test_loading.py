@@ -340,7 +340,10 @@ def test_float_images_are_not_cut_off_by_a_pipeline(tmp_path, level):
     with pytest.raises(DataError, match='limit float images to 0..1'):
         data[(0, 0)]
     white = np.full((32, 32, 1), np.nextafter(np.float32(1), np.float32(2)))           # as cv2 makes it of 16 bits
-    assert data.augmented(white, np.zeros((32, 32), np.uint8), 0, 0)[0].shape == (32, 32, 1)
+    for change in (white, white * 0 - np.float32(0.002)):
+        assert data.augmented(change, np.zeros((32, 32), np.uint8), 0, 0)[0].shape == (32, 32, 1)
+    with pytest.raises(DataError, match='beyond 0 to 1'):
+        data.augmented(white * 0 - np.float32(0.5), np.zeros((32, 32), np.uint8), 0, 0)
 
 
 def test_a_step_that_inverts_hides_none_that_cuts_off(tmp_path):

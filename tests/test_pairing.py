@@ -2556,13 +2556,6 @@ def test_the_whole_path_of_the_data_is_its_top_folder(tmp_path):
     assert len(data.pairs.images) == 4 and '0.jpg' not in str(data.notes)
 
 
-def test_patterns_tell_in_a_folder_named_after_masks_that_is_alone(tmp_path):
-    fill(tmp_path, [f'labels/{n}.jpg' for n in range(4)], [f'labels/{n}_fg.png' for n in range(4)])
-    how = {'image_pattern': '{stem}.jpg', 'mask_pattern': '{stem}_fg.png'}
-    pairs = partners(inspect(tmp_path, **how)[1], tmp_path)
-    assert pairs == {f'labels/{n}.jpg': f'labels/{n}_fg.png' for n in range(4)}
-
-
 def test_groups_that_are_offered_may_be_typed_where_test_images_are_named_otherwise(tmp_path):
     names = [f'train/{{}}/scan_{k:02}_{n}.png' for k in range(6) for n in range(5)]
     names += [f'test/{{}}/{n:03}.png' for n in range(4)]
@@ -2577,3 +2570,59 @@ def test_one_list_named_after_a_split_alone_hides_no_others(tmp_path):
     for name, listed in (('train_list', '01234'), ('val', '56'), ('test_list', '7')):
         (tmp_path / f'{name}.txt').write_text('\n'.join(listed))
     assert split_sizes(inspect(tmp_path)[1]) == [5, 2, 1]
+
+
+def test_a_list_that_names_its_split_last_hides_behind_none(tmp_path):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    for name, listed in (('train_list', '01234'), ('val', '56'), ('my_test', '7')):
+        (tmp_path / f'{name}.txt').write_text('\n'.join(listed))
+    assert split_sizes(inspect(tmp_path)[1]) == [5, 2, 1]
+
+
+def test_lists_beside_the_one_that_tells_the_split_are_told(tmp_path):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    (tmp_path / 'val.txt').write_text('5\n6\n')
+    (tmp_path / 'test_list.csv').write_text('image\n7\n4\n')
+    assert 'ignored test_list.csv' in str(inspect(tmp_path)[1].notes)
+
+
+def test_only_test_images_may_lack_their_group(tmp_path):
+    names = [f'train/{{}}/{group}_{n}.png' for group in 'ab' for n in range(3)] + ['val/{}/a_9.png', 'test/{}/000.png']
+    fill(tmp_path, *([name.format(kind) for name in names] for kind in ('images', 'masks')))
+    assert '1 of 2 groups of images' in str(inspect(tmp_path, group_pattern='^[ab]')[1].notes)
+    fill(tmp_path, ['val/images/7.png'], ['val/masks/7.png'])
+    assert 'val/images/7.png; every name must hold it' in str(ask(tmp_path, group_pattern='^[ab]'))
+
+
+def test_all_masks_of_a_folder_count_in_what_is_drawn_twice(tmp_path):
+    for n, first in itertools.product(range(12), (0, 1)):
+        mask = np.zeros((24, 24))
+        mask[2 * n:2 * n + 2, first:first + 20] = 255
+        save(tmp_path / f'{n}_{first}.png', mask)
+    assert train_unet.share_drawn_twice(tmp_path, train_unet.CONFIG) == 19 / 21
+
+
+def test_a_test_csv_of_another_encoding_stops_no_training(tmp_path):
+    fill(tmp_path, [f'{n}.jpg' for n in 'abcd'], [f'q{n}.png' for n in range(3, 31, 7)])
+    write_lists(tmp_path, train=[(f'{n}.jpg', f'q{7 * k + 3}.png') for k, n in enumerate('abcd')])
+    (tmp_path / 'test.csv').write_bytes('id,patient\n7,Müller\n'.encode('cp1252'))
+    assert len(inspect(tmp_path / 'train.csv')[1].pairs.images) == 4
+    assert 'train.csv' in str(ask(tmp_path))
+
+
+@pytest.mark.parametrize('name', ['labels/{}_overlay.jpg', 'labels/{}_color.png'])
+def test_pictures_of_masks_are_not_offered_as_images(tmp_path, name):
+    """The images themselves are of a kind that is not read."""
+    (tmp_path / 'images').mkdir()
+    for n in range(6):
+        mask, picture = 255 * (np.mgrid[:32, :32][0] > 10 + n), np.random.default_rng(n).integers(0, 255, (32, 32, 3))
+        (tmp_path / f'images/{n}.dcm').write_bytes(b'x')
+        save(tmp_path / f'labels/{n}.png', mask)
+        save(tmp_path / name.format(n), np.dstack([mask, picture[..., 1:]]))
+    assert 'image_pattern=' not in str(ask(tmp_path))
+
+
+def test_two_pictures_in_the_top_folder_are_not_all_there_is(tmp_path):
+    fill(tmp_path, ['logo.png', 'legend.png', *(f'images/{n}.png' for n in range(4))],
+         [f'masks/{n}.png' for n in range(4)])
+    assert len(inspect(tmp_path)[1].pairs.images) == 4

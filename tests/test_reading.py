@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_reading.py
 """
 import os
+import struct
 import tracemalloc
 import zlib
 
@@ -257,6 +258,28 @@ def test_colours_of_jpeg_2000_keep_their_depth_too(tmp_path, name, channels):
         assert train_unet.read_header(str(tmp_path / name), config)[2] == kind
         wanted = pixels[..., [2, 1, 0, 3][:channels]]
         assert image == pytest.approx(wanted if most == 255 else wanted / 65535, abs=1 if most == 255 else most / 6e6)
+
+
+def test_the_depth_of_jpeg_2000_is_found_behind_large_boxes_and_beside_a_sign(tmp_path):
+    cv2.imwrite(str(tmp_path / 'x.jp2'), np.zeros((32, 32, 3), np.uint16) + 4095)
+    content = (tmp_path / 'x.jp2').read_bytes()
+    at = content.index(b'jp2c') - 4
+    box = struct.pack('>I', 100_008) + b'uuid' + bytes(100_000)
+    (tmp_path / 'x.jp2').write_bytes(content[:at] + box + content[at:])
+    assert train_unet.read_header(str(tmp_path / 'x.jp2'), train_unet.CONFIG)[2] == 'RGB48'
+    cv2.imwrite(str(tmp_path / 'y.jp2'), np.zeros((32, 32, 3), np.uint8))
+    content = bytearray((tmp_path / 'y.jp2').read_bytes())
+    content[content.index(b'\xff\x4f\xff\x51') + 42] |= 128           # signed
+    (tmp_path / 'y.jp2').write_bytes(content)
+    assert train_unet.read_header(str(tmp_path / 'y.jp2'), train_unet.CONFIG)[2] == 'RGB'
+
+
+def test_the_noise_of_black_in_united_jpeg_masks_is_black(tmp_path):
+    for n in range(2):
+        mask = np.full((16, 16), 24, np.uint8)
+        mask[8 * n:8 * n + 8] = 255
+        PIL.Image.fromarray(mask).save(tmp_path / f'{n}.jpg', quality=100)
+    assert (codes_of(train_unet.UNITED.join(str(tmp_path / f'{n}.jpg') for n in range(2))) > 200).all()
 
 
 def test_records_of_deep_jpeg_2000_from_before_are_made_anew(tmp_path, monkeypatch):

@@ -238,6 +238,22 @@ def test_a_card_is_read_from_its_properties(monkeypatch, name, major, minor, uni
                                                                frozenset(units), 5 * 2**30)
 
 
+def test_gloo_serves_gpus_where_there_is_no_nccl(monkeypatch):
+    """As on Windows."""
+    asked = []
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setattr(train_unet, 'choose_device', lambda wish: torch.device('cuda'))
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
+    monkeypatch.setattr(train_unet.dist, 'init_process_group', lambda backend, timeout: asked.append(backend))
+    monkeypatch.setattr(train_unet.atexit, 'register', asked.append)
+    for has_nccl, wanted in ((False, ['gloo', train_unet.leave_processes]), (True, ['cpu:gloo,cuda:nccl'])):
+        asked.clear()
+        monkeypatch.setattr(train_unet.dist, 'is_nccl_available', lambda: has_nccl)
+        train_unet.join_processes({**train_unet.CONFIG, 'batch_size': 8, 'accumulation_steps': 1})
+        assert asked == wanted
+
+
 @pytest.mark.parametrize('arch, native', [
     ('gfx90a:sramecc+:xnack-', True), ('gfx942', True), ('gfx1100', True), ('gfx1201', True), ('gfx908', True),
     ('gfx1030', False), ('gfx1010', False), ('gfx906:sramecc+:xnack-', False), ('gfx90c', False)])
