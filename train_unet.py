@@ -979,6 +979,7 @@ def join_processes(config):
                 raise
             raise ConfigError(f'WORLD_SIZE={count} is in the environment, but by what torchrun sets beside it no '
                               f'processes meet ({in_words(error)}): start with torchrun, or unset WORLD_SIZE') from None
+        atexit.unregister(meet_late)                                   # of a try before, whose error was caught
         if not has_nccl:
             atexit.register(leave_processes)
     return device
@@ -987,6 +988,7 @@ def join_processes(config):
 def meet_late(is_wanted=True):
     """Before a process ends that has not met the others: those of another machine, whose torchrun is not told of this
     end, would wait for it in join_processes, for an hour."""
+    atexit.unregister(meet_late)
     if is_wanted and has_other_machines() and not dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):            # if they do not come either
             dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=2))
@@ -7841,7 +7843,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         atexit.register(leave_processes)                               # does nothing if this is the only one
         return result
     except (UserError, KeyboardInterrupt) as error:
-        meet_late(isinstance(error, UserError) and __name__ != '__main__')     # else main does, once it has said why
+        atexit.register(meet_late, isinstance(error, UserError) and __name__ != '__main__')        # else main does it
         error.__context__ = None                                       # a notebook keeps the last error, and with its
         traceback.clear_frames(error.__traceback__)                    # frames a network on the GPU
         raise

@@ -1794,3 +1794,21 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(toy_of_one):
     os.mkfifo('run/log.txt')
     with pytest.raises(tu.UserError, match='is no file'):
         train_own(resume='run', run_dir='auto', num_epochs=2)
+
+
+def test_a_resume_that_ends_before_a_step_leaves_the_loss_scale_alone():
+    def ends(model, batch):
+        raise KeyboardInterrupt
+
+    train(num_epochs=1, init_scale=8.0, **tu.amp_settings('float16'))
+    scale = last()['scaler']
+    with pytest.raises(KeyboardInterrupt):
+        train(resume='run', run_dir='auto', num_epochs=2, use_amp=False, loss_fn=ends)
+    assert last()['scaler'] == scale != {}
+
+
+def test_a_history_csv_of_the_users_is_not_written_over():
+    Path('run').mkdir()
+    Path('run/history.csv').write_text('mine')
+    with pytest.raises(tu.UserError, match='history.csv: would be overwritten'):
+        train()

@@ -479,17 +479,19 @@ def test_a_worker_that_hangs_is_replaced(two_minutes, hasty, calm, monkeypatch):
 
 
 def test_where_memory_runs_out_no_start_of_workers_is_blamed(monkeypatch):
-    def loss_fn(model, batch):
-        loss_fn.calls += 1
-        if loss_fn.calls > 3:                                          # after the smoke test
-            raise MemoryError
-        return squares(model, batch)
+    class Greedy(Samples):
+        seen = 0
 
-    loss_fn.calls = 0
+        def __getitem__(self, index):
+            self.seen += 1
+            if self.seen > 4 + 8:                                      # after the smoke test
+                raise MemoryError
+            return super().__getitem__(index)
+
     monkeypatch.setattr(sys, 'platform', 'darwin')
     with pytest.raises(tu.UserError, match='out of memory') as caught:
-        train(loss_fn=loss_fn)
-    assert 'keep Datasets' not in str(caught.value)
+        train(train_data=Greedy())
+    assert 'fewer num_workers' in str(caught.value) and 'keep Datasets' not in str(caught.value)
 
 
 @pytest.fixture
@@ -923,3 +925,12 @@ def test_a_score_that_was_lost_again_is_told_at_the_end():
 
     train_own(loss_fn=loss_fn, num_epochs=2)
     assert 'what was learnt by epoch 1 was lost again (best.pt has it)' in log_text()
+
+
+def test_equal_scores_keep_the_first_epoch():
+    scores = iter([9.0, 3.0, 3.0, 3.0])
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    assert train(val_data=Samples(4), loss_fn=scripted, num_epochs=3).best['epoch'] == 1

@@ -470,9 +470,10 @@ def test_tune_measures_with_half_the_batch_where_memory_does_not_suffice(small_s
     assert tu.load_preset('runs/tuned.py')['use_amp'] is False
 
 
-def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, monkeypatch):
+@pytest.mark.parametrize('error', [torch.OutOfMemoryError('CUDA out of memory'), MemoryError('Unable to allocate')])
+def test_memory_that_ends_outside_of_a_step_is_told_in_words(small_set, capsys, monkeypatch, error):
     def full(model, *_):
-        raise torch.OutOfMemoryError('CUDA out of memory')
+        raise error
 
     monkeypatch.setattr(tu.SegmentationModel, 'to', full)
     assert tu.main(['tune', f'data={small_set}', *WORDS]) == 2

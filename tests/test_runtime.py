@@ -668,3 +668,15 @@ def test_images_lie_in_channels_last_where_convolutions_are_faster_so(monkeypatc
         settled = train_unet.prepare(config, sources, torch.device('cpu'), own_data=True)[0]['channels_last']
         assert settled is (answer if typed is None else typed)
     assert caplog.text.count('channels_last = False') == (not answer)
+
+
+def test_an_error_that_is_caught_meets_no_other_machine_before_the_end(monkeypatch):
+    """A script that goes on met them twice, the second time in vain."""
+    met = []
+    for name, value in {'TORCHELASTIC_RUN_ID': 'x', 'WORLD_SIZE': '2', 'LOCAL_WORLD_SIZE': '1'}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, 'init_process_group', lambda *_, **__: met.append(1))
+    with pytest.raises(train_unet.UserError, match='unknown key'):
+        train_unet.train(nonsense=1)
+    assert not met
+    train_unet.atexit.unregister(train_unet.meet_late)

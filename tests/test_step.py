@@ -1253,3 +1253,27 @@ def test_the_sixth_compiled_training_of_a_process_is_compiled_too(monkeypatch):
             layers = nn.Sequential(nn.Conv2d(3, width, 1), nn.ReLU(), nn.Conv2d(width, 1, 1))
             train(Wrapped(layers), compile_model=True, num_epochs=1, train_data=Samples(4), run_dir=f'run{number}')
             assert len(graphs) > before, f'training {number} was not compiled'
+
+
+def test_going_back_keeps_the_images_that_a_resume_was_told_of(failing_optimizer, caplog):
+    train(num_epochs=1)
+    failing_optimizer(lambda step: step == 2)
+    for epochs in (2, 3):
+        train(val_data=Samples(6, seed=1), num_epochs=epochs, resume='run', run_dir='auto')
+    assert caplog.text.count('not those this run began with') == 1
+
+
+def test_memory_of_numpy_that_ends_inside_the_update_goes_back_too():
+    steps = []
+
+    def hook(*_):
+        steps.append(1)
+        if len(steps) == 4:
+            raise MemoryError('Unable to allocate')
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        result = train(network(norm=False))
+    finally:
+        handle.remove()
+    assert events(result.history) == ['out of memory inside the optimizer step: batch_size 4 -> 2']

@@ -2165,3 +2165,34 @@ def test_where_images_with_a_rare_foreground_come_more_often_a_network_begins_wi
     blocks(small_set, 12, empty=8)                                     # a third of the images show 9 % of theirs
     told = first_bias(small_set, val_fraction=0.0, oversample_foreground=share).tolist()
     assert told == pytest.approx([bias], abs=1e-6)
+
+
+def test_a_refused_command_leaves_nothing_in_its_frames(small_set, monkeypatch):
+    def refused(*_):
+        try:
+            raise ValueError('inner')
+        except ValueError:
+            raise tu.UserError('no')
+
+    monkeypatch.setattr(tu, 'warn_of_size', refused)
+    with pytest.raises(tu.UserError) as caught:
+        tu.check(data=str(small_set), **TINY)
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    below = frames[[frame.f_code.co_name for frame in frames].index('check'):]
+    assert len(below) > 1 and not any(frame.f_locals for frame in below) and caught.value.__context__ is None
+
+
+def test_a_bad_batch_of_tensors_of_another_class_can_be_replayed():
+    class Nothing(nn.Module):
+        def forward(self, images):
+            return images * math.nan
+
+    model = nn.Sequential(nn.Conv2d(3, 1, 1), Nothing())
+    with pytest.raises(tu.TrainingDiverged, match='train_unet.replay'):
+        train(model, Metas(), Metas(5))
+    assert 'the output of 1' in tu.replay('run/bad_batch.pt', model, squares)
+
+
+def test_a_network_of_ones_own_is_not_sent_to_evaluate(small_set):
+    tu.train(model=nn.Conv2d(3, 1, 3, padding=1), **SMALL | {'num_epochs': 1})
+    assert 'Everything is in' in log_text() and 'Next: ' not in log_text()

@@ -747,7 +747,7 @@ def test_weights_that_are_exported_or_begun_with_are_not_said_to_lack_units(two,
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     caplog.set_level('INFO')
     assert tu.export(tmp_path / 'best.pt', 'smp', tmp_path / 'smp') == 0
-    tu.with_initial_network(*tu.resolve_config(None, {'initial_weights': str(tmp_path / 'best.pt')})[:2])
+    tu.train(**TINY | {'num_epochs': 1}, data=str(two[1]), initial_weights=str(tmp_path / 'best.pt'))
     assert 'has no units' not in caplog.text
     tu.load(tmp_path / 'best.pt', 'cpu')
     assert 'has no units' in caplog.text
@@ -1675,3 +1675,10 @@ def test_colours_are_counted_without_a_table_of_all(monkeypatch):
     """A table of 2 ** 24 counts took 30 ms for each small picture of a sheet."""
     monkeypatch.setattr(np, 'bincount', lambda *_, **__: pytest.fail('all colours'))
     assert tu.keep_small_things(np.full((300, 300, 3), 255, np.uint8), 224).min() == 255
+
+
+def test_moved_data_are_split_by_the_groups_of_the_run(small_set, tmp_path):
+    run = tu.train(**TINY, data=str(small_set), group_pattern='^0(.)').run_dir
+    moved = small_set.rename(tmp_path / 'moved')
+    images = tu.evaluate(run, data=str(moved), val_fraction=0.2)['images']
+    assert sorted(Path(row['file']).name for row in images) == ['010.png', '011.png']
