@@ -351,8 +351,9 @@ UNITED = '\0'                      # joins the paths of several mask files that 
 
 def clean(text):
     """Text that is safe on one line: control characters (terminal escapes, new lines) become visible."""
-    return ''.join(c if c.isprintable() or unicodedata.category(c) == 'Zs' else repr(c)[1:-1]
-                   for c in str(text).replace(UNITED, ' + '))
+    text = str(text).replace(UNITED, ' + ')
+    return text if text.isprintable() else ''.join(
+        c if c.isprintable() or unicodedata.category(c) == 'Zs' else repr(c)[1:-1] for c in text)
 
 
 def letters_of(text):
@@ -391,7 +392,8 @@ def quoted(path):
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
-    return clean(' '.join(['python', quoted(script), *words]))
+    python = 'uv run' if 'UV' in os.environ else Path(sys.executable or 'python').stem     # python3.12 is python3
+    return clean(' '.join([python, quoted(script), *words]))
 
 
 def counted(number, noun):
@@ -588,7 +590,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     return config, sources, notes
 
 
-SYNONYMS = {('resume', 'true'): 'auto', ('device', 'gpu'): 'cuda',
+SYNONYMS = {('resume', 'true'): 'auto', ('resume', 'false'): None, ('device', 'gpu'): 'cuda',
             **{('device', str(number)): f'cuda:{number}' for number in range(16)}}
 
 
@@ -1362,8 +1364,9 @@ def list_files(root):
         if first != path or real in ours or {'config.py', 'log.txt'} <= {*names} and path != os.fspath(root):
             folders.clear()
             continue
-        folders[:] = sorted(folder for folder in folders
-                            if not folder.startswith('.') and folder.lower() not in OF_THE_SYSTEM)
+        is_link = lambda folder: os.path.islink(os.path.join(path, folder))    # it is the lesser name of a folder
+        folders[:] = sorted((folder for folder in folders if not folder.startswith('.')
+                             and folder.lower() not in OF_THE_SYSTEM), key=lambda folder: (is_link(folder), folder))
         place = os.path.relpath(path, root).replace(os.sep, '/').removeprefix('.')
         found += [(place, name) for name in names]
     return sorted(found)
@@ -1435,8 +1438,9 @@ def by_role(candidates, config, root, ignored):
         if not may_be_read(name):
             if not split_listed(name):                                 # of train.txt split_by_names tells
                 suffix = '.tar' if '.tar.' in name.lower() else suffix
-                why = ', to be saved as PNG or TIFF first if meant' * (suffix.lower() in NOT_READ) \
-                    + ', to be unpacked first if meant' * (suffix.lower() in ARCHIVES)
+                is_packed = suffix.lower() in ARCHIVES or suffix.lower() == '.gz' and may_be_read(stem)      # x.ppm.gz
+                why = ', to be unpacked first if meant' * is_packed \
+                    or ', to be saved as PNG or TIFF first if meant' * (suffix.lower() in NOT_READ)
                 ignored[f'*{suffix.lower()}{why}' if suffix else 'without an ending such as .png'].append(name)
             continue
         is_for_one = len(held[folder]) == 2 and re.search(r'\d', posixpath.basename(folder))
@@ -1575,7 +1579,8 @@ def existing_folder(path):
     if re.search('[\a\b\t\n\v\f\r].', str(path)):
         advice = '; a backslash was read as the beginning of a tab or the like: write D:/train'
     elif '*' in path.name and may_be_read(path.name):
-        advice = f"; type the folder alone, and image_pattern='{{stem}}{path.suffix}' or mask_pattern for its files"
+        pattern = as_typed('image_pattern', '{stem}' + path.suffix)
+        advice = f'; type the folder alone, and {pattern} or mask_pattern for its files'
     raise DataError(f'{path}: there is no such folder{advice}')
 
 
@@ -1600,7 +1605,7 @@ def name_patterns(image, masks):
             second.append('{stem}' if is_shared else other)
         words, others = (set(re.findall(r'[^\W\d_]+', ' '.join(parts).replace('{stem}', ' ')))
                          for parts in (first, second))
-        if '{stem}' in first and not words & others:                   # x1_y2 is not y1_x2
+        if 0 < first.count('{stem}') < 7 and not words & others:       # x1_y2 is not y1_x2; more take too long
             found.add((''.join(first), ''.join(second)))
     return sorted(found, key=lambda patterns: (len(' '.join(patterns).replace('{stem}', '')), patterns))
 
@@ -1783,8 +1788,9 @@ def unite_numbered(pairs, images, masks, config, notes):
     kinds = {(*(re.findall(r'\d*$', os.path.splitext(part)[0])[0] for part in parts),) for _, parts in several}
     if len(kinds) == 1 < len(several) == len(united):                  # objects are more here, fewer there
         first = os.path.basename(several[0][1][0]).replace(several[0][0].stem, '{stem}', 1)
+        line = as_typed('mask_pattern', first) if '{stem}' in first else 'by image_pattern and mask_pattern'
         notes.append(f'each image has {len(several[0][1])} masks, which are united: one class; if they are of classes '
-                     f'or by several people, take one kind: {as_typed("mask_pattern", first)}')
+                     f'or by several people, take one kind: {line}')
     return united, [mask for mask in masks if place(mask) in further]
 
 
@@ -1842,7 +1848,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     used = [file for file, (table, _) in tables.items() if table]
-    first = (tables[path][0][0].get('image') or '').strip()
+    first = next(filter(None, ((row['image'] or '').strip() for row in tables[path][0])), '')
     is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
     there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
     base = next((folder for folder in (path.parent, *path.absolute().parents)
@@ -1880,7 +1886,11 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
     if not pairs:
         raise DataError(f'{path}: no line names an image and its mask')
     rule = f'the list{"s" * (len(used) > 1)} {" and ".join(file.name for file in used)}'
-    named = [read_place(image.rest)[0] for image, _ in pairs]
+    rests = [f'{image.rest}/'.replace(os.sep, '/') for image, _ in pairs]
+    begin = shared_start(rests).rfind('/') + 1                         # ~/dev/ around all is for no validation
+    pairs = [(dataclasses.replace(image, rest=image.rest[begin * os.path.isabs(image.rest):]), mask)
+             for image, mask in pairs]                                 # of a split.csv as the run that wrote it had it
+    named = [read_place(rest[begin:])[0] for rest in rests]
     if not any(image.split for image, _ in pairs) and 'train' in named and len({*named} - {''}) > 1:
         pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
         rule += ', its folders the split'
@@ -1917,14 +1927,16 @@ def find_pairs(config):
             if not lone:
                 refuse_swapped(pairs, config)
             notes += doubts_of_unions(pairs, config, root, files)
-            pairs = split_by_names(pairs, root, files, notes)
-            if not any(image.split for image, _ in pairs):
-                notes += [f'if the split of {rule} is meant type {line}'
-                          for line, (listed, rule) in lists_there(root, files).items()
-                          if any(image.split for image, _ in listed)]
         except DataError as error:
-            raise DataError([*error.problems, *problems_of_pairs(config, root, files),
-                             *lines_that_pair(config, root, files)], error.title) from None
+            with contextlib.suppress(DataError):                       # of those that do pair, not in the next run only
+                some, *_ = pair_files(config | {'skip_unpaired': True}, root, files)
+                error.problems += problems_of_files(some, config)
+            raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
+        pairs = split_by_names(pairs, root, files, notes)
+        if not any(image.split for image, _ in pairs):
+            notes += [f'if the split of {rule} is meant type {line}'
+                      for line, (listed, rule) in lists_there(root, files).items()
+                      if any(image.split for image, _ in listed)]
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
         raise DataError([f'{selves[0]}: would be an image and its mask at once', *lines_that_pair(config, root, files)])
     try:
@@ -1946,8 +1958,11 @@ def doubts_of_lists(pairs, root, files):
     for places in grouped(lists, lambda place: place[1].lower()).values():
         held = [os.path.join(root, folder, name) for folder, name in places if folder in within and times[folder] < 4]
         if other := next((path for path in held[1:] if lines_of(path) != lines_of(held[0])), None):
+            place = os.path.dirname(held[0]) + os.sep                  # the masks may be a tree of their own
+            is_all = any(mask.path.startswith(place) for _, mask in pairs)
+            line = ', as in ' + as_typed('data', Path(place), True)
             return [f'{held[0]} and {other} differ: if a number is one class here and another there, name one of '
-                    f'these folders, as in {as_typed("data", Path(held[0]).parent, True)}']
+                    f'these folders{line * is_all}']
     return []
 
 
@@ -2055,7 +2070,7 @@ def without_words(stems, told):
     begins = list(filter(None, map(begin.match, told)))
     times = Counter(match[0] for match in begins)
     seen = {match[1] for match in begins} | {word for word in times if times[word] > max(2, len(told) / 20)}
-    words = '|'.join(sorted(map(re.escape, seen), key=lambda word: (-len(word), word)))
+    words = '|'.join(sorted(seen, key=lambda word: (-len(word), word)))        # letters, digits and -_ alone
     pattern = f'^(?:(?:{words})[-_ ])*(.*)'
     bases = {stem: re.search(pattern, stem)[1] for stem in stems}
     times = Counter(bases.values())
@@ -2077,7 +2092,7 @@ def groups_in(images, pattern, least):
 
 def split_listed(name):
     """The split whose images a text file of this name lists: val.txt, eg1800_val.txt; None for other names."""
-    first, *others = folder_words(name) if name.endswith(('.txt', '.lst', '.csv')) else ['']
+    first, *others = folder_words(name) if name.lower().endswith(('.txt', '.lst', '.csv')) else ['']
     told = [word for word in (first, *others) if word in SPLIT_WORDS and (word == first or len(word) > 2)]
     return SPLIT_WORDS[told[0]] if told else None
 
@@ -2103,9 +2118,13 @@ def split_by_names(pairs, root, files, notes):
             paths = [pair[side].path for pair in pairs]
             parts = next((n for n in range(1, 9) if len({tail_of(path, n) for path in paths}) == len(paths)), 1)
             stems = [tail_of(path, parts) for path in paths]           # with folders, A/0, where B/0 exists too
-            ways = [(some, *way) for some in (plain, lists, exact) for way in ways_to_split(stems, some, root, parts)]
+            folders = {*map(os.path.dirname, paths)}                   # some in them may have no partner
+            beside = (os.path.join(root, *place) for place in files * bool(lists) if may_be_read(place[1]))
+            known = {*stems, *(tail_of(path, parts) for path in beside if os.path.dirname(path) in folders)}
+            ways = [(some, *way) for some in (plain, lists, exact)
+                    for way in ways_to_split(stems, some, root, parts, known)]
             for some, how, listed in ways:
-                splits = splits_told(stems, [pair[side].rest for pair in pairs], listed)
+                splits = splits_told(stems, [(pair[side].rest, pair[0].split) for pair in pairs], listed, known)
                 if all(splits) and {'train'} < set(splits):
                     notes.append(f'the images are split by {how}')
                     left_out = [posixpath.join(*place) for place in lists if some is exact and place not in exact]
@@ -2126,25 +2145,27 @@ def split_by_names(pairs, root, files, notes):
     return pairs
 
 
-def ways_to_split(stems, lists, root, parts):
+def ways_to_split(stems, lists, root, parts, known):
     """Splits by the first word of the stems, and by the text files of each folder -> [(what tells them, {stem: split}),
-    ...], the likeliest first; None for a stem in two splits. `parts`: how many parts of a path make a stem."""
+    ...], the likeliest first; None for a stem in two splits. `parts`: how many parts of a path make a stem; `known`:
+    the stems, and those of files beside them."""
     ways = {}
     split_of = lambda stem: SPLIT_WORDS.get(folder_words(posixpath.basename(stem))[0])
     if all(map(split_of, stems)):                                      # mostly ends at the first stem
         ways['the first word of their names'] = {stem: split_of(stem) for stem in stems}
-    halved, known = {folder for folder, name in lists if split_listed(name) == 'val'}, {*stems}
+    halved = {folder for folder, name in lists if split_listed(name) == 'val'}
     for folder, name in lists:
         if folder in halved and re.search('(?i)train[-_]?val', name):  # it repeats train.txt and val.txt
             continue
         listed, split = ways.setdefault(f'the text files in {folder or "the top folder"}', {}), split_listed(name)
         try:
-            text = Path(root, folder, name).read_text('utf-8-sig', 'replace')
+            text = Path(root, folder, name).read_bytes()
         except OSError as error:                                       # else chance would split them
             raise DataError(f'{Path(root, folder, name)}: cannot be read: {error.strerror}') from None
-        for line in text.splitlines():
+        code = 'utf-16' if text[:2] in (b'\xff\xfe', b'\xfe\xff') else 'utf-8-sig'     # PowerShell's >
+        for line in text.decode(code, 'replace').splitlines():
             first = re.split('[,;\t]', line)[0]
-            words = [] if name.endswith('.csv') else [line.strip(), *line.split()[:1]]
+            words = [] if name.lower().endswith('.csv') else [line.strip(), *line.split()[:1]]
             words = [*filter(may_be_read, words[1:]), *words, first]   # of '1.png 2.png' the first, but 'my (1).png'
             found = [*filter(None, (tail_of(word.strip(' "'), parts) for word in words))]         # not of a blank line
             for stem in [stem for stem in found if stem in known][:1] or found:
@@ -2152,30 +2173,24 @@ def ways_to_split(stems, lists, root, parts):
     return sorted(ways.items(), key=lambda way: ('train' not in way[1].values(), len(way[1])))     # VOC has many
 
 
-def splits_told(stems, rests, listed):
-    """The split of each stem by `listed`, {name: split}; None where no name tells it. A name may also be a folder in
-    `rests`, or lack what all stems begin or end with: 00000 means 00000_img. If no name is listed for training, and all
-    names are stems, the stems that are not listed are for training."""
-    films = [next((listed[part] for part in rest.split('/') if listed.get(part)), None) for rest in rests]
+def splits_told(stems, places, listed, known):
+    """The split of each stem by `listed`, {name: split}, else that of its place, (rest, split); None where none tells
+    it. A name may also be a folder in the rest, or lack what all stems begin or end with: 00000 means 00000_img. If no
+    name is listed for training, and all are `known`, the stems that are not listed are for training."""
+    films = [next((listed[part] for part in rest.split('/') if listed.get(part)), None) for rest, _ in places]
     if all(films) and not {*stems} <= listed.keys():                   # a list of films stands for all their frames
         return films
     told = [] if listed.keys() & set(stems) else [name for name in listed if name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
-    lists_no_training = listed.keys() <= {*stems} and not {'train', None} & {*listed.values()}
+    lists_no_training = listed.keys() <= known and not {'train', None} & {*listed.values()}
     others = 'train' if lists_no_training else None
-    return [listed.get(stem.removeprefix(before).removesuffix(after), others) for stem in stems]
+    return [listed.get(stem.removeprefix(before).removesuffix(after)) or split or others
+            for stem, (_, split) in zip(stems, places)]
 
 
 def paths_of(pairs):
     """[(image, mask), ...] -> the paths of the images (N,) and of the masks (N,) as bytes."""
     return [np.array([os.fsencode(file.path) for file in side]) for side in zip(*pairs)]
-
-
-def problems_of_pairs(config, root, files):
-    """What is wrong with the files that do pair, to be reported with the unpaired ones instead of by the next run."""
-    with contextlib.suppress(DataError):                               # no pairs, nothing to look at
-        return problems_of_files(pair_files(config | {'skip_unpaired': True}, root, files)[0], config)
-    return []
 
 
 def problems_of_files(pairs, config):
@@ -2229,8 +2244,7 @@ def pair_roles(config, root, files, which=-1):
         by_chance |= 2 * min(len(images), len(masks)) > len(pairs)
     if problems or not pairs or lonely and (by_chance or not config['skip_unpaired']):
         found = f'{counted(len(pairs), "pair")} found{", perhaps by chance" * by_chance}'
-        raise DataError([*shorten(problems + lonely), found, *shorten(notes, 5)],
-                        'images and masks do not pair')
+        raise DataError([*shorten(problems + lonely), found, *shorten(notes, 5)], 'images and masks do not pair')
     if lonely:
         notes += [f'skipped {len(images)} images and {len(masks)} masks without a partner', *shorten(lonely, 3)]
     return pairs, rule, notes, images, masks
@@ -2366,12 +2380,12 @@ def lists_there(root, files):
     depth = lambda place: place[0].count('/') + bool(place[0])
     places = sorted((place for place in files if place[1].lower().endswith('.csv')),
                     key=lambda place: (depth(place), 'train' not in place[1].lower(), place))
-    found, brought = {}, ''                                            # val.csv comes with train.csv
+    found, brought = {}, set()                                         # val.csv comes with train.csv
     for folder, name in [place for place in places if depth(place) == depth(places[0])][:20]:
         with contextlib.suppress(DataError):
-            if name not in re.split('[ ,]', brought) and (root / folder / name).is_file():
-                pairs, rule = found[as_typed('data', root / folder / name)] = read_list(root / folder / name)
-                brought += f' {rule}'
+            if (path := root / folder / name) not in brought and path.is_file():
+                found[as_typed('data', path)] = read_list(path)
+                brought.update(read_tables(path))
     return found
 
 
@@ -2673,11 +2687,11 @@ def pattern_answers(files):
 def group_of(image, pattern, is_needed=True):
     """The group of an image: what the pattern's parentheses match in its name, or the whole match if it has none. Where
     that is not found: None, but a DataError if it `is_needed`."""
-    places = (image.stem, f'{image.rest}/{image.stem}', os.path.basename(image.path))      # what {stem} is, or all
+    places = (image.stem, f'{image.rest or image.kind}/{image.stem}', os.path.basename(image.path))    # {stem}, or all
     match = next(filter(None, (re.search(pattern, place) for place in places)), None)
     if not match and is_needed:
         raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
-                        "as in group_pattern='^[^_]*' (what stands before the first _)")
+                        f'as in {as_typed("group_pattern", "^[^_]*")} (what stands before the first _)')
     return match and (match.groups() or match.group())
 
 
@@ -2691,7 +2705,7 @@ def choose_splits(images, config):
     fold, share = config['fold'], config['val_fraction']
     last = -1 if val in splits or not share else int(1.001 / share) - 1
     if fold > max(0, last):
-        why = f'val_fraction={share:g} makes those from 0 to {last}' if last >= 0 else 'no split is drawn; leave it out'
+        why = f'val_fraction={share:g} makes those from 0 to {last}' if last >= 0 else 'no split is drawn: type fold=0'
         raise ConfigError(f'fold={fold}: there is no such fold: {why}')
     if share == 0 or val in splits:
         return np.where(splits < 0, train, splits), np.zeros(len(splits), bool)
@@ -2920,7 +2934,7 @@ def open_series(path, config):
         if bands == [0] and series.shape[2] == config['in_channels'] != series.shape[0]:
             size, bands = series.shape[:2], [2]                        # (H, W, C), which tifffile writes as H pages
         check_pixels(path, (*size, math.prod(series.shape) // max(1, math.prod(size))), config)
-        if file.pages[0].tags.valueof(274, 1) != 1:
+        if file.pages[0].tags.valueof(274, 1) not in (0, 1):
             raise ValueError(ROTATED)
         if len(bands) > 1:
             raise ValueError(f'has the axes {series.axes}; only height, width and bands are understood')
@@ -2998,7 +3012,7 @@ def check_compressed(path, most):
 
 
 def read_mat(path, config, as_mask):
-    """The only matrix of a MATLAB file, or the only one that is named like a mask."""
+    """The only matrix of a MATLAB file, or of a mask the only one that is named like one."""
     import scipy.io                                                    # only .mat needs it
     check_compressed(path, 8 * config['max_image_pixels'])             # doubles
     try:
@@ -3008,7 +3022,7 @@ def read_mat(path, config, as_mask):
     except NotImplementedError:
         raise ValueError('is of MATLAB 7.3; save it with -v7, or as .npy') from None
     arrays = list(matrices(content))
-    if len(arrays) > 1:                                                # groundTruth.Segmentation beside .Boundaries
+    if len(arrays) > 1 and as_mask:                                    # groundTruth.Segmentation beside .Boundaries
         arrays = [(name, array) for name, array in arrays if set(folder_words(name)) & MASK_WORDS] or arrays
     if len(arrays) != 1:
         names = ', '.join([*dict.fromkeys(name for name, _ in arrays)][:6])
@@ -3111,7 +3125,7 @@ class TiffRows:
         check_pixels(path, page.chunks[:2], config)
         self.dtype = convert_pixels(np.zeros((1, 1, self.shape[2]), page.dtype), path, config).dtype
         plain = page.photometric in (1, 2) and (page.planarconfig == 1 or page.samplesperpixel == 1)
-        others = [other for other in page.parent.pages[1:] if not other.subfiletype & 1]       # 1: a smaller copy of it
+        others = [other for other in page.parent.pages[1:] if not other.subfiletype & 5]   # 1: a smaller copy, 4: mask
         is_small = self.shape[0] * self.shape[1] <= WINDOWED_ABOVE
         if is_small or not plain or page.imagedepth > 1 or others or page.tags.valueof(274, 1) != 1:
             raise ValueError('to be read as a whole')
@@ -3439,12 +3453,12 @@ def guess_coding(values, images, areas, special, palette, wanted, counts_up, los
     values. special: those of them that are ignored; wanted: num_classes, perhaps 'auto'."""
     plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
     between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
-    if set(values) <= {0, 255, 65535} and 0 not in special and (wanted in ('auto', 2) or 65535 in values):
+    if set(values) <= {0, 255, 65535} and special <= {255} and (wanted in ('auto', 2) or 65535 in values):
         tops = sorted(values.keys() - {0}) or [255]
         return Coding({0: 0} | dict.fromkeys(tops, 1), None, 2,
                       f'0 is background, {" and ".join(map(str, tops))} foreground')
     is_rare_void = 255 not in special or share_of([1], values) > void / 10
-    if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or is_rare_void):
+    if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or wanted == 'auto' and is_rare_void):
         doubt = '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
         return Coding({0: 0, 1: 1} | ignored, None, 2, f'0 is background, 1 foreground{say_ignored(special)}{doubt}')
     highest = max(plain, default=0)
@@ -3510,7 +3524,7 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
         lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
-        are_classes = many and plain == [*range(len(plain))] and plain[-1] < 254 and not are_ids    # ADE20K: 0..150
+        are_classes = many and (has_main or plain == [*range(len(plain))]) and plain[-1] < 254 and not are_ids
         are_classes &= np.median([areas[code] for code in plain]) > 0  # else most are of soft edges
         lines.insert(2 if are_classes else len(lines), 'if they are class numbers, of which some may not occur, '
                                                        f'type num_classes={plain[-1] + 1} or more')
@@ -3557,9 +3571,9 @@ def leans_on_white(values, images, areas, plain):
 def list_values(values, images, plain, special):
     """The values with their shares and images: the 24 most frequent ones, and those that may be ignored."""
     often = sorted(sorted(plain, key=lambda code: -values[code])[:24])
-    found = ', '.join(f'{name_code(code)} ({share_of([code], values):.2%}, {images[code]} images)'
-                      for code in [*often, *sorted(special)])
-    more = f' and {len(plain) - 24} more' if len(plain) > 24 else ''
+    listed = [*often, *sorted(special)[-24:]]
+    found = ', '.join(f'{name_code(code)} ({share_of([code], values):.2%}, {images[code]} images)' for code in listed)
+    more = f' and {len(values) - len(listed)} more' if len(values) > len(listed) else ''
     return f'{len(values)} values (share of pixels, images): {found}{more}'
 
 
@@ -3668,6 +3682,7 @@ def offer_names(paths, values, coding=None):
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
                    or re.search(r'(?i)no[-_ ]?data|outside' + '|void|ignore|unlabel' * is_rare(code), name)}
         kept = [code for code in listed if code not in ignored]
+        kept = sorted(kept, key=lambda code: len(kept) == 2 and code != black)         # of two black is the background
         if not 1 < len(kept) < IGNORE:
             continue
         table = dict.fromkeys(listed, IGNORE) | {code: number for number, code in enumerate(kept)}
@@ -3722,7 +3737,7 @@ def read_header(path, config):
             return *size, pillow_mode(picture) + (TURNED.format(turned) if turned != 1 else '')
     if dtype.kind not in 'biuf' or not height or not width:
         raise ValueError(f'holds {height} x {width} {dtype}; expected numbers')
-    return height, width, f'{dtype} x {channels}'
+    return height, width, f'{dtype.name} x {channels}'
 
 
 class OtherSize(str):
@@ -3844,7 +3859,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 28                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 29                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -3931,7 +3946,7 @@ def inspect_data(config, decode=False):
     firsts = turned_copies(pairs, records, copies_of(pairs, records, config), config)
     pairs = with_copies_together(pairs, firsts, config)
     if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
-        config = {**config, 'ignore_index': None}                      # 255 is white there
+        config = config | {'ignore_index': {255: None}.get(*2 * [config['ignore_index']])}     # 255 is white there
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
@@ -3971,7 +3986,7 @@ def inspect_data(config, decode=False):
         data.notes += offer_names(pairs.class_lists, values, coding)
     edges = by_class(pixels_of(records, 'edge'), meaning)              # there background usually prevails
     at_edge = edges[1] / max(edges[:IGNORE].sum(), 1)
-    if coding.num_classes == 2 and len(classes) > 1 \
+    if coding.num_classes == 2 and len(classes) > 1 and config['mask_values'] != 'alpha' \
             and (shares[1] > 0.85 or shares[1] > 0.4 and at_edge > 0.8 and 1 - at_edge < 0.6 * (1 - shares[1])):
         line = line_that_inverts(data, kinds, parse_mask_values(config['mask_values']))
         data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} along the '
@@ -4005,8 +4020,9 @@ def in_grey(records, config):
             told = [record | {'codes': [*map(greys.get, record['codes'])]} for record in records]
             if not most or is_noisy(pixels_of(told), pixels_of(told, 'areas')):
                 return told
-    as_colour = lambda code, of_palette: COLOUR + code * 0x010101 if (
-        0 <= code < 256 and of_palette is None and code != config['ignore_index']) else code
+    shown = codes | {*(parse_mask_values(config['mask_values']) if names_colours(config) else ())}
+    as_colour = lambda code, of_palette: COLOUR + code * 0x010101 if 0 <= code < 256 and of_palette is None and (
+        code != config['ignore_index'] or COLOUR + code * 0x010101 in shown) else code         # white is no void there
     return [record | {'codes': [as_colour(*both) for both in itertools.zip_longest(record['codes'], record['palette'])]}
             for record in records]
 
@@ -4070,8 +4086,8 @@ def turned_copies(pairs, records, firsts, config):
         if firsts[row] == row and len(record['codes']) > 1 and math.prod(record['size']) <= 2**24:
             alike[hash((*sorted(record['size']), *record['codes'], *record['pixels']))].append(row)
     groups = [rows for rows in alike.values() if 1 < len(rows) <= 8]   # there are eight ways to turn and mirror
-    step = len(groups) // 101 + 1
-    like = [like_first(pairs.images[rows], config) for rows in groups[::step]]
+    some = groups[::(step := len(groups) // 101 + 1)]
+    like = [like_first(pairs.images[rows], config) for rows in progress(some, len(some), 'Looking for copies')]
     are_copies = sum(not any(places) for places in like) > 0.8 * len(like)
     for number, rows in enumerate(groups):
         if number % step and not are_copies:                           # not looked at
@@ -4099,13 +4115,13 @@ def like_first(paths, config):
 
 
 def with_copies_together(pairs, firsts, config):
-    """The pairs, split anew if chance had parted copies of an image, with all copies on one side: in training if a name
-    puts one of them there. firsts: as from copies_of."""
+    """The pairs, split anew where chance may part copies of an image (in each fold alike), with all copies on one side:
+    in training if a name puts one of them there. firsts: as from copies_of."""
     if config['group_pattern'] or not pairs.drawn.any():
         return pairs
     train, val = SPLITS.index('train'), SPLITS.index('val')
     same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), firsts.__getitem__)
-    parted = [rows for rows in same.values() if len({*pairs.splits[rows]}) > 1]
+    parted = [rows for rows in same.values() if len(rows) > 1 and pairs.drawn[rows].any()]     # here or in another fold
     named = {firsts[row] for row in np.flatnonzero(~pairs.drawn & (pairs.splits == train))}
     drawn = grouped(np.flatnonzero(pairs.drawn), firsts.__getitem__)
     groups = [rows for first, rows in drawn.items() if first not in named]
@@ -4238,12 +4254,12 @@ def doubts_of_classes(data, found, config):
 
 def seed_for_all(rows, held_out, are_lacking, config):
     """The first seed that draws all classes for both sides of a split of these rows; None if none of the first 200
-    does, where groups are drawn, or if other rows are `held_out` than the draw's: files or copies had a part in it.
-    are_lacking(rows): the classes that are in none of them."""
+    (fewer of over 10,000 rows) does, where groups are drawn, or if other rows are `held_out` than the draw's: files or
+    copies had a part in it. are_lacking(rows): the classes that are in none of them."""
     draw = lambda seed: hold_out([[row] for row in rows], len(rows), config | {'seed': seed})
     if len(rows) < 2 or config['group_pattern'] or are_lacking(rows) or {*draw(config['seed'])} != {*held_out}:
         return None
-    for seed in range(200):
+    for seed in range(min(200, 2 * 10**6 // len(rows))):               # a second or so
         held = draw(seed)
         if not are_lacking(held) and not are_lacking(np.setdiff1d(rows, held)):
             return seed
@@ -4495,6 +4511,7 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
     done, count = folder.with_name(f'.{folder.name}_is_complete'), num_train + num_val
     if done.exists() and folder.is_dir():                              # rm -r runs/* leaves the hidden mark alone
         return folder
+    done.unlink(missing_ok=True)                                       # until all is there again
     for number in progress(range(count), count, 'Drawing the demo set'):
         split = 'train' if number < num_train else 'val'
         for kind, array in zip(('images', 'masks'), draw_demo(seed * 100_003 + number)):
@@ -4571,7 +4588,9 @@ def load_augmentation(path, shape, dtype):
     ConfigError for a file that is no pipeline, or fails on such an image."""
     try:
         text = Path(path).read_text(encoding='utf-8').replace('!!python/tuple', '')        # yaml.dump's tuples
-        pipeline = A.from_dict((yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text))
+        saved = (yaml.safe_load if str(path).endswith(('.yaml', '.yml')) else json.loads)(text)
+        refuse_explosion(saved, most=10**5)                            # aliases of YAML
+        pipeline = A.from_dict(saved)
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
         left_out, is_in_model = [], lambda step: type(step).__name__ in IN_THE_MODEL
         for step in all_steps(pipeline):
@@ -4584,7 +4603,9 @@ def load_augmentation(path, shape, dtype):
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):              # 'image_mask' would mix class ids
                 step.area_for_downscale = 'image'
-        pipeline = A.Compose(pipeline.transforms, p=pipeline.p, mask_interpolation=cv2.INTER_NEAREST)
+            resizes = hasattr(step, 'area_for_downscale')              # INTER_NEAREST would shift by half a pixel there
+            step.mask_interpolation = cv2.INTER_NEAREST_EXACT if resizes else cv2.INTER_NEAREST    # no warp knows EXACT
+        pipeline = A.Compose(pipeline.transforms, p=pipeline.p)
         pipeline.cuts_off = try_augmentation(pipeline, shape, dtype)
     except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
@@ -4629,8 +4650,8 @@ def resize(array, height, width, is_mask=False):
     less = min(array.shape[0], height), min(array.shape[1], width)
     if is_mask and less == (height, width):
         return shrink_mask(array, height, width)
-    if not is_mask and less not in (array.shape[:2], (height, width)):     # one side shrinks, the other grows
-        return resize(resize(array, *less), height, width)
+    if less not in (array.shape[:2], (height, width)):                 # one side shrinks, the other grows
+        return resize(resize(array, *less, is_mask), height, width, is_mask)
     mode = cv2.INTER_NEAREST_EXACT if is_mask else cv2.INTER_AREA if less == (height, width) else cv2.INTER_LINEAR
     if array.ndim == 2 or array.shape[2] <= 4:
         return cv2.resize(array, (width, height), interpolation=mode).reshape(height, width, *array.shape[2:])
@@ -4932,15 +4953,11 @@ def batches_that_fit(batch, held=0):
     return max(0, int((shutil.disk_usage('/dev/shm').free / (batch * processes_here()) - held) // 1.5))
 
 
-def let_threads_rest():
-    """Before a fork: a thread of gloo that asks for the GIL, as after a collective, holds a lock for that moment.
-    A child forked meanwhile would wait for the lock forever (python/cpython issue 112275, up to 3.11)."""
-    if world().size > 1:
-        time.sleep(0.02)
-
-
 if hasattr(os, 'register_at_fork'):                                    # not on Windows
-    os.register_at_fork(before=let_threads_rest, after_in_child=gc.freeze)     # freeing a GPU tensor would abort it
+    # A thread of gloo that asks for the GIL, as after a collective, holds a lock for that moment: a child forked
+    # meanwhile would wait for the lock forever (python/cpython issue 112275, up to 3.11).
+    os.register_at_fork(before=lambda: world().size > 1 and time.sleep(0.02),
+                        after_in_child=gc.freeze)                      # freeing a GPU tensor would abort it
 
 
 def build_loader(dataset, config, device, **how):
@@ -5323,13 +5340,14 @@ def shift_to_shares(logits, truth):
     1.9. Of three classes or more those below least_share say nothing: such a network may not know the rarest of 11."""
     mean = lambda shift: (logits + shift).softmax(1).mean(0).clamp_min(1e-9)
     shown, found, shift = torch.bincount(truth, minlength=logits.shape[1]) / len(truth), mean(0), 0
-    is_told = shown > (least_share(len(shown)) if len(shown) > 2 else 0)
+    least = least_share(len(shown))                                    # found on less, nothing is too frequent
+    is_told = (shown > (least if len(shown) > 2 else 0)) & ((shown > found) | (found > least))
     most = max((shown / found)[is_told].log().abs().tolist(), default=0)
     if most <= math.log(3):
         return []
     log.info('last layer: its biases are set to the shares of the classes here; it had one %.3g times too often or too '
              'rarely', math.exp(most))
-    wanted = torch.where(shown > 0, shown.clamp_min(least_share(len(shown))), found)
+    wanted = torch.where(shown > 0, shown.clamp_min(least), found)
     for _ in range(100):
         shift = shift + (wanted / mean(shift)).log()
     return (shift - shift[0]).tolist()
@@ -5369,18 +5387,17 @@ def laid_out(model, config, device):
                 and module.in_channels < 16 and max(module.stride) > math.prod(module.kernel_size) == 1 \
                 and module.padding in ((0, 0), 'valid'):
             change_forward(module, ConvolvesEveryNth)
-    if on_apple:
-        return model.to(memory_format=torch.contiguous_format)
-    for tensor in itertools.chain(model.parameters(), model.buffers()) if config['channels_last'] else ():
+    layout = torch.channels_last if config['channels_last'] and not on_apple else torch.contiguous_format
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
         if tensor.ndim == 4:                                           # model.to() refuses five, of a Conv3d inside
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+            tensor.data = tensor.data.contiguous(memory_format=layout)     # back too: a notebook gives it once more
     return model
 
 
 def to_nchw(_, maps):
     """Forward pre-hook: the module gets its maps in NCHW. Code compiled for a CPU has kernels that do not need it."""
-    if maps[0].device.type == 'mps' or not torch.compiler.is_compiling():
-        return tuple(each.contiguous() for each in maps)
+    if not torch.compiler.is_compiling() or maps[0].device.type == 'mps':
+        return tuple(each.contiguous() if torch.is_tensor(each) else each for each in maps)
 
 
 class ConvolvesEveryNth:
@@ -5489,8 +5506,10 @@ def fold_upsampling(network, folds=True):
     sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)           # of weights: the 4x4 kernel
     for module in network.modules():
         # of an edited build_network it may enlarge otherwise, or have something before its first convolution
-        if type(module).__name__.endswith('UnetDecoderBlock') and next(module.attention1.parameters(), None) is None \
-                and getattr(module, 'interpolation_mode', 'nearest') == 'nearest':
+        if isinstance(module, smp.decoders.unet.decoder.UnetDecoderBlock) \
+                and next(module.attention1.parameters(), None) is None \
+                and getattr(module, 'interpolation_mode', 'nearest') == 'nearest' \
+                and re.search(r'=\(3, 3\), stride=\(1, 1\), padding=\(1, 1\)(, bias=False)?\)$', str(module.conv1[0])):
             change_forward(module, Folded).folds = folds
             conv = change_forward(module.conv1[0], ConvolvesDoubled)
             conv.register_buffer('sums', sums.to(conv.weight), persistent=False)
@@ -5540,6 +5559,9 @@ def keep_float32(network, name):
     if name and name not in modules:
         raise ConfigError(f'keep_float32={name!r}: the network has no such module{did_you_mean(name, modules) or ";"} '
                           f'at the top it has {", ".join(dict(network.named_children()))}; for all type use_amp=False')
+    for module in modules.values():                                    # of an earlier training: see change_forward
+        while isinstance(module, (Float32, Checkpointed)):
+            module.__class__ = type(module).__mro__[2]
     for module in modules[name].modules() if name else ():
         change_forward(module, Float32)
 
@@ -5564,15 +5586,22 @@ class Checkpointed:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*inputs, **named)
         given = [(inputs, named)]                                      # the first run may write into the caller's lists
+        apple = torch.mps if torch.backends.mps.is_available() else None       # torch repeats no draws of its GPU
+        drawn = apple and apple.get_rng_state()
 
         def run(*kept, **kept_named):
             if given:
                 args, words = given.pop()
                 return super(Checkpointed, self).forward(*args, **words)
             before = [buffer.clone() for buffer in self.buffers()]     # BatchNorm sees its batch a second time
+            now = apple and apple.get_rng_state()
             try:
+                if apple:
+                    apple.set_rng_state(drawn)
                 return super(Checkpointed, self).forward(*same_tensors(kept), **same_tensors(kept_named))
             finally:
+                if apple:
+                    apple.set_rng_state(now)
                 for buffer, value in zip(self.buffers(), before):
                     buffer.data.copy_(value)                           # .data, or autograd sees what it saved change
 
@@ -5724,15 +5753,15 @@ def find_reach(model, images, tile, config=None):
     Measured: the deepest logit that changes when the pixels of the rim do; the longer side where that is in the middle,
     as it is then unknown. The tile is noise of the type of `images` (1, C, ...); floats have the config's mean and std.
     """
-    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile)))
+    noise = np.random.default_rng(0).integers(0, 256, (1, images.shape[1], *tile))
     other = 255 - noise
     if images.is_floating_point():
-        mean, std = (torch.tensor(config[key])[:, None, None] if config else 0.5 for key in ('mean', 'std'))
+        mean, std = (np.array(config[key])[:, None, None] if config else 0.5 for key in ('mean', 'std'))
         noise, other = (mean + std * (pixels / 127.5 - 1) for pixels in (noise, other))
     other[..., 1:-1, 1:-1] = noise[..., 1:-1, 1:-1]
-    changed = (model(noise.to(images)) != model(other.to(images))).any(1)[0].cpu()
-    depths = [torch.minimum(at, length - 1 - at) for length, at in zip(tile, map(torch.arange, tile))]
-    deepest = int((torch.minimum(depths[0][:, None], depths[1]) * changed).max())
+    first, second = (model(torch.from_numpy(pixels).to(images)) for pixels in (noise, other))
+    depths = [np.minimum(at, length - 1 - at) for length, at in zip(tile, map(np.arange, tile))]
+    deepest = int((np.minimum(depths[0][:, None], depths[1]) * (first != second).any(1)[0].cpu().numpy()).max())
     return deepest if 2 * deepest + 2 < min(tile) else max(tile)
 
 
@@ -5746,8 +5775,8 @@ def tile_weights(begins, side, overlap, reach):
     """
     wide = int(overlap * side)
     rim = reach if 2 * reach < wide else wide // 4
-    distance = torch.minimum(torch.arange(1, side + 1), torch.arange(side, 0, -1))
-    ramp, total = ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1), torch.zeros(begins[-1] + side)
+    distance = torch.minimum(torch.arange(1, side + 1, device='cpu'), torch.arange(side, 0, -1, device='cpu'))
+    ramp, total = ((distance - rim) / (wide - 2 * rim)).clamp(1e-8, 1), torch.zeros(begins[-1] + side, device='cpu')
     for begin in begins:
         total[begin:begin + side] += ramp
     return torch.stack([ramp / total[begin:begin + side] for begin in begins])
@@ -5963,7 +5992,7 @@ class TrainState:
         for own, value in reversed(pairs) if back else pairs:          # reversed, as some may share memory
             try:
                 kept = own.clone()
-            except torch.OutOfMemoryError:                             # of a GPU: it must not end half-way
+            except RuntimeError:                                       # of a full GPU, Apple's too: not half-way
                 kept = own.to('cpu', copy=True)
             own.copy_(value)
             value.copy_(kept)
@@ -6056,6 +6085,7 @@ def write_file(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name[:40]}.{os.getpid()}.tmp')     # names may have 255 bytes
     try:
+        temporary.unlink(missing_ok=True)                              # it may be a stranger's link, which open follows
         with open(temporary, 'wb') as file:
             content(file) if callable(content) else file.write(content)
             file.flush()
@@ -6122,7 +6152,7 @@ def load_checkpoint(path):
         verify_checkpoint(path)
         content = torch.load(path, map_location='cpu', weights_only=True)
         if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
-                or not isinstance(content['config'], dict):
+                or not isinstance(content['config'], dict) or any(map(torch.is_tensor, content['config'].values())):
             raise ValueError(OF_ANOTHER)
         refuse_explosion(content)
         return content
@@ -6266,10 +6296,7 @@ def split_batch(batch, most):
     # one item per sample; not (x, y) of two samples. By the batch's id: pytree never frees what is_leaf holds
     is_list = lambda value: isinstance(value, (list, tuple)) and len(value) == count and id(value) != whole \
         and (are_lists or not all(map(is_whole, value)))
-
-    def cut(value, piece):
-        return value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
-
+    cut = lambda value, piece: value[piece[0]:piece[-1] + 1] if is_whole(value) or is_list(value) else value
     return [pytree.tree_map(functools.partial(cut, piece=piece), batch, is_leaf=is_list)
             for piece in split_evenly(np.arange(count), most)]
 
@@ -6291,7 +6318,7 @@ def run_loss(loss_fn, model, dtype, batch):
                         'a loss per pixel give loss.flatten(1).mean(1), of the mean of a batch loss.expand(samples)')
     if counts is not None and not (torch.is_tensor(counts) and counts.ndim == 2 and len(set(counts.shape)) == 1):
         raise TypeError('a second value of loss_fn(model, batch) must be a confusion matrix, a tensor (K, K)')
-    return losses.float(), counts
+    return losses.float(), None if counts is None else counts.detach().to(losses.device)   # or each step's graph stays
 
 
 def train_step(state, window, loss_fn, config):
@@ -6688,7 +6715,7 @@ def replay(path, model=None, loss_fn=None):
         raise UserError(f'{path}: holds a network of your own: give model and loss_fn too', 'cannot replay')
     else:
         model.load_state_dict(saved['weights'])
-    state = TrainState(model.train(), None, None, dtype=saved['dtype'])
+    state = TrainState(model.train() or model, None, None, dtype=saved['dtype'])       # one's own may return nothing
     return find_nonfinite(state, saved['window'], loss_fn or SegmentationLoss(model.config), state.dtype)[1]
 
 
@@ -6818,6 +6845,7 @@ class Run:
             if not world().rank:                                       # only the first process writes
                 self.hold()
         except OSError as error:
+            self.after.close()                                         # or the lock stays until it is garbage
             raise UserError(f'run_dir={str(self.folder)!r}: cannot be written: {error.strerror}') from None
         self.watch_signals()
         return self
@@ -6855,10 +6883,11 @@ class Run:
         except Timeout:
             other = self.other_holder() or 'another run'
             raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
-        except NotImplementedError:                                    # a drive without locks: no second run is refused
-            pass
+        except (NotImplementedError, OSError) as error:                # a drive without locks: no second run is refused
+            if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
         self.after.callback(lambda: self.other_holder() or self.holder.unlink(missing_ok=True))
-        self.holder.write_text(self.name)
+        self.holder.write_bytes(self.name.encode())
         for left_over in self.folder.glob('.*.*[0-9].tmp'):            # of a run that was killed in mid-save
             left_over.unlink()
         self.open_log()
@@ -6964,7 +6993,7 @@ class Run:
     def other_holder(self):
         """The run that .holder names, if that is not this one; else ''."""
         with contextlib.suppress(OSError):                             # gone, or its network drive is for a while
-            name = self.holder.read_text()
+            name = self.holder.read_bytes().decode(errors='replace')
             return name * (name != self.name)
         return ''
 
@@ -7075,7 +7104,7 @@ def train_epoch(state, loader, loss_fn, config, run):
             in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images']) or not images))
             look(state, window, loss_fn, config, names, run.folder, in_vain)
             if not bar.disable:
-                bar.set_postfix_str(live_numbers(state, images / (time.monotonic() - begun)), refresh=False)
+                bar.set_postfix_str(live_numbers(state, images / max(1e-9, time.monotonic() - begun)), refresh=False)
         seconds = max(1e-9, time.monotonic() - begun)                  # / size, as totals are summed over processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
         run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
@@ -7146,10 +7175,10 @@ def keep_if_best(state, metrics, config, run):
     least = state.best_score - 1e-9 * math.isnan(metrics.get('iou', 0))        # nothing to find: what learnt longer
     if state.best_score > -math.inf and not score > least:             # a NaN is better than nothing
         return False
-    state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
     content = describe_model(state.model, config | amp_settings(state.dtype), state.weights())
     content |= {'metrics': metrics, 'epoch': state.epoch + 1}
     run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # training changes the weights
+    state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
     return True
 
 
@@ -7157,12 +7186,12 @@ def close_epoch(state, metrics, config, run, took):
     """The epoch's row and line, what is best so far, and everything saved. Moves state to the next epoch. `took`:
     seconds of its validation."""
     row = epoch_row(state, metrics)
-    state.history.append(row)
     patience = config['early_stopping_patience']
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite, in %s', state.dtype)
     if is_best := keep_if_best(state, metrics, config, run):
         run.save_best()
+    state.history.append(row)                                          # last: memory may run out before
     if math.isnan(row['train_loss']):
         done = 'no sound step'
     elif is_best:
@@ -7196,7 +7225,7 @@ def show_epoch(run, state, val_data):
                 page = draw_samples(model.eval(), val_data, run.folder / 'samples.png', state.dtype)
             run.board.add_image('samples', np.asarray(page), row['step'], dataformats='HWC')
         run.board.flush()
-    except (OSError, DataError) as error:
+    except (OSError, RuntimeError, MemoryError, UserError) as error:   # as in finish: pictures end no training
         run.complain('tensorboard', error)
 
 
@@ -7328,7 +7357,7 @@ FREE_ON_RESUME = set('data images masks image_pattern mask_pattern num_workers c
                      'run_dir activation_checkpointing class_names tensorboard encoder_weights max_image_pixels '
                      'device'.split())
 FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_classes optimizer image_dtype mask_values '
-                      'seed val_fraction fold group_pattern ema_decay mean std initial_weights'.split())
+                      'seed val_fraction fold group_pattern ema_decay mean std initial_weights init_scale'.split())
 
 
 def resume_config(folder, preset, overrides):
@@ -7337,7 +7366,7 @@ def resume_config(folder, preset, overrides):
     saved = load_last(folder)[0]
     before = CONFIG | {'oversample_foreground': 0.0}                   # a key may be new: as it was without
     trained = {key: saved['config'].get(key, value) for key, value in before.items()}
-    trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': None}   # precision as before any healing
+    trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': str(folder)}    # precision as before any healing
     config, sources, notes = resolve_config(preset, overrides, base=trained)
     for key in ('data', 'initial_weights', 'augment'):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
@@ -7352,6 +7381,8 @@ def resume_config(folder, preset, overrides):
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
                      'batch_size wants more accumulation_steps')
+    if 'num_epochs' in changed and isinstance(done := saved.get('epoch'), int) and config['num_epochs'] < done:
+        fixed.append(f'num_epochs={config["num_epochs"]}: {done} are done already')
     if config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
         fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
     if config['data'] == trained['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data']):
@@ -7434,6 +7465,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['data'] == 'demo' and os.path.isdir('demo'):
         warn(['data=demo is the built-in set; data=demo/ is the folder'])
     data = from_first(lambda: inspect_data(config, decode))
+    if config['resume']:                                               # which refuses these lines
+        data.notes = [note for note in data.notes if not re.search(rf'\b({"|".join(FIXED_ON_RESUME)})=', note)]
     if not len(data.pairs.rows('train')):
         raise DataError(['no training image is left: they are broken, do not fit their masks, or are in folders of '
                          'other splits', *data.notes])
@@ -7699,6 +7732,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
     if is_compiled(state.model):
         log.info('Compiled in %.0f s', time.monotonic() - begun)
     go_back(state, config, run)                                        # but for what was found to work
+    run.saved = place_of(state)                                        # of a trial alone nothing is to be saved
 
 
 def watching(loss_fn, reached):
@@ -7729,7 +7763,7 @@ def is_criterion(loss_fn):
     if (getattr(loss_fn, '__module__', '') or '').startswith(theirs):
         return True
     asked = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
-    with contextlib.suppress(ValueError, TypeError):                   # some built-in functions have no signature
+    with contextlib.suppress(ValueError, TypeError, NameError):        # no signature; its types are not there (3.14)
         first = str(next(iter(inspect.signature(asked).parameters.values()), '')).partition(':')[0]
         return first in 'logits pred preds prediction predictions y_pred y_hat output outputs net_output input ' \
                         'inputs x y_true target targets'.split()
@@ -7848,6 +7882,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         traceback.clear_frames(error.__traceback__)                    # frames a network on the GPU
         raise
     finally:
+        ONE_TRAINING.release()                                         # first: a Ctrl-C in these lines must not keep it
         error = sys.exc_info()[1]                                      # SystemExit (SIGTERM): the job may go on
         is_lost = world().size > 1 and re.search(GONE, str(error))             # another process has ended, not this
         is_mistake, error = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost, None  # no cycle with it
@@ -7857,7 +7892,6 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
                 shutil.rmtree(run.folder, ignore_errors=True)          # nothing was begun: leave no trace
             for path in checkpoints(run.folder) if is_unused and run.saved else ():
                 path.unlink(missing_ok=True)                           # or the next try is refused
-        ONE_TRAINING.release()
         if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
             gc.collect()                                               # imports during the run leave cycles of frames
             with contextlib.suppress(RuntimeError):                    # a failed assertion ends all work on a GPU
@@ -7902,10 +7936,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     loader, val_loader = build_loaders(train_data, val_data, config, device)
     state.images = images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
     refuse_other_files(None if own_data else data.pairs, images)
-    began = None
-    if resuming:
-        began = resume_state(state, run, config, precision, hardware, sources)
-    elif goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
+    began = resume_state(state, run, config, precision, hardware, sources) if resuming else None
+    if not resuming and goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
         match_shares(state, first_batches(loader, 16, config, device))
     if config['compile_model']:
         run.after.callback(forget_compiled, state.model)               # also after a fault
@@ -7913,7 +7945,8 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     state.images = images                                              # a resume that is told of others had begun
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
-        if not own_data:
+        is_same = began and began['images'] == images and sources['data'] == 'default'
+        if not own_data and not (is_same and (run.folder / 'split.csv').exists()):     # its lines may be edited by now
             run.write('split.csv', split_csv(data.pairs))
     run.begun = True
     TRAINED.update(given)
@@ -7986,13 +8019,6 @@ def refuse_data(config):
                             'run_dir')
 
 
-def refuse_unwritable(folder):
-    """UserError where a run could not write: its folder, or the nearest existing one above it, takes no files."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
-
-
 def choose_model(model, config, data):
     """The config's network or the user's, with our preprocessing; without (data=None) if the data are the user's."""
     if model is not None and config['initial_weights']:
@@ -8029,6 +8055,8 @@ def naming(what, advice=''):
     except UNREADABLE as error:
         if is_out_of_memory(error):
             raise
+        if re.search('</?torch_', str(error)):                         # default_collate puts a batch there
+            advice = '; too little shared memory: type fewer num_workers, or docker run --shm-size=8g'
         at = traceback.extract_tb(error.__traceback__)[-1]             # of a worker only the message comes through
         raise DataError(f'{what()}: {in_words(error)}{advice or f" ({at.filename}, line {at.lineno})"}') from error
 
@@ -8122,7 +8150,7 @@ def fit(state, loader, val_loader, loss_fn, config, run):
     took = math.inf                                                    # seconds of the last validation; unknown yet
     while state.epoch < config['num_epochs']:
         if epochs_in_vain(state.history, state.best_epoch, config) >= patience:
-            log.info('Early stopping: no better for %s', counted(patience, 'epoch'))
+            log.info('Early stopping: no better for %s (early_stopping_patience)', counted(patience, 'epoch'))
             break
         try:
             train_epoch(state, loader, loss_fn, config, run)
@@ -8147,9 +8175,9 @@ def fit(state, loader, val_loader, loss_fn, config, run):
         except (RuntimeError, EOFError, OSError) as error:
             has_died = config['num_workers'] and workers_failed(error)
             is_validating, deaths = state.window == loader.batch_sampler.num_windows, deaths + 1
-            if has_died and deaths > 3 or is_out_of_memory(error):
-                end_with_advice(error, state, config, run)
-            if not has_died or several and is_validating:              # then the others wait in a collective
+            if has_died and (deaths > 3 or several and is_validating) or is_out_of_memory(error):
+                end_with_advice(error, state, config, run)             # the others would wait in a collective
+            if not has_died:
                 raise
             stop_workers(loader, val_loader)                           # new ones begin at the next window
             if not run.asked:                                          # else a signal to the job ended them
@@ -8219,8 +8247,6 @@ def resume_state(state, run, config, precision, hardware, sources):
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}', advice], 'cannot resume') from None
     if saved.get('own_loss') and not run.own_loss:
         raise UserError(f'{path}: was trained by a loss of your own: go on from Python, with it', 'cannot resume')
-    if 'num_epochs' in changed and config['num_epochs'] < state.epoch:
-        raise UserError(f'num_epochs={config["num_epochs"]}: {state.epoch} are done already', 'cannot resume')
     if state.images != images[:len(state.images)]:                     # older runs know the images alone
         log.warning('The images, their masks or split, or the augmentation file, are not those this run began with: '
                     'scores before and after do not compare, and images that validate now may have been trained on')
@@ -8258,7 +8284,8 @@ def refuse_nonsense(saved, state, config):
             raise TypeError(f'{name}={shown(saved[name])}')
     epochs_in_vain(saved['history'], saved['best_epoch'], config)      # fails for rows without their keys
     if min(saved['epoch'], saved['window'], saved['step'], saved['batch_size'] - 1) < 0 \
-            or saved['dtype'] not in ('float32', 'bfloat16', 'float16'):
+            or saved['dtype'] not in ('float32', 'bfloat16', 'float16') \
+            or not 0 <= saved['random']['numpy'][2] <= 624:            # NumPy would read beyond its memory
         raise ValueError('its counters make no sense')
 
 
@@ -8412,8 +8439,9 @@ def tell_best(best, epoch, config):
 
 def tell_end(state, run, is_saved, can_evaluate):
     """The last lines: what was left out, where everything is, and what to type next."""
-    for name, times in state.left_out.items():
-        log.warning('left out %d times, because it or its mask could not be read: %s', times, name)
+    for line in shorten(f'left out {times} times, because it or its mask could not be read: {name}'
+                        for name, times in state.left_out.items()):
+        log.warning('%s', line)
     files = ('best.pt', 'last.pt', 'config.py', 'split.csv', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
     there = [name for name in files if os.path.exists(run.folder / name)]
     log.info('Everything is in %s: %s', run.folder, ', '.join(there))
@@ -8446,7 +8474,7 @@ def finish(state, val_data, config, run):
             draw_curves(state.history, run.folder / 'curves.png')
             if isinstance(val_data, SegmentationDataset) and not run.asked:
                 draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
-        except (OSError, ImportError, ValueError, RuntimeError, UserError) as error:   # a broken matplotlib, no memory
+        except (OSError, ImportError, ValueError, RuntimeError, MemoryError, UserError) as error:  # broken matplotlib
             log.warning('the pictures could not be written: %s', error)
     tell_end(state, run, is_saved, isinstance(val_data, SegmentationDataset) and not model.is_own)
     columns = dict.fromkeys(key for row in state.history for key in row)       # an event has all of them too, as None
@@ -8634,6 +8662,7 @@ def is_settled(saved):
     return {'mean', 'std'} <= saved['weights'].keys() and saved['config'].get('data') != OWN_DATA
 
 
+@usual_settings()
 def load(path, device='auto', model=None, settings=()):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
     given again, as it was to train; one that saw data sets of its own is not loaded here. `settings`: keys of CONFIG,
@@ -8688,7 +8717,7 @@ def load_with(run, overrides, verb):
     if fixed:
         raise ConfigError([f'{key}: belongs to the trained network and cannot be changed' for key in sorted(fixed)])
     settings = {key: config[key] for key in typed if config[key] != 'auto'}    # 'auto' keeps the run's own
-    model = load(run, settings.get('device', 'auto'), settings=settings)
+    model = load(run, config['device'], settings=settings)
     if 'image_size' in settings:
         model.config['progressive_resizing'] = 0.0                     # of training
         with torch.no_grad():                                          # as much memory as a prediction
@@ -8743,13 +8772,14 @@ def predict_stream(model, images, dtype=None, tta=False):
     small = lambda image: image.small if isinstance(image, TiffRows) else resize(image, *config['image_size'])
     if config['size_policy'] != 'resize':
         tiled, reach = torch.no_grad(tiled_bands), None                # bands are made in the caller's grad mode
+        blank = torch.zeros(1, config['in_channels'], 1, 1, dtype=getattr(torch, config['image_dtype']), device=device)
         for key, image in images:
             rows = lambda first, last, image=image: as_tensor(image[first:last]).to(device)
-            reach = find_reach(network, rows(0, 1), config['image_size'], config) if reach is None else reach
+            reach = find_reach(network, blank, config['image_size'], config) if reach is None else reach
             yield key, image, tiled(network, rows, image.shape[:2], config['image_size'], config['batch_size'], reach)
         return
     images = iter(images)
-    while group := list(itertools.islice(images, config['batch_size'])):
+    while group := list(itertools.islice(images, min(config['batch_size'], 16))):      # at their original size
         batch = torch.cat([as_tensor(small(image)).to(device) for _, image in group])
         for (key, image), logits in zip(group, itertools.chain(*in_halves(network, batch))):
             yield key, image, enlarged_bands(logits, image.shape[:2])
@@ -8975,11 +9005,13 @@ def evaluate(folder, split=None, tta=False, **overrides):
     levels = sorted({0.5, model.threshold, *(i / 20 for i in range(1, 20) if num_classes == 2)})
     rows = progress(range(len(dataset)), len(dataset), 'Evaluating')
     images = read_all(dataset, rows, model.config['skip_broken'])
-    scores = {index: count_at_levels(bands, truth, levels, num_classes)
-              for (index, truth), _, bands in predict_stream(model, images, dtype, tta=tta)}
+    scores, total = {}, 0
+    for (index, truth), _, bands in predict_stream(model, images, dtype, tta=tta):
+        found = count_at_levels(bands, truth, levels, num_classes)
+        scores[index], total = found.to_sparse(), total + found        # an image shows few of many classes
     if not scores:
         raise DataError(f'{model.config["data"]}: none of {len(dataset)} images can be read')
-    counts = dict(zip(levels, sum(scores.values())))
+    counts = dict(zip(levels, total))
     changed = {key: overrides[key] for key in overrides.keys() - FREE_TO_TUNE - {'data'}}
     changed |= {'tta': True} if tta else {}
     is_tuned = num_classes == 2 and are_known and bool(counts[0.5][1].sum()) and not (of_what or changed)
@@ -8987,9 +9019,11 @@ def evaluate(folder, split=None, tta=False, **overrides):
         tried = {level: compute_metrics(counts[level]) for level in levels}
         level = max(levels, key=lambda level: (tried[level]['iou'], -abs(level - 0.5)))
         is_tuned = not is_trivial(tried[level]) and store_threshold(folder, level, model)
-    at = levels.index(model.threshold)
-    per_image = {index: compute_metrics(score[at]) | {'counts': score[at]} for index, score in scores.items()}
-    return report(folder, model, dataset, split, counts, per_image, of_what, is_tuned, changed)
+    for index, score in scores.items():                                # without the numbers of each class
+        found = score.to_dense()[levels.index(model.threshold)]
+        scores[index] = {key: value for key, value in compute_metrics(found).items() if isinstance(value, float)}
+        scores[index]['counts'] = found[:2, :2].clone()                # a view would keep all of it
+    return report(folder, model, dataset, split, counts, scores, of_what, is_tuned, changed, overrides)
 
 
 def images_to_score(folder, model, overrides, wanted=None):
@@ -8997,6 +9031,9 @@ def images_to_score(folder, model, overrides, wanted=None):
     the ones to be scored). Changes model.config to suit; warns of images that were trained on. DataError if there are
     none."""
     other, as_trained = 'data' in overrides, dict(model.config)
+    with contextlib.suppress(UserError, LookupError, TypeError):       # a resume may have been told where they are
+        now = {} if other else load_last(best_file(folder).parent)[0]['config']
+        model.config |= {key: now[key] for key in (OF_DATA | {'skip_broken'}) & now.keys() - overrides.keys()}
     if other:
         model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
         model.config |= {} if model.config['val_fraction'] else {'group_pattern': None}    # others have other names
@@ -9026,7 +9063,7 @@ def warn_of_trained(folder, data, split, as_trained):
         share = as_trained['val_fraction']
         if split == 'train' and share and are_its_images(folder, inspect_data(as_trained), as_trained):
             log.warning('These are the images of this run, and it was trained on most of them: '
-                        'type val_fraction=%s too, to score only those held out', share)
+                        'type val_fraction=%s fold=%s too, to score only those held out', share, as_trained['fold'])
             return
         begun = CONFIG | load_checkpoint(best_file(folder))['config']
         scored = {*map(os.path.realpath, data.pairs.images[data.pairs.rows(split)])}
@@ -9041,11 +9078,12 @@ def inspect_other(model):
     """Inspect data that a model was not trained on -> Data; prints it, and how it differs from the training's.
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     data = inspect_data(model.config)
-    of_training = '^no validation|^no training mask|^val_fraction=0:|oversample_foreground=|group_pattern'
+    of_training = '^(no validation|no training mask|val_fraction=0:|trained on too|all pixels of the validation)|' \
+                  'oversample_foreground=|group_pattern|num_classes=|in no split by name|on several sides|validate too'
     data.notes = [note for note in data.notes if not re.search(of_training, note)]
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
-    plain = lambda words: re.sub(r'[\d.]+% ', '', words or '')         # the share of noise differs everywhere
+    plain = lambda words: re.sub(r'[\d.]+% | to \d+|;.*', '', words or '')     # what occurs, shares: differ everywhere
     if plain(model.coding) not in ('', plain(data.coding.words)):
         log.warning('the masks are not coded as in training: %s; there: %s', data.coding.words, clean(model.coding))
     if len(data.classes) < 2 <= len(data.values) or IGNORE in data.classes and len(data.classes) < 3:
@@ -9086,8 +9124,11 @@ def store_threshold(folder, level, model):
     cannot be written."""
     from filelock import FileLock, Timeout                             # comes with torch
     path, weights, why = best_file(folder), model.state_dict(), 'best.pt has other weights by now'
+    lock = path.parent / '.lock'
     try:
-        with FileLock(str(path.parent / '.lock'), timeout=0):
+        if lock.is_symlink():                                          # older filelocks empty what it leads to
+            raise OSError('.lock is a link')
+        with FileLock(str(lock), timeout=0):
             saved = load_checkpoint(path)
             if all(name in weights and torch.equal(value, weights[name].cpu())
                    for name, value in saved['weights'].items()):
@@ -9105,10 +9146,10 @@ def store_threshold(folder, level, model):
 EMPTY_RULE = 'a class neither in truth nor in prediction is left out, an image without any too; in one alone it is 0'
 
 
-def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed):
+def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tuned, changed, typed):
     """Write and print what evaluate found -> the content of metrics.json. `counts` at each threshold, `per_image`
     {index: metrics} at the model's; `of_what`: names a folder for it, '' is that of the run; `changed`: the settings
-    that are not the run's own. OSError, after printing, where it cannot be written."""
+    that are not the run's own, `typed`: all that were. OSError, after printing, where it cannot be written."""
     run, level = best_file(typed_run).parent, model.threshold
     folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
     metrics, tuned = compute_metrics(counts[level if of_what else 0.5]), compute_metrics(counts[level])
@@ -9159,7 +9200,8 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
     has_test = not of_what and SPLITS.index('test') in dataset.pairs.splits
-    following = ('evaluate', quoted(typed_run), 'split=test') if has_test else \
+    again = itertools.starmap(as_typed, (typed | changed).items())
+    following = ('evaluate', quoted(typed_run), 'split=test', *again) if has_test else \
         ('predict', quoted(typed_run), 'YOUR_IMAGES -o masks')
     print('Next: ', command_line(*following))
     return content
@@ -9196,8 +9238,9 @@ def evaluation_folder(run, of_what, data):
     name, data = f'evaluation_{of_what}', absolute(data)
     for number in itertools.count(1):
         folder = run / (f'{name}-{number}' if number > 1 else name)
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            if folder.is_symlink() or json.loads((folder / 'metrics.json').read_text())['data'] != data:
+        told = folder / 'metrics.json'                                 # perhaps a pipe
+        with contextlib.suppress(*UNREADABLE):
+            if folder.is_symlink() or told.is_file() and json.loads(told.read_text())['data'] != data:
                 continue                                               # a link may lead out of a run of unknown origin
         return folder
 
@@ -9578,6 +9621,7 @@ def check(preset=None, **overrides):
     """Look at everything a training would use, train nothing -> exit code 0 only if training could start; what would
     then be downloaded (encoder_weights, but for their mean and std) or imported (tensorboard) is not tried."""
     config, sources, notes = resolve_config(preset, overrides)
+    validate_config(overrides)                                         # NumPy's and torch's become plain, to be typed
     if folder := find_resume(config, sources['num_epochs'] != 'default'):
         config, sources, notes = resume_config(folder, preset, overrides)
     else:
@@ -9585,7 +9629,9 @@ def check(preset=None, **overrides):
         if config['run_dir'] != 'auto':
             refuse_data(config)
             refuse_used(folder)
-    refuse_unwritable(folder)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
     device = choose_device(config['device'])
     try:
         with as_learnt(config) if config['resume'] else contextlib.nullcontext():
@@ -9603,6 +9649,9 @@ def check(preset=None, **overrides):
     build_class_weights(config, data.shares)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model, data.sizes)
+    saved = load_last(folder)[0] if config['resume'] else {'weights': model.state_dict()}
+    if saved.get('own_loss') or saved['weights'].keys() != model.state_dict().keys():
+        raise UserError(f'{folder}: has a network or loss of your own: go on from Python, with it', 'cannot resume')
     warn_of_size(model, precision)
     build_optimizer(model, config, torch.device('cpu'))
     together = min(config['batch_size'], len(train_data))              # images at once
@@ -9656,6 +9705,7 @@ def tune(preset=None, seconds=60.0, **overrides):
     if type(seconds) not in (int, float) or not seconds > 0:
         raise ConfigError([f'seconds={shown(seconds)}: must be a number above 0'])
     config, sources, notes = resolve_config(preset, overrides, found=idle('tune', overrides))
+    validate_config(overrides)                                         # as in check
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
     warn([*notes, *precision.warnings])

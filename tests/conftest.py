@@ -19,6 +19,7 @@ import pytest
 os.environ['NO_ALBUMENTATIONS_UPDATE'] = '1'
 os.environ['HF_HUB_OFFLINE'] = '1'
 os.environ['HF_HOME'] = str(Path(__file__).with_name('nowhere'))       # weights that lie on a machine are not found
+os.environ['CUDA_VISIBLE_DEVICES'] = '-1'        # 'auto' is the CPU everywhere: runs are compared to the bit
 os.environ.setdefault('OMP_NUM_THREADS', '1')    # tiny networks; and the threads of two tests at once would fight
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -133,6 +134,7 @@ def fonts(tmp_path_factory):
     """matplotlib lists them once for all that the tests start, and not among the files of one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('MPLCONFIGDIR', str(tmp_path_factory.mktemp('matplotlib')))
+        patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))         # of fixtures; see below for tests
         yield
 
 
@@ -147,6 +149,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     """Runs and caches of a test go into its temporary folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    monkeypatch.delenv('UV', raising=False)
 
 
 class Nothing:

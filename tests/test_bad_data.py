@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_bad_data.py
 """
 import io
+import json
 import os
 import pickle
 import struct
@@ -61,6 +62,7 @@ def look(path, **overrides):
         dataset = train_unet.SegmentationDataset(data, split, config, split == 'train')
         for index in range(len(dataset)):
             dataset[index]
+    return data
 
 
 # --- ways to break a set: each returns a function of the folder ---
@@ -526,7 +528,9 @@ def test_odd_name_is_no_obstacle(folder, name):
         put(folder / 'masks' / f'{name}.png', 255 * DISC)
     except (OSError, ValueError) as error:
         pytest.skip(f'this file system refuses the name: {error}')
-    look(folder)
+    data = look(folder)
+    kept = json.loads(train_unet.cache_file({**train_unet.CONFIG, 'data': str(folder)}).read_text())
+    assert len(kept) == len(data.pairs.images) == 5
     look(folder)
 
 
@@ -534,7 +538,7 @@ def test_list_may_point_above_its_folder(folder):
     """.. is no crime where the file is there."""
     text = (HEADER + GOOD).replace('images/', '../images/').replace('masks/', '../masks/')
     put(folder / 'lists' / 'list.csv', text)
-    look(folder / 'lists' / 'list.csv')
+    assert len(look(folder / 'lists' / 'list.csv').pairs.images) == GOOD.count('\n')
 
 
 # --- ignored pixels ---

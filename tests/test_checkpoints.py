@@ -4,8 +4,10 @@ Run: python -m pytest tests/test_checkpoints.py
 """
 import builtins
 import contextlib
+import copy
 import errno
 import fcntl
+import gc
 import json
 import math
 import multiprocessing
@@ -31,7 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import train_unet as tu
 from conftest import as_words, draw_set, start_script
 from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, in_threads, last, log_text
-from helpers import network, noisy_squares, squares, stop_at, stopping_at, train, train_own
+from helpers import network, noisy_squares, out_of_memory, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -709,6 +711,12 @@ def test_another_run_dir_at_a_resume_is_refused(run_of_one):
         tu.train(resume='run', run_dir='other')
 
 
+def test_a_first_loss_scale_typed_at_a_resume_is_refused(toy_of_one):
+    """The scale of the checkpoint was taken, with a note that the typed one may change the result."""
+    with pytest.raises(tu.ConfigError, match='init_scale=1024.0: cannot change on resume'):
+        train_own(resume='run', run_dir='auto', num_epochs=2, init_scale=1024.0)
+
+
 def test_a_refused_resume_leaves_the_settings_of_the_run_alone(small_set, toy_of_one):
     before = tu.Path('run/config.py').read_text()
     with pytest.raises(tu.UserError, match='does not belong'):
@@ -752,6 +760,21 @@ def test_a_resume_that_ends_before_a_step_leaves_precision_and_loss_alone(small_
         ('float32', SMALL['batch_size'], False, False)
     assert tu.train(resume='run', num_epochs=2).history[-1]['precision'] == 'float32'
     assert 'healing had arrived' not in log_text()
+
+
+def test_a_resume_that_healed_in_its_trial_alone_leaves_the_settings_of_the_run_alone():
+    class Stopping(Samples):
+        def __getitem__(self, index):
+            if 'out of memory: batch_size' in log_text():              # after the trial
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().__getitem__(index)
+
+    train(num_epochs=1)
+    model = network()
+    out_of_memory(model[0], lambda module, count, calls: module.training and count > 2)
+    stopped = train(model, Stopping(), num_epochs=2, learning_rate=0.5, resume='run', run_dir='auto')
+    assert stopped.stopped_by == signal.SIGTERM and stopped.is_saved
+    assert last()['config']['learning_rate'] == 0.01
 
 
 def test_a_resume_that_fails_before_the_first_best_epoch_keeps_the_checkpoints():
@@ -954,6 +977,27 @@ def test_a_run_whose_data_moved_is_not_told_that_its_result_changes(run_of_one, 
         PIL.Image.fromarray(255 - np.asarray(PIL.Image.open(path))).save(path)
     tu.train(resume='run', num_epochs=3)
     assert 'images' in caplog.text and 'not those' in caplog.text, caplog.text
+
+
+def test_a_best_pt_that_stays_the_best_is_evaluated_where_the_data_are_by_now(run_of_one, monkeypatch):
+    """No epoch was better after data=NEW_PLACE: evaluate, which reads best.pt, looked in the old place."""
+    shutil.copytree(tu.load_preset('run/config.py')['data'], 'moved')
+    monkeypatch.setattr(tu, 'score_of', lambda metrics: -1.0)
+    tu.train(resume='run', data='moved', class_names=['ground', 'disc'], num_epochs=2)
+    assert tu.load_checkpoint(Path('run/best.pt'))['epoch'] == 1
+    found = tu.evaluate('run')
+    assert found['data'] == os.path.abspath('moved') and found['classes'] == ['ground', 'disc']
+
+
+def test_a_resume_leaves_the_lines_of_its_split_that_were_edited(run_of_one):
+    """As README offers: another run is trained on that list. Where the data have moved it is written anew."""
+    edited = Path('run/split.csv').read_text().replace(',val', ',test')
+    Path('run/split.csv').write_text(edited)
+    tu.train(resume='run', num_epochs=2)
+    assert Path('run/split.csv').read_text() == edited
+    shutil.copytree(tu.load_preset('run/config.py')['data'], 'moved')
+    tu.train(resume='run', data='moved', num_epochs=3)
+    assert f'{os.path.abspath("moved")}{os.sep}' in Path('run/split.csv').read_text()
 
 
 # --- which run is resumed -------------------------------------------------------------
@@ -1433,6 +1477,24 @@ def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_one_that_waited(monkey
     assert (best['epoch'], best['metrics']['loss'], resumed.best['epoch']) == (3, 1.0, 3)
 
 
+def test_a_best_epoch_for_which_memory_ran_out_is_the_best_after_a_resume(monkeypatch):
+    scores, real = iter([9.0, 3.0, 2.0, 9.0, 2.0, 5.0]), copy.deepcopy       # trial, epochs 1, 2; trial, epochs 2, 3
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    def full(value, *memo):
+        if isinstance(value, dict) and 'weights' in value and Path('run/history.csv').exists():
+            raise MemoryError('no more')
+        return real(value, *memo)
+
+    with monkeypatch.context() as patch, pytest.raises(tu.UserError, match='out of memory'):
+        patch.setattr(copy, 'deepcopy', full)
+        train(val_data=Samples(4), loss_fn=scripted)
+    resumed = train(val_data=Samples(4), loss_fn=scripted, resume='run', run_dir='auto')
+    assert [row['epoch'] for row in resumed.history] == [1, 2, 3] and resumed.best['epoch'] == 2
+
+
 def test_a_data_set_that_catches_every_exception_does_not_catch_a_signal():
     class Careful(Samples):
         def __getitem__(self, index):
@@ -1474,6 +1536,16 @@ def test_a_drive_that_is_gone_as_a_start_fails_keeps_no_later_training_out(monke
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(Path, 'glob', gone)
+        train_own(loss_fn=lambda model, batch: 1 / 0)
+    assert train_own(run_dir='other', num_epochs=1).is_saved
+
+
+def test_an_interrupt_while_a_failed_start_is_cleaned_up_keeps_no_later_training_out(monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, 'rmtree', interrupt)
         train_own(loss_fn=lambda model, batch: 1 / 0)
     assert train_own(run_dir='other', num_epochs=1).is_saved
 
@@ -1549,6 +1621,56 @@ def test_a_refused_start_leaves_signals_and_folder_as_they_were():
             train_own()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert os.listdir('run') == ['.lock']
+
+
+@pytest.mark.parametrize('number', [errno.ENOLCK, errno.ENOTSUP])
+def test_a_network_drive_whose_server_gives_no_locks_takes_runs_too(monkeypatch, number):
+    """NFS without lockd: it "cannot be written: No locks available"."""
+    def refuse(lock, *how, **named):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr('filelock.FileLock.acquire', refuse)
+    assert train_own().is_saved
+
+
+def test_a_lock_that_cannot_be_made_for_another_reason_is_told(monkeypatch):
+    def refuse(lock, *how, **named):
+        raise OSError(errno.EROFS, 'Read-only file system')
+
+    monkeypatch.setattr('filelock.FileLock.acquire', refuse)
+    with pytest.raises(tu.UserError, match='cannot be written: Read-only file system'):
+        train_own()
+
+
+def test_a_folder_that_a_full_disk_kept_from_being_held_is_not_kept_locked(monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch, pytest.raises(tu.UserError, match='No space left'):
+            patch.setattr(Path, 'write_bytes', full)
+            train_own()
+        assert train_own().is_saved
+    finally:
+        gc.enable()
+
+
+def test_a_computer_of_any_name_may_train(monkeypatch):
+    """Windows writes text in the code page of the system, which may lack the letters of the computer's name."""
+    real = Path.write_text
+    monkeypatch.setattr('socket.gethostname', lambda: '\u041f\u041a-\u0418\u0432\u0430\u043d')
+    monkeypatch.setattr(Path, 'write_text', lambda path, text, encoding='cp1252': real(path, text, encoding))
+    assert train_own().is_saved
+
+
+def test_who_holds_a_folder_is_told_whatever_it_is_written_in():
+    os.mkdir('run')
+    Path('run/.holder').write_bytes('process 7 on J\u00fcrgen-PC'.encode('cp1252'))
+    with open('run/.lock', 'w') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(tu.UserError, match='in use by process 7 on J.rgen-PC'):
+            train_own()
 
 
 def test_a_drive_that_knows_no_locks_takes_runs_all_the_same(monkeypatch):
@@ -1766,6 +1888,16 @@ def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one):
     tu.Path('run/previous.pt').unlink()
     with pytest.raises(tu.UserError, match='one inside the other'):
         tu.load_last('run')
+
+
+def test_a_random_state_beyond_its_end_is_refused(toy_of_one):
+    """NumPy trusts the place, and would read other memory."""
+    saved = tu.load_last('run')[0]
+    kind, keys, _, *rest = saved['random']['numpy']
+    saved['random']['numpy'] = (kind, keys, 2 ** 30, *rest)
+    tu.save_checkpoint(tu.Path('run/last.pt'), saved)
+    with pytest.raises(tu.UserError, match='counters make no sense'):
+        train_own(resume='run', run_dir='auto', num_epochs=2)
 
 
 def test_links_in_a_run_folder_are_not_written_through(run_of_one, tmp_path):

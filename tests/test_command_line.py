@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,11 +133,11 @@ def test_the_four_commands_follow_from_each_other(tmp_path, capsys, monkeypatch)
     graph itself takes ten seconds, and is for test_export."""
     draw_set(tmp_path / 'set', count=8)
     monkeypatch.setattr(tu, 'export_onnx', lambda model, path, *_: path.touch() or model)
-    typed = 'python train_unet.py data=set ' + shlex.join(as_words(TINY | {'num_epochs': 1}))
+    typed = f'{Path(sys.executable).stem} train_unet.py data=set ' + shlex.join(as_words(TINY | {'num_epochs': 1}))
     steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
     for word, file in steps:
         python, script, *words = shlex.split(typed)
-        assert (python, script) == ('python', 'train_unet.py')
+        assert (python, script) == (Path(sys.executable).stem, 'train_unet.py')
         assert tu.main(words) == 0
         assert (tmp_path / 'runs' / 'set-1' / file).exists()
         printed = capsys.readouterr().out
@@ -147,7 +148,7 @@ def test_the_four_commands_follow_from_each_other(tmp_path, capsys, monkeypatch)
 def test_the_next_line_names_the_script_as_it_was_called(two, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr('sys.argv', ['../there/train_unet.py'])
     tu.predict(two[0], [str(two[1] / 'images' / '001.png')], tmp_path / 'out')
-    assert 'Next:  python ../there/train_unet.py export' in capsys.readouterr().out
+    assert f'Next:  {Path(sys.executable).stem} ../there/train_unet.py export' in capsys.readouterr().out
 
 
 def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
@@ -158,3 +159,13 @@ def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
     monkeypatch.setattr(os, 'walk', walk)
     assert tu.main(['data=.', 'device=cpu']) == 143
     assert 'stopped by SIGTERM' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('executable, name', [('/usr/bin/python3', 'python3'), ('/env/bin/python', 'python'),
+                                              ('/opt/bin/python3.12', 'python3'), ('', 'python'), (None, 'python')])
+def test_the_next_line_names_python_as_it_was_called(monkeypatch, executable, name):
+    """Debian and macOS have no python, only python3; uv installs the packages for itself alone."""
+    monkeypatch.setattr('sys.executable', executable)
+    assert tu.command_line('evaluate', 'runs/x') == f'{name} train_unet.py evaluate runs/x'
+    monkeypatch.setenv('UV', '/usr/bin/uv')
+    assert tu.command_line('evaluate', 'runs/x') == 'uv run train_unet.py evaluate runs/x'

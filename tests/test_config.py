@@ -528,7 +528,8 @@ def test_commands_and_letters_of_other_trainers_are_told_what_they_are_here(word
     (['--resume', '-o', 'x'], 'resume', 'auto'), (['--resume', '-o', 'x'], 'run_dir', 'x'),
     (['--resume', 'data=x'], 'resume', 'auto'), (['--resume', 'data=x'], 'data', 'x'),
     (['--data', 'a=b'], 'data', 'a=b'), (['--resume', 'lr=1e-3'], 'learning_rate', 0.001),
-    (['resume=True'], 'resume', 'auto'), (['-lr', '1e-3'], 'learning_rate', 0.001), (['-o', 'x'], 'run_dir', 'x')])
+    (['resume=True'], 'resume', 'auto'), (['--no-resume'], 'resume', None), (['resume=False'], 'resume', None),
+    (['-lr', '1e-3'], 'learning_rate', 0.001), (['-o', 'x'], 'run_dir', 'x')])
 def test_usual_words_of_other_trainers_are_understood(words, key, value):
     assert resolved(**parse_command(words).overrides)[key] == value
 

@@ -20,6 +20,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
@@ -30,7 +31,7 @@ from torch import nn
 import train_unet as tu
 from conftest import TINY
 from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, assert_same, at_training_call, dataset, events, last
-from helpers import log_text, network, out_of_memory, squares, stop_at, train, train_own
+from helpers import in_threads, log_text, network, out_of_memory, squares, stop_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -266,6 +267,11 @@ def test_a_long_run_says_how_long_it_will_take():
     assert 'left' not in Path('short/log.txt').read_text()
 
 
+def test_a_run_that_stops_early_names_the_setting():
+    train(num_epochs=10**6, early_stopping_patience=1, learning_rate=1e-30)
+    assert 'Early stopping: no better for 1 epoch (early_stopping_patience)' in log_text()
+
+
 def test_a_score_that_is_never_a_number_still_leaves_a_best_model():
     def loss_fn(model, batch):  # no foreground in truth or prediction: IoU is NaN
         return squares(model, batch), torch.tensor([[len(batch['image']), 0], [0, 0]])
@@ -408,7 +414,8 @@ def kill(which, training):
 @pytest.fixture(scope='module')
 def calm(tmp_path_factory):
     """The result of a run whose workers nothing happens to. Not to be changed."""
-    return train(None, Samples(12), run_dir=str(tmp_path_factory.mktemp('calm') / 'run'))
+    with in_threads(1):
+        return train(None, Samples(12), run_dir=str(tmp_path_factory.mktemp('calm') / 'run'))
 
 
 @pytest.mark.parametrize('data, loss_fn', [
@@ -871,6 +878,15 @@ def test_a_console_that_is_no_file_shows_bars(monkeypatch):
     assert list(tu.progress(range(3), 3, 'Epoch 1 [train]')) == [0, 1, 2] and 'Epoch 1 [train]' in console.getvalue()
 
 
+def test_a_clock_that_stands_still_ends_no_training(monkeypatch):
+    """That of Windows ticks every 16 ms, and a tiny network takes less for its first steps."""
+    console = io.StringIO()
+    console.isatty = lambda: True
+    monkeypatch.setattr(sys, 'stderr', console)
+    monkeypatch.setattr(time, 'monotonic', lambda: 7.0)
+    assert train(num_epochs=1).best['loss'] > 0
+
+
 def test_a_kernel_that_is_only_imported_shows_no_bars(monkeypatch):
     """As whoever starts a notebook from Python has imported it."""
     monkeypatch.setitem(sys.modules, 'ipykernel', sys)
@@ -934,3 +950,9 @@ def test_equal_scores_keep_the_first_epoch():
         return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
 
     assert train(val_data=Samples(4), loss_fn=scripted, num_epochs=3).best['epoch'] == 1
+
+
+def test_not_every_file_that_was_left_out_is_told_at_the_end(tmp_path, caplog):
+    state = SimpleNamespace(left_out={f'{n}.png': 1 for n in range(50)})
+    tu.tell_end(state, SimpleNamespace(folder=tmp_path, asked=0), True, False)
+    assert caplog.text.count('could not be read') == 10 and 'and 40 more' in caplog.text

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import textwrap
 import types
 import warnings
 import zipfile
@@ -26,7 +27,7 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import ENOUGH, FORKS, TINY, WRITES_ONNX, draw_set, made_once, run_script
+from conftest import ENOUGH, FORKS, ROOT, TINY, WRITES_ONNX, draw_set, made_once, run_script
 from helpers import edited
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -407,3 +408,19 @@ def test_exports_do_not_tell_where_the_program_lies(onnx_of_three, pt2_of_three)
         contents = [onnx_of_three.read_bytes(), *map(file.read, file.namelist())]
     for folder in {os.path.dirname(module.__file__) for module in (tu, torch, tu.smp)}:
         assert not any(os.fsencode(folder) in content for content in contents)
+
+
+@WRITES_ONNX
+def test_the_onnx_lines_of_the_readme_decide_as_predict_does(small_set, monkeypatch):
+    """A lossless photo, for OpenCV and Pillow decode JPEG a little differently."""
+    monkeypatch.setattr(tu, 'build_network', lambda config: few_layers())
+    tu.train(**ENOUGH | {'num_epochs': 1}, data=str(small_set), run_dir='runs/NAME-1')
+    PIL.Image.open(small_set / 'images/000.png').resize((120, 90)).save('photo.png')
+    with edited('runs/NAME-1/best.pt') as saved:                       # half of the photo is foreground
+        saved['threshold'] = float(np.median(tu.load('runs/NAME-1', 'cpu').probabilities('photo.png')))
+    assert tu.main(['export', 'runs/NAME-1']) == 0
+    block = re.search(r'```python\n(  import json, math, cv2, onnxruntime\n.*?)  ```', (ROOT / 'README.md').read_text(),
+                      re.DOTALL)[1]
+    exec(textwrap.dedent(block).replace('photo.jpg', 'photo.png'), lines := {})
+    wanted = tu.load('runs/NAME-1', 'cpu').predict('photo.png') > 0
+    assert lines['mask'].shape == wanted.shape and (lines['mask'] == wanted).mean() > 0.98 > wanted.mean() > 0.02

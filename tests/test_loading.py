@@ -77,6 +77,23 @@ def test_the_demo_is_drawn_again_when_its_files_are_gone(tmp_path):
     assert len(list(train_unet.write_demo(folder, num_train=2, num_val=1).glob('*/*/*.png'))) == 6
 
 
+def test_a_demo_whose_second_drawing_was_interrupted_is_drawn_to_its_end(tmp_path, monkeypatch):
+    """The mark of the first was still there: a part of the set was trained on, without a word."""
+    folder, real, calls = train_unet.write_demo(tmp_path / 'demo', num_train=2, num_val=1), train_unet.draw_demo, []
+
+    def draw(number):
+        calls.append(number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(number)
+
+    shutil.rmtree(folder)
+    monkeypatch.setattr(train_unet, 'draw_demo', draw)
+    with pytest.raises(KeyboardInterrupt):
+        train_unet.write_demo(folder, num_train=2, num_val=1)
+    assert len([*train_unet.write_demo(folder, num_train=2, num_val=1).glob('*/*/*.png')]) == 6
+
+
 def test_no_picture_of_the_demo_is_seen_before_it_is_whole(tmp_path, monkeypatch):
     """Another run, begun at the same moment, may look."""
     def cut_off(image, path, *rest):
@@ -327,6 +344,20 @@ def test_no_pipeline_interpolates_the_mask(tmp_path):
     mask = np.where(np.random.default_rng(0).random((96, 96)) > 0.5, 255, 0).astype(np.uint8)
     for _ in range(8):
         assert set(np.unique(pipeline(image=np.zeros((96, 96, 3), np.uint8), mask=mask)['mask'])) <= {0, 255}
+
+
+def test_a_pipeline_that_resizes_leaves_masks_where_their_images_are(tmp_path):
+    """OpenCV's nearest pixel is the one to the upper left: masks lay half a pixel beside what they show."""
+    pipeline = train_unet.load_augmentation(saved(tmp_path / 'a.json', A.Resize(45, 45)), (64, 64, 3), 'uint8')
+    shifts, (y, x) = [], np.mgrid[:64, :64]
+    for seed in range(20):
+        cy, cx, radius = np.random.default_rng(seed).uniform((20, 20, 8), (40, 40, 14))
+        disc = ((y - cy) ** 2 + (x - cx) ** 2 < radius ** 2).astype(np.uint8)
+        made = pipeline(image=np.dstack([255 * disc] * 3), mask=disc)
+        weights = made['image'][..., 0].astype(float), made['mask'].astype(float)
+        places = [[(weight * at).sum() / weight.sum() for at in np.mgrid[:45, :45]] for weight in weights]
+        shifts.append(np.subtract(*places))
+    assert np.abs(np.mean(shifts, 0)).max() < 0.1                      # it was half a pixel
 
 
 @pytest.mark.parametrize('level', [900.0, -20.0])                      # -20: radar in dB
@@ -959,6 +990,23 @@ def test_a_line_of_one_pixel_outlives_halving():
     mask[:, 31] = 1
     small = train_unet.resize(mask, 32, 32, is_mask=True)
     assert small.any(1).mean() == 0.5 and small[:, 15].sum() == small.sum()
+
+
+def test_masks_of_which_one_side_grows_stay_where_their_images_are():
+    """Both sides took the nearest pixel, of two the second one: beside the image, and every other line was lost."""
+    shifts = []
+    for seed in range(40):
+        cy, cx, radius = np.random.default_rng(seed).uniform((20, 20, 5), (40, 40, 12))
+        y, x = np.mgrid[:64, :64]
+        disc = ((y - cy) ** 2 + (x - cx) ** 2 < radius ** 2).astype(np.uint8)
+        weights = [train_unet.resize(255 * disc, 32, 128).astype(float),
+                   train_unet.resize(disc, 32, 128, is_mask=True).astype(float)]
+        places = [[(weight * at).sum() / weight.sum() for at in np.mgrid[:32, :128]] for weight in weights]
+        shifts.append(np.subtract(*places))
+    assert np.abs(np.mean(shifts, 0)).max() < 0.05
+    line = np.zeros((20, 64), np.uint8)
+    line[:, 30] = 1
+    assert train_unet.resize(line, 32, 32, is_mask=True).any()
 
 
 # --- mean and deviation of the images -------------------------------------------------

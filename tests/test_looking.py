@@ -499,7 +499,7 @@ def test_a_fourth_band_is_told_of_and_taken_if_asked(tmp_path):
     config, data = inspect(folder)
     assert any('in_channels=4 takes it' in note for note in data.notes)
     config, data = inspect(folder, in_channels=4)
-    assert not any('fourth band' in note for note in data.notes)
+    assert not any('alpha' in note for note in data.notes)
     assert (train_unet.read_image(folder / 'images/0.tif', {**config, 'image_dtype': 'uint8'}) == bands).all()
 
 
@@ -901,7 +901,7 @@ def test_a_class_that_only_validation_has_is_told(tmp_path):
         (folder / f'masks/{n}.png').unlink()
     _, data = inspect(folder)
     assert [note for note in data.notes if note.startswith('no training mask has class 2')]
-    assert not [note for note in data.notes if note.startswith('class 1')]
+    assert not [note for note in data.notes if re.search(r'mask has class 1\b', note)]
 
 
 def test_validation_without_foreground_is_told(tmp_path):
@@ -989,6 +989,16 @@ def test_the_line_for_inverted_thresholds_turns_them(tmp_path, wish, line):
         save(tmp_path / 'set' / 'masks' / f'{number}.png', mask)
         save(tmp_path / 'set' / 'images' / f'{number}.png', np.random.default_rng(number).integers(0, 255, (10, 10, 3)))
     assert any(f'type mask_values={line}' in note for note in inspect(tmp_path / 'set', mask_values=wish)[1].notes)
+
+
+def test_what_alpha_shows_gets_no_line_that_would_not_read_it(tmp_path):
+    for n in range(4):
+        pixels = np.zeros((16, 16, 4), np.uint8)
+        pixels[1:, :, 3] = 255
+        save(tmp_path / f'images/{n}.png', np.full((16, 16, 3), n))
+        save(tmp_path / f'masks/{n}.png', pixels)
+    data = inspect(tmp_path, mask_values='alpha')[1]
+    assert data.shares[1] > 0.9 and not [note for note in data.notes if 'inverted' in note]
 
 
 def test_inverted_masks_of_single_objects_get_no_line_that_inverts_their_union(tmp_path):
@@ -1155,3 +1165,19 @@ def test_a_list_of_fewer_classes_than_the_masks_hold_is_told(tmp_path):
     for n in range(8):
         save(tmp_path / f'masks/{n}.png', 255 * np.eye(16))
     assert not [note for note in inspect(tmp_path)[1].notes if ' classes, the masks' in note]
+
+
+@pytest.fixture(scope='module')
+def cache_of_fixtures():
+    return train_unet.cache_file(train_unet.CONFIG)
+
+
+def test_fixtures_keep_their_records_out_of_the_users_cache(cache_of_fixtures, tmp_path_factory):
+    assert cache_of_fixtures.is_relative_to(tmp_path_factory.getbasetemp())
+
+
+def test_of_many_images_few_seeds_are_tried(monkeypatch):
+    tried, rows = [], np.arange(100_000)
+    monkeypatch.setattr(train_unet, 'hold_out', lambda groups, count, config: tried.append(config['seed']) or [0])
+    lacking = lambda some: {1} if len(some) < len(rows) else set()
+    assert train_unet.seed_for_all(rows, [0], lacking, train_unet.CONFIG) is None and len(tried) == 21

@@ -1166,3 +1166,47 @@ def test_white_that_is_typed_as_a_number_is_so_in_grey_and_in_colour_masks(tmp_p
     mask[:, 5:10], mask[0, 0] = 255, (255, 0, 0)
     config, data = inspect(with_masks(tmp_path, [mask, mask, mask[..., 1]]), mask_values={255: 1})
     assert all((mask_of(data, config, str(n)) == (mask[..., 1] > 0)).all() for n in range(3))
+
+
+def test_class_numbers_with_gaps_come_before_noise_around_a_few_of_them(tmp_path):
+    """COCO-Stuff: 171 of the numbers 0 to 181, all of which fill areas, some far more than others."""
+    numbers = [0, *(n for n in range(120) if n % 6)]
+    mask = np.repeat(numbers, [100 if n in (0, 40, 80) else 4 for n in numbers])[:, None].repeat(64, 1)
+    told = [line for line in ask(with_masks(tmp_path, [mask] * 3)).problems if 'type ' in line]
+    assert told[0] == 'if they are class numbers, of which some may not occur, type num_classes=120 or more'
+    assert any('noise around them' in line for line in told)
+    assert inspect(tmp_path, num_classes=120)[1].coding.num_classes == 120
+
+
+def test_of_many_negative_values_not_all_are_listed():
+    """As in CT images that were taken for masks."""
+    values = dict.fromkeys(range(-3000, 100), 1)
+    told = train_unet.list_values(values, values, [*range(100)], {*range(-3000, 0)})
+    assert told.startswith('3100 values') and told.endswith(' and 3052 more') and len(told) < 2000
+
+
+@pytest.mark.parametrize('kind', ['L', '1', 'P'])
+@pytest.mark.parametrize('beside', [True, False])
+def test_white_that_is_typed_as_a_colour_is_so_in_masks_without_a_colour(tmp_path, kind, beside):
+    """optipng and ImageMagick save these in grey, with one bit, or with a palette of greys."""
+    mask = np.zeros((16, 16, 3), np.uint8)
+    mask[:, 5:10] = 255
+    coloured = mask * np.uint8([1, beside, beside])                    # white, or red
+    coloured[0, 0] = 255, 0, 0
+    masks = [coloured, coloured, PIL.Image.fromarray(mask).convert('L').convert(kind)]
+    config, data = inspect(with_masks(tmp_path, masks), mask_values={'#ffffff': 1, '#ff0000': 2})
+    assert (mask_of(data, config, '2') == (mask[..., 0] > 0)).all() and train_unet.IGNORE not in data.classes
+
+
+def test_white_of_16_bits_that_is_typed_as_ignored_is_so(tmp_path):
+    folder, place = coded_set(tmp_path / 'set', [0] * 9 + [255] * 9 + [65535], kind='I;16')
+    line = offered(ask(folder, ignore_index=65535), 'mask_values=')
+    assert typed(line) == {'mask_values': {0: 0, 255: 1, 65535: 255}}
+    config, data = inspect(folder, ignore_index=65535, **typed(line))
+    assert (mask_of(data, config, '1') == np.array([0] * 9 + [1] * 9 + [255])[place]).all()
+
+
+def test_what_is_typed_as_ignored_is_so_beside_masks_of_one_bit_too(tmp_path):
+    masks = [PIL.Image.fromarray(block(1) > 0), block(1) + block(6, 8), block(3), block(7)]
+    data = inspect(with_masks(tmp_path, masks), mask_values='nonzero', ignore_index=7)[1]
+    assert data.meaning == {0: 0, 255: 1, 1: 1, 3: 1, 6: 1, 7: 255}

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -37,10 +38,12 @@ def test_check_with_resume_auto_and_no_run_yet_looks_at_the_network_of_initial_w
 @pytest.mark.skipif(sys.platform != 'linux', reason='other platforms import the script anew in a worker')
 def test_check_tells_how_fast_images_load_without_the_start_of_the_workers(small_set, capsys, monkeypatch):
     """On Windows that takes longer than the measurement: one image per second was told of any set."""
-    begin = tu.start_worker
-    monkeypatch.setattr(tu, 'start_worker', lambda number: time.sleep(2) or begin(number))
+    iterator, clock, asked = torch.utils.data.dataloader._BaseDataLoaderIter, time.monotonic, []
+    following = iterator.__next__
+    monkeypatch.setattr(iterator, '__next__', lambda batches: asked.append(1) or following(batches))
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + 1000 * bool(asked))       # the first batch takes so long
     assert tu.check(**TINY | {'num_workers': 1}, data=str(small_set)) == 0
-    assert float(re.search(r'loading: (\S+) images/s', capsys.readouterr().out)[1]) > 15        # 5 at most with it
+    assert float(re.search(r'loading: (\S+) images/s', capsys.readouterr().out)[1]) > 0.1      # 0.01 with its start
 
 
 def settled(**changes):
@@ -331,7 +334,7 @@ def test_the_line_that_tune_prints_can_be_typed(capsys):
              'compile': True, 'tf32_matmul_precision': 'highest', 'channels_last': False,
              'decoder_channels': [16, 12, 8, 8, 8]}
     tu.write_winner(best, hardware, 2, {'loss': 'dice', 'use_amp': True}, typed)
-    line = re.search('use it with:  python train_unet.py (.*)', capsys.readouterr().out)[1]
+    line = re.search(r'use it with:  \S+ train_unet.py (.*)', capsys.readouterr().out)[1]
     command = tu.parse_command(shlex.split(line))
     assert command.overrides == {'learning_rate': 0.01} | {key: typed[key] for key in ('data', 'num_epochs',
                                                                                      'decoder_channels')}
@@ -499,3 +502,42 @@ def test_ctrl_c_ends_tune_while_it_compiles(small_set, monkeypatch):
             tu.tune(seconds=0.1, **TINY, data=str(small_set))
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_check_calls_no_run_ready_whose_network_or_loss_is_ones_own(small_set, capsys):
+    how = TINY | {'num_epochs': 1, 'data': str(small_set)}
+    tu.train(model=torch.nn.Conv2d(3, 1, 1), run_dir='net', **how)
+    tu.train(loss_fn=lambda model, batch: model(batch['image']).square().mean((1, 2, 3)), run_dir='loss', **how)
+    capsys.readouterr()
+    for run in ('net', 'loss'):
+        assert tu.main(['check', f'resume={run}', 'num_epochs=3']) == 2
+        told = capsys.readouterr()
+        assert 'go on from Python' in told.err and 'ready: ' not in told.out
+
+
+def test_check_with_resume_auto_goes_on_with_the_run_that_it_finds(small_set, two, capsys):
+    """It forgot that it resumes: an own network was ready, and the run of initial_weights was wanted again."""
+    how = TINY | {'num_epochs': 1, 'data': str(small_set)}
+    tu.train(model=torch.nn.Conv2d(3, 1, 1), run_dir='net', **how)
+    tu.train(initial_weights=shutil.copytree(two[0], 'first'), run_dir='second', **how)
+    shutil.rmtree('first')
+    capsys.readouterr()
+    assert tu.main(['check', 'resume=auto', 'run_dir=net', 'num_epochs=3']) == 2
+    told = capsys.readouterr()
+    assert 'go on from Python' in told.err and 'ready: ' not in told.out
+    assert tu.main(['check', 'resume=auto', 'run_dir=second', 'num_epochs=3']) == 0
+    assert re.search('^  encoder .* the run$', capsys.readouterr().out, re.MULTILINE)
+
+
+def test_check_is_not_ready_for_fewer_epochs_than_are_done(own, capsys):
+    assert tu.main(['check', f'resume={own}', 'num_epochs=1']) == 2
+    assert 'num_epochs=1: 6 are done already' in capsys.readouterr().err
+
+
+def test_the_line_of_check_can_be_typed_whatever_python_gave(small_set, capsys):
+    assert tu.check(**TINY | {'image_size': np.array([32, 32]), 'mean': [np.float64(90)] * 3}, data=small_set,
+                    std=torch.tensor([50.0] * 3), amp_dtype=torch.bfloat16) == 0
+    line = re.search(r'ready: \S+ train_unet.py (.*)', capsys.readouterr().out)[1]
+    typed = tu.parse_command(shlex.split(line)).overrides
+    assert [typed[key] for key in ('image_size', 'mean', 'std', 'amp_dtype')] == [
+        [32, 32], [90.0] * 3, [50.0] * 3, 'bfloat16']

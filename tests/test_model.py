@@ -318,6 +318,29 @@ def test_blocks_with_more_before_their_first_convolution_are_not_folded(edited):
     assert torch.equal(network(images), wanted)
 
 
+@pytest.mark.parametrize('how', [{'dilation': 2, 'padding': 2}, {'padding': 1, 'padding_mode': 'reflect'},
+                                 {'padding': 1, 'groups': 8}], ids=str)
+def test_blocks_whose_first_convolution_is_another_are_not_folded(how):
+    """Of dilation 2 they were another function than on a GPU in float32, or when exported."""
+    network = smp.Unet('tu-test_resnet', encoder_weights=None, decoder_channels=[32, 32, 32, 16, 16]).eval()
+    for block in network.decoder.blocks:
+        conv = block.conv1[0]
+        block.conv1[0] = nn.Conv2d(conv.in_channels, conv.out_channels, 3, bias=False, **how)
+    images = torch.rand(2, 3, 64, 64)
+    wanted = network(images)
+    tu.fold_upsampling(network)
+    assert torch.equal(network(images), wanted)
+
+
+def test_a_block_that_has_but_the_name_of_smps_is_left_alone():
+    class UnetDecoderBlock(nn.Sequential):
+        """Of a network of one's own, put into build_network."""
+
+    network = nn.Sequential(UnetDecoderBlock(nn.Conv2d(3, 1, 1)))
+    tu.fold_upsampling(network)                                        # AttributeError
+    assert type(network[0]) is UnetDecoderBlock
+
+
 def test_a_folded_network_tells_its_shapes_on_the_meta_device():
     """Summaries and counters of operations run it there; autocast does not know it."""
     network = build(image_size=[64, 64]).to('meta')
@@ -613,6 +636,27 @@ class Noting(nn.Conv2d):
     def forward(self, maps, found):
         found.append(super().forward(maps).tanh())
         return found[-1] * 2
+
+
+def test_activation_checkpointing_repeats_what_an_apple_gpu_drew(monkeypatch):
+    """torch puts back the random states of the CPU and of CUDA alone (pull request 194478): the second run dropped
+    other values, and gradients were wrong without a word. A generator stands for that of the GPU."""
+    class Drops(nn.Sequential):
+        def forward(self, maps):
+            made = super().forward(maps)
+            return made * (torch.rand(made.shape, generator=apple) < 0.5)
+
+    apple, found = torch.Generator(), []
+    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.mps, 'get_rng_state', apple.get_state)
+    monkeypatch.setattr(torch.mps, 'set_rng_state', apple.set_state)
+    plain = Drops(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    saving, images = tu.change_forward(copy.deepcopy(plain), tu.Checkpointed), torch.randn(2, 3, 9, 9)
+    for block in plain, saving:
+        apple.manual_seed(0)
+        block.train()(images).square().sum().backward()
+        found.append([*(p.grad for p in block.parameters()), apple.get_state()])
+    assert all(map(torch.equal, *found))                               # the last: nothing more was drawn
 
 
 def test_activation_checkpointing_lets_a_block_write_into_the_list_of_its_caller():

@@ -104,8 +104,10 @@ def test_the_averaged_weights_come_and_go_to_the_bit():
     assert not any(torch.equal(own[name], averaged[name]) for name, _ in state.model.named_parameters())
 
 
+@pytest.mark.parametrize('error', [torch.OutOfMemoryError('CUDA out of memory'),
+                                   RuntimeError('MPS backend out of memory (MPS allocated: 8 GB)')])     # Apple's
 @pytest.mark.parametrize('failing', range(2, 5))
-def test_a_full_gpu_does_not_leave_averaged_weights_in_the_model(monkeypatch, failing):
+def test_a_full_gpu_does_not_leave_averaged_weights_in_the_model(monkeypatch, failing, error):
     """What is saved then would train on from them."""
     state, calls, real = fresh(settings(ema_decay=0.9), network()), [], torch.Tensor.clone
     tu.guarded_step(state, [batch_of(0, 1)], squares, settings(ema_decay=0.9))
@@ -114,7 +116,7 @@ def test_a_full_gpu_does_not_leave_averaged_weights_in_the_model(monkeypatch, fa
     def full(tensor, **how):
         calls.append(1)
         if len(calls) % failing == 0:
-            raise torch.OutOfMemoryError('CUDA out of memory')
+            raise error
         return real(tensor, **how)
 
     monkeypatch.setattr(torch.Tensor, 'clone', full)

@@ -1332,7 +1332,7 @@ def test_files_typed_as_images_or_masks_are_refused(tmp_path):
     """masks="anno/*.png" named no folder, so older masks beside the images were taken in silence."""
     masks = [f'{name}.png' for n in range(4) for name in (f'anno/{n}', f'imgs/{n}_mask')]
     fill(tmp_path, [f'imgs/{n}.jpg' for n in range(4)], masks)
-    assert "anno/*.png: there is no such folder; type the folder alone, and image_pattern='{stem}.png' or " \
+    assert 'anno/*.png: there is no such folder; type the folder alone, and image_pattern="{stem}.png" or ' \
         in (error := str(ask(tmp_path, images='imgs', masks='anno/*.png')))
     assert 'other folders are tried with images=none masks=none' in error and 'were found that' not in error
 
@@ -1469,13 +1469,14 @@ def test_a_run_inside_the_data_is_no_data(tmp_path):
     assert len(data.pairs.images) == 4 and not data.pairs.notes
 
 
-def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
+@pytest.mark.parametrize('link', ['val', 'eval'])
+def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog, link):
     fill(tmp_path, *([f'{kind}/{split}/{n}.png' for split in ('train', 'test') for n in range(4)]
                      for kind in ('images', 'masks')))
-    (tmp_path / 'images' / 'val').symlink_to('test')
-    (tmp_path / 'masks' / 'val').symlink_to('test')
-    inspect(tmp_path)
-    assert f'ignored {tmp_path}/images/val: it is the same folder as {tmp_path}/images/test' in caplog.text
+    (tmp_path / 'images' / link).symlink_to('test')
+    (tmp_path / 'masks' / link).symlink_to('test')
+    assert split_sizes(inspect(tmp_path)[1]) == [3, 1, 4]
+    assert f'ignored {tmp_path}/images/{link}: it is the same folder as {tmp_path}/images/test' in caplog.text
 
 
 @pytest.mark.parametrize('place', ['images', 'masks/deep', ''])
@@ -1551,6 +1552,8 @@ def test_a_list_may_have_paths_from_above_its_folder(tmp_path):
     rows = [(f'a/set/{n}.jpg', f'a/set/other{n}.png') for n in range(4)]
     fill(tmp_path, *zip(*rows))
     write_lists(folder, list=rows)
+    assert partners(inspect(folder / 'list.csv')[1], tmp_path) == dict(rows)
+    write_lists(folder, list=[('', ''), *rows])                        # Excel leaves such lines
     assert partners(inspect(folder / 'list.csv')[1], tmp_path) == dict(rows)
     write_lists(folder, list=[('b/9.jpg', 'b/9.png'), *rows])
     assert f'there is no {folder}/b/9.jpg' in str(ask(folder / 'list.csv'))
@@ -2024,9 +2027,10 @@ def test_a_text_file_that_cannot_be_read_does_not_leave_the_split_to_chance(tmp_
     assert split_sizes(inspect(tmp_path)[1])[:2] == [5, 3]
     def refuse(path, *how):
         raise PermissionError(13, 'Permission denied', str(path))
-    monkeypatch.setattr(Path, 'read_text', refuse)
-    with pytest.raises(DataError, match='train.txt: cannot be read: Permission denied'):
+    monkeypatch.setattr(Path, 'read_bytes', refuse)
+    with pytest.raises(DataError, match='train.txt: cannot be read: Permission denied') as told:
         inspect(tmp_path)
+    assert 'type one of these' not in str(told.value)                  # each would be refused for the same file
 
 
 def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
@@ -2187,7 +2191,7 @@ def test_folds_keep_groups_together(tmp_path):
 def test_a_fold_where_names_tell_the_split_is_refused(tmp_path):
     fill(tmp_path, [f'images/{split}/{n}.png' for split in ('train', 'val') for n in range(4)],
          [f'masks/{split}/{n}.png' for split in ('train', 'val') for n in range(4)])
-    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: no split is drawn; leave it'):
+    with pytest.raises(train_unet.ConfigError, match='fold=1: there is no such fold: no split is drawn: type fold=0'):
         inspect(tmp_path, fold=1)
 
 
@@ -2626,3 +2630,79 @@ def test_two_pictures_in_the_top_folder_are_not_all_there_is(tmp_path):
     fill(tmp_path, ['logo.png', 'legend.png', *(f'images/{n}.png' for n in range(4))],
          [f'masks/{n}.png' for n in range(4)])
     assert len(inspect(tmp_path)[1].pairs.images) == 4
+
+
+def test_no_pattern_is_offered_of_a_mask_whose_name_lacks_that_of_its_image(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/img_{n}.png', np.random.default_rng(n).integers(0, 256, (8, 8, 3)))
+        objects(tmp_path / 'masks', [f'gt_{n}_mask.png', f'gt_{n}_mask_1.png'])
+    note, = [note for note in inspect(tmp_path)[1].notes if 'take one kind' in note]
+    assert 'mask_pattern=' not in note
+
+
+def test_the_example_of_a_group_pattern_can_be_typed_in_any_shell(tmp_path):
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    assert 'as in group_pattern="^[^_]*" (' in str(ask(tmp_path, group_pattern='^[ab]'))
+
+
+def test_names_of_many_parts_make_no_pattern_that_takes_for_ever():
+    letters = 'abcdefghijklmnopqrst'
+    found = train_unet.name_patterns('-'.join(letters) + '#', ['_'.join(letters) + '@'])
+    assert all(first.count('{stem}') < 7 for first, _ in found)
+
+
+@pytest.mark.parametrize('lists', [{'val': '89'}, {'train': '01234567', 'val': '89'}])
+def test_a_folder_for_testing_stays_so_beside_text_files_that_do_not_list_it(tmp_path, lists):
+    """With val.txt alone its images were trained on."""
+    fill(tmp_path, *([*(f'{kind}/{n}.png' for n in range(10)), f'test/{kind}/a.png', f'test/{kind}/b.png']
+                     for kind in ('images', 'masks')))
+    for name, listed in lists.items():
+        (tmp_path / f'{name}.txt').write_text('\n'.join(listed))
+    _, data = inspect(tmp_path)
+    assert [names_of(data, split) for split in ('train', 'val', 'test')] == [{*'01234567'}, {*'89'}, {*'ab'}]
+
+
+def test_a_text_file_for_testing_alone_may_name_an_image_without_a_mask(tmp_path):
+    fill(tmp_path, [f'images/x{n}.png' for n in range(10)], [f'masks/x{n}.png' for n in range(9)])
+    (tmp_path / 'test.txt').write_text('x7\nx8\nx9\n')
+    assert names_of(inspect(tmp_path, skip_unpaired=True)[1], 'test') == {'x7', 'x8'}
+
+
+def test_a_list_of_whole_paths_is_split_by_the_folders_in_it(tmp_path):
+    """dev/ above all of it was taken for validation, no split was seen, and images of test/ were trained on."""
+    rows = [[f'{tmp_path}/dev/{split}/{kind}/{split}{n}.png' for kind in ('images', 'masks')]
+            for split, count in (('train', 4), ('val', 1), ('test', 1)) for n in range(count)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, list=rows)
+    assert split_sizes(inspect(tmp_path / 'list.csv')[1]) == [4, 1, 1]
+
+
+def test_the_split_of_a_run_is_repeated_with_its_groups_of_folders(tmp_path):
+    names = [f'p{p}/{n:03}.png' for p in range(5) for n in range(3)]
+    fill(tmp_path / 'set', *([f'{kind}/{name}' for name in names] for kind in ('images', 'masks')))
+    pairs = inspect(tmp_path / 'set', group_pattern='^(p[0-9])/')[1].pairs
+    (tmp_path / 'split.csv').write_text(train_unet.split_csv(pairs))
+    again = inspect(tmp_path / 'split.csv', group_pattern='^(p[0-9])/')[1].pairs
+    assert {*again.images[again.rows('val')]} == {*pairs.images[pairs.rows('val')]}
+
+
+def test_folders_whose_names_hold_the_word_for_images_are_groups_too(tmp_path):
+    names = [f'p{p}_{{}}/{n}.png' for p in range(5) for n in range(4)]
+    fill(tmp_path, *([name.format(kind) for name in names] for kind in ('images', 'masks')))
+    pairs = inspect(tmp_path, group_pattern='(.*)/')[1].pairs
+    held = [os.path.dirname(path) for path in pairs.images[pairs.rows('val')]]
+    assert len(held) == 4 and len({*held}) == 1
+
+
+@pytest.mark.parametrize('name, code', [('TEST.TXT', 'utf-8'), ('test.txt', 'utf-16')])
+def test_lists_of_a_split_as_windows_writes_them(tmp_path, name, code):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    (tmp_path / name).write_text('6.png\r\n7.png\r\n', code)
+    assert names_of(inspect(tmp_path)[1], 'test') == {'6', '7'}
+
+
+def test_lists_with_spaces_in_their_names_that_belong_together_get_one_line(tmp_path):
+    rows = [(f'scans/p{n}.jpg', f'drawn/q{n * 7 % 10}.png') for n in range(10)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, **{'my train': rows[:8], 'my val': rows[8:]})
+    assert [line for line in typed_lines(ask(tmp_path)) if '.csv' in line] == [f'data="{tmp_path}/my train.csv"']

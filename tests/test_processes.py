@@ -633,7 +633,8 @@ def test_what_ends_a_process_is_in_the_log_and_the_others_say_one_line(undisturb
     log_text = (tmp_path / 'run' / 'log.txt').read_text()
     assert 'process 1:   broken.png: cannot be read' in log_text
     for text in (printed[1], log_text):
-        assert 'broken.png: cannot be read' in text and 'It goes on with:  python train_unet.py resume=run' in text
+        assert 'broken.png: cannot be read' in text
+        assert re.search(r'It goes on with:  \S+ train_unet.py resume=run', text)
     assert 'process 0: another one has ended; unless it was killed it says why' in printed[0]
     assert 'Traceback' not in ''.join(printed)
 
@@ -1022,6 +1023,28 @@ def test_a_worker_killed_between_two_epochs_of_one_process_is_replaced(undisturb
     codes, printed = run_job(tmp_path, undisturbed[1], kill_worker_when_an_epoch_is_closed, num_workers=1)
     assert codes == [0, 0] and (tmp_path / 'killed').exists(), printed
     assert_same(final(tmp_path / 'run'), final(undisturbed[0]))
+
+
+def kill_worker_in_validation(rank):
+    """The data worker of process 1 is killed before its first epoch is scored."""
+    usual = train_unet.evaluate_model
+
+    def score(*args, **named):
+        if rank == 1 and multiprocessing.active_children():            # not in the smoke test
+            worker = multiprocessing.active_children()[0]
+            worker.kill()
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)   # seen, but left for torch to find
+        return usual(*args, **named)
+
+    train_unet.evaluate_model = score
+
+
+@needs_linux
+def test_a_worker_killed_in_the_validation_of_one_process_ends_all_in_words(undisturbed, tmp_path):
+    codes, printed = run_job(tmp_path, undisturbed[1], kill_worker_in_validation, num_workers=1)
+    assert codes == [1, 2] and 'Traceback' not in ''.join(printed), printed
+    for text in (printed[1], (tmp_path / 'run' / 'log.txt').read_text()):
+        assert 'the data workers die' in text and 'fewer num_workers' in text and 'It goes on with' in text
 
 
 # --- compiled networks ----------------------------------------------------------------

@@ -179,6 +179,19 @@ def test_a_large_tiff_with_overviews_is_read_by_rows(tmp_path, monkeypatch):
     assert np.array_equal(rows[30:99], image[30:99])
 
 
+def test_a_large_tiff_with_a_mask_of_its_own_is_read_by_rows(tmp_path, monkeypatch):
+    """As GDAL writes it, of which pixels are there: it is no further image."""
+    image = np.random.default_rng(0).integers(0, 256, (160, 192, 3), dtype=np.uint8)
+    with tifffile.TiffWriter(tmp_path / 'x.tif') as file:
+        file.write(image, photometric='rgb', tile=(32, 32), compression='zlib')
+        file.write(np.ones(image.shape[:2], bool), subfiletype=4, photometric='mask')
+    config = {**train_unet.CONFIG, 'in_channels': 3, 'image_dtype': 'uint8'}
+    assert np.array_equal(train_unet.open_image(tmp_path / 'x.tif', config), image)
+    monkeypatch.setattr(train_unet, 'WINDOWED_ABOVE', 1000)
+    rows = train_unet.open_image(tmp_path / 'x.tif', config)
+    assert isinstance(rows, train_unet.TiffRows) and np.array_equal(rows[30:99], image[30:99])
+
+
 @pytest.mark.parametrize('compression', ['zlib', None])
 @pytest.mark.parametrize('missing', [0, 9])
 def test_tiles_that_a_tiff_leaves_out_hold_no_data(tmp_path, monkeypatch, compression, missing):
@@ -486,6 +499,8 @@ def test_16_bit_grey_is_16_bit_grey_in_a_pgm_too(tmp_path):
     for name in ('x.pgm', 'x.png'):
         PIL.Image.fromarray(np.full((4, 6), 300, np.uint16)).save(tmp_path / name)
         assert train_unet.image_dtype_of(train_unet.read_header(str(tmp_path / name), train_unet.CONFIG)[2]) == 'uint16'
+    np.save(tmp_path / 'x.npy', np.full((4, 6), 300, '>u2'))
+    assert train_unet.read_header(str(tmp_path / 'x.npy'), train_unet.CONFIG)[2] == 'uint16 x 1'
 
 
 def test_masks_of_images_as_they_are_stored_are_not_stretched_over_those_turned_upright(tmp_path):
@@ -535,6 +550,12 @@ def test_a_turned_tiff_of_16_bits_is_refused_not_taken_as_it_lies(tmp_path):
                      extratags=[(274, 3, 1, 3, True)])
     with pytest.raises(DataError, match='carries a rotation'):
         train_unet.read_image(str(tmp_path / 'x.tif'), train_unet.CONFIG)
+
+
+def test_an_orientation_of_0_turns_no_deep_tiff(tmp_path):
+    pixels = np.arange(192, dtype=np.uint16).reshape(8, 8, 3)
+    tifffile.imwrite(tmp_path / 'x.tif', pixels, photometric='rgb', extratags=[(274, 3, 1, 0, True)])
+    assert (train_unet.read_array(str(tmp_path / 'x.tif'), train_unet.CONFIG) == pixels).all()
 
 
 @pytest.mark.parametrize('mode', ['L', 'P', '1'])
@@ -666,6 +687,15 @@ def test_matrix_inside_a_matlab_struct(tmp_path):
     assert mask_of(data, config, '2').sum(1).tolist() == [0, 0, 8, 0, 0, 0, 0, 0]
     scipy.io.savemat(tmp_path / 'set/masks/0.mat', {'a': mask, 'b': mask})
     assert 'holds 2 matrices; expected one: a, b' in str(ask(tmp_path / 'set'))
+
+
+def test_the_mask_beside_an_image_in_a_matlab_file_is_not_the_image(tmp_path):
+    """Brain tumors of figshare: cjdata.image and cjdata.tumorMask."""
+    path, mask = str(tmp_path / 'x.mat'), np.eye(8, dtype=np.uint8)
+    scipy.io.savemat(path, {'cjdata': {'image': mask + 90, 'tumorMask': mask}})
+    assert (train_unet.read_mask(path, train_unet.CONFIG) == mask).all()
+    with pytest.raises(DataError, match='holds 2 matrices; expected one: image, tumorMask'):
+        train_unet.read_image(path, train_unet.CONFIG)
 
 
 def test_noise_of_jpeg_is_no_object_where_masks_are_united(tmp_path):

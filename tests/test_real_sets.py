@@ -322,6 +322,8 @@ def test_archives_are_to_be_unpacked(tmp_path):
     assert 'ignored masks.zip, to be unpacked first if meant' in ask(tmp_path).problems
     (tmp_path / 'masks.zip').rename(tmp_path / 'masks.tar.gz')
     assert 'ignored masks.tar.gz, to be unpacked first if meant' in ask(tmp_path).problems
+    (tmp_path / 'masks.tar.gz').rename(tmp_path / 'im0001.ppm.gz')     # STARE
+    assert 'ignored im0001.ppm.gz, to be unpacked first if meant' in ask(tmp_path).problems
 
 
 @pytest.mark.parametrize('photos, masks', [('elsewhere', 'masks'), ('elsewhere/pics', 'labels')])
@@ -2250,3 +2252,48 @@ def test_a_folder_is_named_where_a_star_pairs_no_more(tmp_path):
 def test_brightfield_is_a_microscope_not_an_augmentation(tmp_path, name):
     fill(tmp_path, *([f'{kind}/{name.format(n)}.png' for n in range(12)] for kind in ('images', 'masks')))
     assert 'augmented' not in str(inspect(tmp_path)[1].notes)
+
+
+def test_folds_hold_out_each_image_once_where_one_of_them_is_there_twice(tmp_path):
+    """Chance parts the copies in two folds of five; all five are drawn alike."""
+    for twin in (7, 13, 21, 29):
+        for n in range(30):
+            save(tmp_path / f'{twin}/images/{n:02}.png', scene(0 if n == twin else n))
+            save(tmp_path / f'{twin}/masks/{n:02}.png', np.eye(24))
+        held = [names_of(inspect(tmp_path / str(twin), fold=fold)[1], 'val') for fold in range(5)]
+        assert len(set().union(*held)) >= 29                           # a group of two may push out the one after it
+
+
+@pytest.mark.parametrize('white, wish', [(255, {}), (128, {'mask_values': {'#000000': 0, '#800000': 1}})])
+def test_black_is_the_background_of_two_classes_wherever_a_file_names_it(tmp_path, white, wish):
+    """DeepGlobe's roads: class_dict.csv names the road first."""
+    colour = [255, 255, 255] if white == 255 else [128, 0, 0]
+    masks = [corner(2, 3, 1)[..., None] * np.uint8(colour)] * 4
+    folder = with_masks(tmp_path, masks)
+    road = ','.join(map(str, colour))
+    (folder / 'class_dict.csv').write_text(f'name,r,g,b\nroad,{road}\nbackground,0,0,0\n')
+    told = inspect(folder)[1].notes if white == 255 else ask(folder)
+    assert line_of_list(told) == [wish | {'class_names': ['background', 'road']}]
+
+
+def test_the_pattern_for_augmented_images_holds_no_backslash(tmp_path):
+    """cmd.exe hands on two where sh makes them one."""
+    stems = [f'{way}{n}' for n in range(10, 20) for way in ('', 'rotated-90-', 'flipped-1-')]
+    for n, stem in enumerate(stems):
+        save(tmp_path / f'images/{stem}.png', scene(n))
+        save(tmp_path / f'masks/{stem}.png', np.eye(24))
+    line, = [note for note in inspect(tmp_path)[1].notes if ' type group_pattern=' in note]
+    assert '\\' not in line
+    data = inspect(tmp_path, **typed(line.split(' type ')[1]))[1]
+    train, val = ({stem[-2:] for stem in names_of(data, split)} for split in ('train', 'val'))
+    assert val and train.isdisjoint(val)
+
+
+def test_no_folder_of_images_alone_is_offered_where_class_lists_differ(tmp_path):
+    for at, view in enumerate(('front', 'side')):
+        for n in range(6):
+            save(tmp_path / f'images/{view}/{view}{n}.png', scene(6 * at + n))
+            save(tmp_path / f'masks/{view}/{view}{n}.png', corner(n, 3, 1) + corner(12, 12, 2))
+        (tmp_path / f'images/{view}/classes.txt').write_text(['train\nnose\nwindow', 'train\nwindow\nbogie'][at])
+    note, = [note for note in inspect(tmp_path)[1].notes if 'number is one class here' in note]
+    assert 'data=' not in note

@@ -680,3 +680,8 @@ def test_an_error_that_is_caught_meets_no_other_machine_before_the_end(monkeypat
         train_unet.train(nonsense=1)
     assert not met
     train_unet.atexit.unregister(train_unet.meet_late)
+
+
+def test_the_tests_see_no_gpu_of_the_machine():
+    """What is loaded by 'auto' would be on another device than what was trained on the CPU."""
+    assert os.environ['CUDA_VISIBLE_DEVICES'] == '-1' and not torch.cuda.is_available()

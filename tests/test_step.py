@@ -604,6 +604,17 @@ def test_replay_runs_the_saved_batch_once_more():
     assert 'all layers are finite' in tu.replay('run/bad_batch.pt', network(), squares)
 
 
+def test_a_network_whose_train_returns_nothing_is_replayed_too():
+    class Held(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+
+    model = Held(nn.Conv2d(3, 1, 1), Nothing())
+    with pytest.raises(tu.TrainingDiverged, match='train_unet.replay'):
+        train(model=model)
+    assert 'the output of 1' in tu.replay('run/bad_batch.pt', model, squares)
+
+
 def test_replay_of_a_network_of_ones_own_asks_for_it():
     model = nn.Sequential(nn.Conv2d(3, 1, 1), Nothing())
     with pytest.raises(tu.TrainingDiverged, match='train_unet.replay'):

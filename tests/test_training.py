@@ -39,8 +39,8 @@ from torch import nn
 
 import train_unet as tu
 from conftest import ENOUGH, ROOT, TINY, draw_set, draw_three
-from helpers import OWN, PLAIN, SMALL, WORDS, Harm, Samples, assert_same, edited, final, in_threads, last, log_text
-from helpers import network, noisy_squares, squares, stop_at, stopping_at, train, train_own
+from helpers import OWN, PLAIN, SMALL, WORDS, Harm, Samples, assert_same, batch_of, edited, final, in_threads, last
+from helpers import log_text, network, noisy_squares, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -312,10 +312,11 @@ class Standardised(nn.Conv2d):
 
 
 def test_a_view_that_channels_last_forbids_is_told(small_set):
-    network = lambda: nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), Standardised(4, 1, 3))
+    """The line that is offered works for the same network too, whose weights have been in that layout."""
+    network = nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), Standardised(4, 1, 3))
     with pytest.raises(tu.ConfigError, match=r'view size.*; type channels_last=False, or write .reshape'):
-        tu.train(model=network(), data=str(small_set), **OWN_RUN | {'channels_last': True})
-    assert len(tu.train(model=network(), data=str(small_set), **OWN_RUN | {'channels_last': False}).history) == 2
+        tu.train(model=network, data=str(small_set), **OWN_RUN | {'channels_last': True})
+    assert len(tu.train(model=network, data=str(small_set), **OWN_RUN | {'channels_last': False}).history) == 2
 
 
 def test_logits_of_a_quarter_of_the_size_are_told_how_to_grow(small_set):
@@ -1764,6 +1765,16 @@ def test_a_backend_that_matplotlib_does_not_know_costs_no_training(monkeypatch):
     assert train(num_epochs=1).best['loss'] > 0 and 'the pictures could not be written' in log_text()
 
 
+def test_pictures_that_find_no_memory_cost_no_training(small_set, monkeypatch):
+    """NumPy's error is none of torch's: the result was lost after the last epoch."""
+    def full(*_):
+        raise MemoryError('Unable to allocate 9.00 GiB for an array')
+
+    monkeypatch.setattr(tu, 'colour_errors', full)
+    assert tu.train(**{**SMALL, 'num_epochs': 1}).is_saved
+    assert 'the pictures could not be written: Unable to allocate' in log_text() and 'Everything is in' in log_text()
+
+
 def test_pictures_find_enough_memory_too(small_set, monkeypatch):
     real = tu.SegmentationModel.forward
 
@@ -1787,6 +1798,15 @@ def test_tensorboard_gets_curves_and_pictures(tmp_path, monkeypatch):
     events.Reload()
     assert {'train_loss', 'val_loss', 'val_iou', 'lr'} <= set(events.Tags()['scalars'])
     assert len(events.Scalars('val_iou')) == 2 and events.Images('samples')[0].width > 400
+
+
+def test_pictures_for_tensorboard_that_find_no_memory_end_no_training(small_set, monkeypatch):
+    def full(*_):
+        raise MemoryError('Unable to allocate 9.00 GiB for an array')
+
+    monkeypatch.setattr(tu, 'draw_samples', full)
+    assert len(tu.train(**{**SMALL, 'num_epochs': 2}, tensorboard=True).history) == 2
+    assert 'tensorboard could not be saved: Unable to allocate' in log_text()
 
 
 def test_the_pictures_for_tensorboard_are_not_compiled(tmp_path, monkeypatch):
@@ -2049,6 +2069,15 @@ def test_the_share_at_which_a_network_of_two_classes_begins(two, bias, share, be
     assert tu.last_bias(model).sigmoid().item() == pytest.approx(begins, rel=1e-2)
 
 
+@pytest.mark.parametrize('found, is_moved', [(0.0012, False), (0.004, False), (0.2, True), (0.0001, True)])
+def test_a_tiny_foreground_that_is_found_too_often_is_not_made_more_frequent(found, is_moved):
+    """Shown on 0.1 % of the pixels and found on 0.4 %, it was raised to 1 %."""
+    truth = torch.zeros(10_000, dtype=torch.long)
+    truth[:10] = 1
+    logits = torch.tensor([0.0, math.log(found / (1 - found))]).expand(len(truth), 2)
+    assert bool(tu.shift_to_shares(logits, truth)) == is_moved
+
+
 @pytest.mark.parametrize('share, is_moved', [(0.02, True), (0.005, False)])
 def test_a_rare_class_that_is_little_known_is_no_sign_of_another_task(three, share, is_moved):
     """A network of 11 classes at IoU 0.478 that went on with the same images began at 0.44 to 0.475, because it did not
@@ -2196,3 +2225,88 @@ def test_a_bad_batch_of_tensors_of_another_class_can_be_replayed():
 def test_a_network_of_ones_own_is_not_sent_to_evaluate(small_set):
     tu.train(model=nn.Conv2d(3, 1, 3, padding=1), **SMALL | {'num_epochs': 1})
     assert 'Everything is in' in log_text() and 'Next: ' not in log_text()
+
+
+def test_a_resume_offers_nothing_that_it_refuses(small_set, caplog):
+    for path in [*small_set.glob('*/*.png')]:
+        path.rename(path.with_name(f'v{int(path.stem) // 4}_{path.name}'))
+    tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), run_dir='run')
+    assert 'group_pattern=' in caplog.text
+    caplog.clear()
+    tu.train(resume='run', num_epochs=2)
+    assert 'group_pattern=' not in caplog.text
+
+
+def test_the_split_of_a_fold_is_repeated_by_the_line_that_its_refusal_offers(small_set):
+    run = tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), fold=2).run_dir
+    how = {'preset': str(run), 'data': str(run / 'split.csv'), 'num_epochs': 1}
+    with pytest.raises(tu.ConfigError, match='type fold=0') as told:
+        tu.train(**how)
+    again = tu.train(**how, **tu.parse_overrides(re.findall(r'type (fold=\d)', str(told.value)))[0])
+    assert (again.run_dir / 'split.csv').read_text() == (run / 'split.csv').read_text()
+
+
+def test_counts_keep_no_graph():
+    """Rounding has a gradient, of zeros: the maps of all steps of an epoch stayed in memory."""
+    def loss_fn(model, batch):
+        found = model(batch['image']).sigmoid().round()
+        hit, missed = (found * found).sum(), (found * (1 - found)).sum()
+        return squares(model, batch), torch.stack([hit, missed, missed, hit]).view(2, 2)
+
+    losses, counts = tu.run_loss(loss_fn, network(), 'float32', batch_of(0, 1, 2))
+    assert losses.requires_grad and counts.shape == (2, 2) and not counts.requires_grad
+
+
+def test_a_second_stage_computes_as_its_own_settings_say(small_set):
+    words, kinds = {**TINY, 'data': str(small_set), 'num_epochs': 1}, (tu.Float32, tu.Checkpointed)
+    first = tu.train(**words, run_dir='first', keep_float32='segmentation_head', activation_checkpointing=True)
+    assert {kind for module in first.model.modules() for kind in kinds if isinstance(module, kind)} == {*kinds}
+    second = tu.train(**words, run_dir='second', model=first.model)
+    assert not [module for module in second.model.modules() if isinstance(module, kinds)]
+
+
+class Conditioned(nn.Module):
+    """Its norm is told which domain the images are of."""
+    class Norm(nn.BatchNorm2d):
+        def forward(self, maps, domain=None):
+            return super().forward(maps) + (domain or 0)
+
+    def __init__(self, *words):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 6, 3, padding=1), self.Norm(6), nn.Conv2d(6, 1, 1)
+        self.words = words
+
+    def forward(self, images):
+        maps = self.first(images)
+        return self.last(self.norm(maps, *self.words) if self.words else self.norm(maps=maps))
+
+
+@pytest.mark.parametrize('words', [(2,), (None,), ()])
+def test_a_norm_of_ones_own_may_take_more_than_maps(small_set, words):
+    assert len(tu.train(model=Conditioned(*words), data=str(small_set), **OWN_RUN).history) == 2
+
+
+def test_a_loss_whose_annotations_cannot_be_evaluated_is_taken():
+    """From Python 3.14 on their names may be imported for a type checker alone: inspect raised NameError."""
+    class Loss:
+        @property
+        def __signature__(self):
+            raise NameError("name 'Batch' is not defined")
+
+        def __call__(self, model, batch):
+            return squares(model, batch)
+
+    assert not tu.is_criterion(Loss())
+
+
+@pytest.mark.parametrize('words', [
+    'unable to allocate shared memory(shm) for file </torch_7_1_0>: No space left on device (28)',
+    "Couldn't open shared file mapping: <torch_7_1_0>, error code: <1455>"])
+def test_too_little_shared_memory_is_not_taken_for_samples_of_other_shapes(words):
+    class Large(Samples):
+        def collate_fn(self, samples):                                 # what torch's own raises in a worker
+            raise RuntimeError(words)
+
+    with pytest.raises(tu.DataError, match='samples 3, 4 make no batch.*too little shared memory') as caught:
+        tu.Plain(Large(12), seed=0).__getitems__([3, 4])
+    assert 'of one shape' not in str(caught.value)

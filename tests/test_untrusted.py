@@ -22,6 +22,7 @@ import PIL.ImageFile
 import pytest
 import scipy.io
 import tifffile
+import torch
 
 import train_unet as tu
 from conftest import ROOT, TINY, as_words, draw_set
@@ -410,3 +411,49 @@ def test_a_secret_in_a_preset_is_refused_and_saved_nowhere(set_folder, key, caps
     told = capsys.readouterr()
     assert f'unknown key {key!r}' in told.err and 'hunter2' not in told.err + told.out
     assert not os.path.exists('runs')
+
+
+def test_links_under_temporary_names_in_a_run_folder_are_not_written_through(own, tmp_path):
+    (tmp_path / 'profile').write_text('mine')
+    for name in ('metrics.json', 'best.new'):
+        os.symlink(tmp_path / 'profile', own / f'.{name}.{os.getpid()}.tmp')
+    assert tu.main(['evaluate', str(own)]) == 0
+    assert (tmp_path / 'profile').read_text() == 'mine' and not (own / 'metrics.json').is_symlink()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(own, tmp_path, monkeypatch, caplog):
+    """filelock before 3.20.1 empties the file that it leads to."""
+    (tmp_path / 'profile').write_text('mine')
+    (own / '.lock').unlink(missing_ok=True)
+    os.symlink(tmp_path / 'profile', own / '.lock')
+    model = tu.load(own)
+    monkeypatch.setattr('filelock.FileLock', lambda *_, **__: pytest.fail('it is followed'))
+    assert not tu.store_threshold(own, 0.7, model) and '.lock is a link' in caplog.text
+
+
+def test_a_setting_that_unpacks_to_no_end_is_refused(trained):
+    """Four bytes as a tensor of a quintillion numbers, of which a list would be made."""
+    config = trained[0]['config'] | {'mean': torch.zeros(1).expand(10 ** 18)}
+    tu.save_checkpoint(Path('best.pt'), trained[0] | {'config': config})
+    with pytest.raises(tu.UserError, match='no checkpoint of this program'):
+        tu.load('best.pt')
+
+
+def test_an_augmentation_file_that_explodes_is_not_built(set_folder, monkeypatch, capsys):
+    """A kilobyte that names ten billion transforms."""
+    levels = ['a0: &a0 {__class_fullname__: HorizontalFlip, p: 0.5}'] + [
+        f'a{n}: &a{n} {{__class_fullname__: OneOf, p: 0.5, transforms: [{", ".join([f"*a{n - 1}"] * 10)}]}}'
+        for n in range(1, 11)]
+    Path('a.yaml').write_text('\n'.join([*levels, 'transform: *a10']))
+    monkeypatch.setattr('albumentations.from_dict', lambda *_: pytest.fail('it is built'))
+    assert tu.main([f'data={set_folder}', *TYPED, 'augment=a.yaml']) == 2
+    assert 'one inside the other' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('kind', ['deep', 'pipe'])
+def test_scores_of_a_stranger_are_neither_believed_nor_waited_for(own, set_folder, kind, make_pipe):
+    path = own / f'evaluation_{set_folder.name}' / 'metrics.json'
+    path.parent.mkdir()
+    make_pipe(path) if kind == 'pipe' else path.write_text('[' * 10 ** 6)
+    assert tu.main(['evaluate', str(own), f'data={set_folder}']) == 0
+    assert json.loads(path.read_text())['metrics']

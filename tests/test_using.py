@@ -11,10 +11,12 @@ import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
 import tracemalloc
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +29,7 @@ import torch
 
 import train_unet as tu
 from conftest import ENOUGH, FORKS, TINY, as_words, draw_set, run_script
-from helpers import as_float, as_png, edited, save, train_own, two_kinds
+from helpers import as_float, as_png, coded_set, edited, save, train_own, two_kinds
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -648,6 +650,16 @@ def test_a_large_tiff_that_breaks_further_down_costs_no_other(two, tmp_path, mon
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['001.png']
 
 
+def test_a_large_tiff_of_another_depth_that_comes_first_costs_no_other(two, tmp_path, monkeypatch, capsys):
+    """Its first row was read outside of what guards the writing of a mask."""
+    tifffile.imwrite(tmp_path / 'big.tif', np.full((64, 64), 1000, np.int16), photometric='minisblack')
+    monkeypatch.setattr(tu, 'WINDOWED_ABOVE', 1000)
+    inputs = [str(tmp_path / 'big.tif'), str(two[1] / 'images' / '001.png')]
+    assert tu.predict(two[0], inputs, tmp_path / 'out', size_policy='crop', image_size=[64, 64]) == 1
+    assert 'big.tif: holds 16-bit or float pixels' in capsys.readouterr().err
+    assert written(tmp_path / 'out') == ['001.png']
+
+
 # --- settings of predict and evaluate -------------------------------------------------
 
 
@@ -1041,8 +1053,8 @@ def test_images_that_came_later_do_not_move_the_threshold(two, own, capsys):
     data = shutil.copytree(two[1], own.parent / 'grown')
     for kind in ('images', 'masks'):
         shutil.copy(data / kind / '001.png', data / kind / 'zz.png')
-    with edited(own / 'best.pt') as saved:
-        saved['config']['data'], saved['threshold'] = str(data), 0.85
+    with edited(own / 'best.pt') as saved, edited(own / 'last.pt') as other:
+        saved['config']['data'], saved['threshold'], other['config']['data'] = str(data), 0.85, str(data)
     assert tu.main(['evaluate', str(own)]) == 0
     assert 'not those this run began with' in capsys.readouterr().out
     assert tu.load(own).threshold == 0.85
@@ -1050,8 +1062,8 @@ def test_images_that_came_later_do_not_move_the_threshold(two, own, capsys):
 
 def test_validation_without_foreground_tunes_nothing(own, two, tmp_path):
     data = shutil.copytree(two[1], tmp_path / 'empty')
-    with edited(own / 'best.pt') as saved:
-        saved['config']['data'], saved['threshold'] = str(data), 0.8
+    with edited(own / 'best.pt') as saved, edited(own / 'last.pt') as other:
+        saved['config']['data'], saved['threshold'], other['config']['data'] = str(data), 0.8, str(data)
     pairs = tu.find_pairs(saved['config'])
     for path in pairs.masks[pairs.rows('val')]:
         PIL.Image.fromarray(np.zeros((40, 40), np.uint8)).save(os.fsdecode(path))
@@ -1145,7 +1157,7 @@ def test_evaluate_says_nothing_of_classes_that_training_would_lack(three, tmp_pa
     for path in (data / 'masks').rglob('*.png'):
         mask = np.array(PIL.Image.open(path))
         PIL.Image.fromarray(np.where(mask == 1, 0, mask).astype(np.uint8)).save(path)
-    assert tu.main(['evaluate', str(three[0]), f'data={data}']) == 0
+    assert tu.main(['evaluate', str(shutil.copytree(three[0], tmp_path / 'run')), f'data={data}']) == 0
     said = capsys.readouterr().out
     assert 'class' in said and 'no training mask' not in said
 
@@ -1304,6 +1316,15 @@ def test_masks_coded_otherwise_than_in_training_are_told(tmp_path, caplog):
                                  'background, 1 foreground; 255 is ignored') == times
 
 
+def test_masks_that_lack_a_class_or_void_are_coded_alike(tmp_path, caplog):
+    for name, values in (('set', (0, 1, 2, 255)), ('other', (0, 1, 2)), ('third', (0, 1, 255))):
+        coded_set(tmp_path / name, values, count=8)
+    run = tu.train(data=str(tmp_path / 'set'), **{**TINY, 'num_epochs': 1}).run_dir
+    for name in ('other', 'third'):
+        assert tu.main(['evaluate', str(run), f'data={tmp_path / name}']) == 0
+    assert 'not coded as in training' not in caplog.text
+
+
 def test_noise_of_another_share_is_no_other_coding(own, two, capsys, caplog):
     with edited(own / 'best.pt') as saved:
         saved['coding'] = '0 and 255 with 1.17% of the pixels in between (JPEG noise or soft edges): above 127 is ' \
@@ -1321,13 +1342,52 @@ def test_own_images_scored_as_other_data_are_said_to_be_trained_on(own, two, tmp
     data = shutil.copytree(two[1], tmp_path / 'moved')
     assert tu.main(['evaluate', str(own), f'data={data}']) == 0
     share = tu.load(own).config['val_fraction']
-    assert f'trained on most of them: type val_fraction={share} too' in caplog.text
+    assert f'trained on most of them: type val_fraction={share} fold=0 too' in caplog.text
     caplog.clear()
     capsys.readouterr()
     assert tu.main(['evaluate', str(own), f'data={data}', f'val_fraction={share}']) == 0
     assert 'images of' in capsys.readouterr().out and 'trained on' not in caplog.text
     assert tu.main(['evaluate', str(own), f'data={draw_set(tmp_path / "other", count=8, seed=1)}']) == 0
     assert 'trained on' not in caplog.text
+
+
+def test_own_images_of_a_fold_are_offered_that_fold(small_set, caplog):
+    run = tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), fold=2).run_dir
+    names = lambda rows: sorted(os.path.basename(row['file']) for row in rows)
+    held_out = names(tu.evaluate(run)['images'])
+    tu.evaluate(run, data=str(shutil.copytree(small_set, 'moved')))
+    words = re.search('type (val_fraction=.*) too', caplog.text)[1].split()
+    assert names(tu.evaluate(run, data='moved', **tu.parse_overrides(words)[0])['images']) == held_out
+
+
+def test_evaluate_says_nothing_of_what_other_data_would_train_on(own, tmp_path, capsys):
+    data = draw_set(tmp_path / 'other', count=8, seed=1)
+    for path in sorted(data.glob('*/*.png')):
+        target = path.parent / ('val' if path.stem > '005' else 'train') / path.name
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    for kind in ('images', 'masks'):
+        shutil.copy(data / kind / 'train/000.png', data / kind / 'val/copy.png')
+    assert tu.main(['check', f'data={data}', *as_words(TINY)]) == 0
+    assert 'trained on too' in capsys.readouterr().out
+    assert tu.main(['evaluate', str(own), f'data={data}']) == 0
+    said = capsys.readouterr().out
+    assert '3 val images of' in said and 'trained on too' not in said
+
+
+def test_the_line_for_the_test_images_has_what_was_typed(tmp_path, capsys):
+    for split, count in {'train': 8, 'val': 4, 'test': 5}.items():
+        drawn = draw_set(tmp_path / split, count, seed=count)
+        for kind in ('images', 'masks'):
+            (tmp_path / 'set' / kind).mkdir(parents=True, exist_ok=True)
+            shutil.move(drawn / kind, tmp_path / 'set' / kind / split)
+    run = tu.train(**TINY | {'num_epochs': 1}, data='set').run_dir
+    (tmp_path / 'set/images').rename(tmp_path / 'set/pics')
+    (tmp_path / 'set/masks').rename(tmp_path / 'set/drawn')
+    assert tu.main(['evaluate', str(run), 'images=pics', 'masks=drawn', 'tta=True']) == 0
+    _, _, *words = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix('Next:  '))
+    assert 'split=test' in words and 'tta=True' in words and tu.main(words) == 0
+    assert '5 test images of' in capsys.readouterr().out
 
 
 def test_images_of_another_fold_that_were_trained_on_are_told(small_set, caplog):
@@ -1682,3 +1742,48 @@ def test_moved_data_are_split_by_the_groups_of_the_run(small_set, tmp_path):
     moved = small_set.rename(tmp_path / 'moved')
     images = tu.evaluate(run, data=str(moved), val_fraction=0.2)['images']
     assert sorted(Path(row['file']).name for row in images) == ['010.png', '011.png']
+
+
+def test_tiles_are_predicted_whatever_default_device_a_notebook_has_set(two):
+    """As the commands do; with 'cuda' the reach of the network was sought on two devices at once."""
+    model = tu.load(two[0], settings={'size_policy': 'crop'})
+    image = np.random.default_rng(0).integers(0, 256, (100, 130, 3), dtype=np.uint8)
+    mask = model.predict(image)
+    torch.set_default_device('meta')
+    try:
+        assert np.array_equal(mask, model.predict(image))
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize('settings', [{'size_policy': 'crop'}, {'activation_checkpointing': True}], ids=str)
+def test_a_model_is_built_alike_whatever_a_notebook_has_set(two, settings):
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert tu.load(two[0], settings=settings).least is None        # it was image_size; or a ConfigError
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_device_may_be_edited_in_config_for_the_commands_too(own, monkeypatch):
+    monkeypatch.setitem(tu.CONFIG, 'device', 'cuda:15')
+    with pytest.raises(tu.ConfigError, match="device='cuda:15': this machine has only"):
+        tu.evaluate(own)
+    assert tu.evaluate(own, device='cpu')['metrics']['iou'] > 0
+
+
+def test_evaluate_keeps_no_matrix_of_each_image(three, tmp_path, monkeypatch):
+    """Of 150 classes and 20,000 images they would take 4 GB."""
+    made, real = [], tu.count_at_levels
+
+    def counted(*what):
+        assert sum(one() is not None for one in made) < 3
+        found = real(*what)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(tu, 'count_at_levels', counted)
+    tu.evaluate(shutil.copytree(three[0], tmp_path / 'own'), split='train')
+    assert len(made) > 5
