@@ -6833,6 +6833,7 @@ class Run:
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
         self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
+        self.is_crowded = False                                        # by other programs, which was told
         self.after = contextlib.ExitStack()                            # what the end of the run undoes
         self.trouble, self.unsaved = '', None                          # last complaint; best.pt until it is written
         self.saved, self.wishes = None, {}                             # where it last saved; what was asked as 'auto'
@@ -7024,6 +7025,15 @@ class Run:
             log.warning('%s could not be saved: %s%s', self.folder / name, why, kept)
         self.trouble = why
 
+    def tell_crowd(self, state, seconds, busy):
+        """Warn once if the steps of an epoch, of which one thread worked `busy` seconds, had to share a CPU's cores."""
+        threads = torch.get_num_threads() if state.device.type == 'cpu' and world().size == 1 else 1
+        if threads > 1 and seconds > 1 and busy < 0.7 * seconds and not (self.is_crowded or is_compiled(state.model)):
+            self.is_crowded = True
+            log.warning('Other programs keep these cores busy: in its steps the run had %.0f %% of one, and its %d '
+                        'threads wait for each other. Begun anew with OMP_NUM_THREADS=1 it may be several times faster',
+                        100 * busy / seconds, threads)
+
     def agree(self, state, config, broken=()):
         """What all processes do now: count the broken files that any of them met, stop (Interrupted) if a signal came
         to one of them, save if it is time by the first one's clock."""
@@ -7084,7 +7094,8 @@ def train_epoch(state, loader, loss_fn, config, run):
     small_steps = config['progressive_resizing'] * total_steps
     usual = [*map(len, sampler.micro_batches(sampler.windows()[0]))]
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
-    begun, images = time.monotonic(), 0
+    begun, images, spent = time.monotonic(), 0, np.zeros(2)
+    clocks = lambda: np.array([time.monotonic(), time.thread_time()])
     names = lambda number: [name_of(int(row)) for row in rows[number]]     # of a micro-batch of the window at work
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
     bar.update(state.window)
@@ -7095,8 +7106,10 @@ def train_epoch(state, loader, loss_fn, config, run):
         if world().rank:                                               # each process draws its own dropout
             seed_everything(seed_of(config['seed'], state.step, world().rank))
         is_odd, at_once = [*map(len, rows)] != usual, state.batch_size
+        since = clocks()
         with compiles_nothing(state.model, is_odd):
             result = guarded_step(state, window, loss_fn, config)
+        spent += clocks() - since
         if is_odd and is_compiled(state.model):                        # it ran eager, beside the memory of CUDA graphs
             state.batch_size = at_once
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
@@ -7108,6 +7121,7 @@ def train_epoch(state, loader, loss_fn, config, run):
         seconds = max(1e-9, time.monotonic() - begun)                  # / size, as totals are summed over processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
         run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
+    run.tell_crowd(state, *spent)
 
 
 def at_half_size(batch, device):

@@ -956,3 +956,15 @@ def test_not_every_file_that_was_left_out_is_told_at_the_end(tmp_path, caplog):
     state = SimpleNamespace(left_out={f'{n}.png': 1 for n in range(50)})
     tu.tell_end(state, SimpleNamespace(folder=tmp_path, asked=0), True, False)
     assert caplog.text.count('could not be read') == 10 and 'and 40 more' in caplog.text
+
+
+@pytest.mark.parametrize('threads, times', [(2, 1), (1, 0)])
+def test_cores_that_other_programs_keep_busy_are_told_once(threads, times):
+    """Two threads wait for each other there, and make 5 images per second where one makes 30. A rest plays them."""
+    def loss_fn(model, batch):
+        time.sleep(0.2 * torch.is_grad_enabled())
+        return squares(model, batch)
+
+    with in_threads(threads):
+        train(None, Samples(24), loss_fn=loss_fn, num_epochs=2)
+    assert log_text().count('Begun anew with OMP_NUM_THREADS=1') == times
