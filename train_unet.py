@@ -1364,9 +1364,8 @@ def list_files(root):
         if first != path or real in ours or {'config.py', 'log.txt'} <= {*names} and path != os.fspath(root):
             folders.clear()
             continue
-        is_link = lambda folder: os.path.islink(os.path.join(path, folder))    # it is the lesser name of a folder
-        folders[:] = sorted((folder for folder in folders if not folder.startswith('.')
-                             and folder.lower() not in OF_THE_SYSTEM), key=lambda folder: (is_link(folder), folder))
+        folders[:] = sorted(folder for folder in folders
+                            if not folder.startswith('.') and folder.lower() not in OF_THE_SYSTEM)
         place = os.path.relpath(path, root).replace(os.sep, '/').removeprefix('.')
         found += [(place, name) for name in names]
     return sorted(found)
@@ -1888,9 +1887,11 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
     rule = f'the list{"s" * (len(used) > 1)} {" and ".join(file.name for file in used)}'
     rests = [f'{image.rest}/'.replace(os.sep, '/') for image, _ in pairs]
     begin = shared_start(rests).rfind('/') + 1                         # ~/dev/ around all is for no validation
-    pairs = [(dataclasses.replace(image, rest=image.rest[begin * os.path.isabs(image.rest):]), mask)
-             for image, mask in pairs]                                 # of a split.csv as the run that wrote it had it
-    named = [read_place(rest[begin:])[0] for rest in rests]
+    cuts = [begin * os.path.isabs(image.rest) for image, _ in pairs]   # of a split.csv as the run that wrote it had it
+    pairs = [(dataclasses.replace(image, kind=image.rest[:cut], rest=image.rest[cut:]), mask)
+             for (image, mask), cut in zip(pairs, cuts)]
+    ways = [[read_place(rest[cut:])[0] for rest in rests] for cut in (begin, 0)]       # train/val/ in train/
+    named = next((way for way in ways if 'train' in way), ways[0])
     if not any(image.split for image, _ in pairs) and 'train' in named and len({*named} - {''}) > 1:
         pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
         rule += ', its folders the split'
@@ -1959,10 +1960,10 @@ def doubts_of_lists(pairs, root, files):
         held = [os.path.join(root, folder, name) for folder, name in places if folder in within and times[folder] < 4]
         if other := next((path for path in held[1:] if lines_of(path) != lines_of(held[0])), None):
             place = os.path.dirname(held[0]) + os.sep                  # the masks may be a tree of their own
-            is_all = any(mask.path.startswith(place) for _, mask in pairs)
+            has_masks = any(mask.path.startswith(place) for _, mask in pairs)
             line = ', as in ' + as_typed('data', Path(place), True)
             return [f'{held[0]} and {other} differ: if a number is one class here and another there, name one of '
-                    f'these folders{line * is_all}']
+                    f'these folders{line * has_masks}']
     return []
 
 
@@ -2182,7 +2183,7 @@ def splits_told(stems, places, listed, known):
         return films
     told = [] if listed.keys() & set(stems) else [name for name in listed if name in stems[0]]
     before, _, after = stems[0].partition(max(told, key=len, default=stems[0]))
-    lists_no_training = listed.keys() <= known and not {'train', None} & {*listed.values()}
+    lists_no_training = listed and listed.keys() <= known and not {'train', None} & {*listed.values()}
     others = 'train' if lists_no_training else None
     return [listed.get(stem.removeprefix(before).removesuffix(after)) or split or others
             for stem, (_, split) in zip(stems, places)]
@@ -2687,7 +2688,8 @@ def pattern_answers(files):
 def group_of(image, pattern, is_needed=True):
     """The group of an image: what the pattern's parentheses match in its name, or the whole match if it has none. Where
     that is not found: None, but a DataError if it `is_needed`."""
-    places = (image.stem, f'{image.rest or image.kind}/{image.stem}', os.path.basename(image.path))    # {stem}, or all
+    places = (image.stem, f'{image.rest or image.kind}/{image.stem}', os.path.basename(image.path),    # {stem}, or all
+              posixpath.join(image.kind, image.rest, image.stem))      # of a list of whole paths
     match = next(filter(None, (re.search(pattern, place) for place in places)), None)
     if not match and is_needed:
         raise DataError(f"group_pattern={pattern!r} is not found in {image.path}; every name must hold it, "
@@ -3682,7 +3684,8 @@ def offer_names(paths, values, coding=None):
         ignored = {code for code, name in listed.items() if known.get(code) == IGNORE
                    or re.search(r'(?i)no[-_ ]?data|outside' + '|void|ignore|unlabel' * is_rare(code), name)}
         kept = [code for code in listed if code not in ignored]
-        kept = sorted(kept, key=lambda code: len(kept) == 2 and code != black)         # of two black is the background
+        ground = next((code for code in kept if re.match(r'(?i)\W*_*(back|bg\b)', listed[code])), black)
+        kept = sorted(kept, key=lambda code: len(kept) == 2 and code != ground)        # of two, wherever it is named
         if not 1 < len(kept) < IGNORE:
             continue
         table = dict.fromkeys(listed, IGNORE) | {code: number for number, code in enumerate(kept)}
@@ -3945,8 +3948,9 @@ def inspect_data(config, decode=False):
     records = in_grey(records, config)
     firsts = turned_copies(pairs, records, copies_of(pairs, records, config), config)
     pairs = with_copies_together(pairs, firsts, config)
-    if config['mask_values'] == 'nonzero' and any(is_plain(record) and 255 in record['codes'] for record in records):
-        config = config | {'ignore_index': {255: None}.get(*2 * [config['ignore_index']])}     # 255 is white there
+    if (config['mask_values'], config['ignore_index']) == ('nonzero', 255) \
+            and any(is_plain(record) and 255 in record['codes'] for record in records):
+        config = {**config, 'ignore_index': None}                      # 255 is white there
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
@@ -4022,7 +4026,7 @@ def in_grey(records, config):
                 return told
     shown = codes | {*(parse_mask_values(config['mask_values']) if names_colours(config) else ())}
     as_colour = lambda code, of_palette: COLOUR + code * 0x010101 if 0 <= code < 256 and of_palette is None and (
-        code != config['ignore_index'] or COLOUR + code * 0x010101 in shown) else code         # white is no void there
+        code != config['ignore_index'] or COLOUR + code * 0x010101 in shown) else code         # a colour is no void
     return [record | {'codes': [as_colour(*both) for both in itertools.zip_longest(record['codes'], record['palette'])]}
             for record in records]
 

@@ -1170,3 +1170,9 @@ def test_data_that_is_on_the_gpu_already_is_not_pinned(monkeypatch):
     loader = train_unet.build_loader(there, {**train_unet.CONFIG, 'num_workers': 0}, torch.device('cuda'), batch_size=2)
     assert not loader.pin_memory
     assert [(batch['x'].device.type, batch['y'].tolist()) for batch in loader] == [('meta', [[2], [2]])] * 2
+
+
+def test_masks_of_which_one_side_grows_hold_no_value_of_their_own():
+    mask = np.zeros((20, 64), np.uint8)
+    mask[5:15, 20:40] = 9
+    assert {*train_unet.resize(mask, 45, 32, is_mask=True).ravel()} == {0, 9}

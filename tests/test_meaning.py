@@ -1210,3 +1210,22 @@ def test_what_is_typed_as_ignored_is_so_beside_masks_of_one_bit_too(tmp_path):
     masks = [PIL.Image.fromarray(block(1) > 0), block(1) + block(6, 8), block(3), block(7)]
     data = inspect(with_masks(tmp_path, masks), mask_values='nonzero', ignore_index=7)[1]
     assert data.meaning == {0: 0, 255: 1, 1: 1, 3: 1, 6: 1, 7: 255}
+
+
+def test_white_in_grey_masks_is_void_where_no_colour_is_white(tmp_path):
+    red, grey = np.zeros((16, 16, 3), np.uint8), np.zeros((16, 16), np.uint8)
+    red[:, 5:10, 0], grey[:4] = 255, 255
+    data = inspect(with_masks(tmp_path, [red, red, grey]), mask_values={'#000000': 0, '#ff0000': 1})[1]
+    assert data.meaning[255] == 255
+
+
+def test_white_of_grey_masks_is_listed_as_the_white_of_the_others(tmp_path):
+    mask = np.zeros((16, 16, 3), np.uint8)
+    mask[:, 5:10], mask[0, 0] = 255, (255, 0, 0)
+    first = ask(with_masks(tmp_path, [mask, mask, mask[..., 1]])).problems[0]
+    assert "'#ffffff' (31.25%, 3 images)" in first and ' 255 (' not in first
+
+
+def test_of_many_values_to_ignore_255_is_listed():
+    values = dict.fromkeys([*range(-3000, 100), 255], 1)
+    assert ', 255 (' in train_unet.list_values(values, values, [*range(100)], {*range(-3000, 0), 255})

@@ -1469,14 +1469,13 @@ def test_a_run_inside_the_data_is_no_data(tmp_path):
     assert len(data.pairs.images) == 4 and not data.pairs.notes
 
 
-@pytest.mark.parametrize('link', ['val', 'eval'])
-def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog, link):
+def test_a_link_to_a_folder_of_the_set_is_named(tmp_path, caplog):
     fill(tmp_path, *([f'{kind}/{split}/{n}.png' for split in ('train', 'test') for n in range(4)]
                      for kind in ('images', 'masks')))
-    (tmp_path / 'images' / link).symlink_to('test')
-    (tmp_path / 'masks' / link).symlink_to('test')
+    (tmp_path / 'images' / 'val').symlink_to('test')
+    (tmp_path / 'masks' / 'val').symlink_to('test')
     assert split_sizes(inspect(tmp_path)[1]) == [3, 1, 4]
-    assert f'ignored {tmp_path}/images/{link}: it is the same folder as {tmp_path}/images/test' in caplog.text
+    assert f'ignored {tmp_path}/images/val: it is the same folder as {tmp_path}/images/test' in caplog.text
 
 
 @pytest.mark.parametrize('place', ['images', 'masks/deep', ''])
@@ -2706,3 +2705,67 @@ def test_lists_with_spaces_in_their_names_that_belong_together_get_one_line(tmp_
     fill(tmp_path, *zip(*rows))
     write_lists(tmp_path, **{'my train': rows[:8], 'my val': rows[8:]})
     assert [line for line in typed_lines(ask(tmp_path)) if '.csv' in line] == [f'data="{tmp_path}/my train.csv"']
+
+
+def test_a_link_that_tells_more_than_its_folder_names_it(tmp_path):
+    """zips/p1 and zips/p2 were met before train and val that lead there: the split was lost without a word."""
+    names = [f'zips/p{p}/{{}}/p{p}_{n}.png' for p in (1, 2) for n in range(6)]
+    fill(tmp_path, *([name.format(kind) for name in names] for kind in ('images', 'masks')))
+    for link, place in {'train': 'zips/p1', 'val': 'zips/p2'}.items():
+        (tmp_path / link).symlink_to(place)
+    assert split_sizes(inspect(tmp_path)[1]) == [6, 6, 0]
+
+
+def test_folders_that_links_name_as_images_and_masks_pair(tmp_path):
+    fill(tmp_path, [f'raw/a/{n}.png' for n in range(4)], [f'raw/b/{n}.png' for n in range(4)])
+    (tmp_path / 'images').symlink_to('raw/a')
+    (tmp_path / 'masks').symlink_to('raw/b')
+    assert len(inspect(tmp_path)[1].pairs.images) == 4
+
+
+def test_a_blank_text_file_beside_a_folder_for_testing_is_said_to_tell_nothing(tmp_path):
+    fill(tmp_path, *([*(f'{kind}/{n}.png' for n in range(10)), f'test/{kind}/a.png'] for kind in ('images', 'masks')))
+    (tmp_path / 'val.txt').write_text('\n')
+    notes = str(inspect(tmp_path)[1].notes)
+    assert 'split by the text files' not in notes and 'ignored val.txt' in notes
+
+
+@pytest.mark.parametrize('pattern', ['/(p[0-9])/', 'pat/(p[0-9])/', '^.*/pat/(p[0-9])'])
+def test_groups_of_a_list_of_whole_paths_may_be_told_from_all_of_the_path(tmp_path, pattern):
+    rows = [[f'{tmp_path}/pat/p{p}/{kind}/{n}.png' for kind in ('images', 'masks')] for p in range(5) for n in range(3)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, list=rows)
+    assert split_sizes(inspect(tmp_path / 'list.csv', group_pattern=pattern)[1]) == [12, 3, 0]
+
+
+def test_a_list_of_a_folder_for_training_that_holds_one_for_validation(tmp_path):
+    rows = [[f'train/{inner}{kind}/{n}{inner[:1]}.png' for kind in ('images', 'masks')]
+            for inner, count in (('', 6), ('val/', 3)) for n in range(count)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, list=rows)
+    assert split_sizes(inspect(tmp_path / 'list.csv')[1]) == [6, 3, 0]
+
+
+@pytest.mark.parametrize('count', [6, 7])
+def test_names_of_some_parts_do_make_a_pattern(count):
+    letters = 'abcdefg'[:count]
+    assert bool(train_unet.name_patterns('-'.join(letters) + '#', ['_'.join(letters) + '@'])) == (count < 7)
+
+
+def test_a_list_of_relative_paths_keeps_its_folders_for_groups(tmp_path):
+    rows = [[f'set/p{p}/{kind}/{n}.png' for kind in ('images', 'masks')] for p in range(5) for n in range(3)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, list=rows)
+    assert split_sizes(inspect(tmp_path / 'list.csv', group_pattern='^set/(p[0-9])')[1]) == [12, 3, 0]
+
+
+def test_a_text_file_that_names_pictures_of_another_folder_tells_no_split_alone(tmp_path):
+    fill(tmp_path, [f'images/x{n}.png' for n in range(8)] + ['other/y.png'], [f'masks/x{n}.png' for n in range(8)])
+    (tmp_path / 'val.txt').write_text('x6\nx7\ny\n')
+    assert 'ignored val.txt' in str(inspect(tmp_path)[1].notes)
+
+
+def test_a_list_of_a_split_in_utf_16_of_the_other_byte_order(tmp_path):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
+    (tmp_path / 'test.txt').write_text('\ufeff6.png\n7.png\n', 'utf-16-be')
+    assert names_of(inspect(tmp_path)[1], 'test') == {'6', '7'}

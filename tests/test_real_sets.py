@@ -2297,3 +2297,25 @@ def test_no_folder_of_images_alone_is_offered_where_class_lists_differ(tmp_path)
         (tmp_path / f'images/{view}/classes.txt').write_text(['train\nnose\nwindow', 'train\nwindow\nbogie'][at])
     note, = [note for note in inspect(tmp_path)[1].notes if 'number is one class here' in note]
     assert 'data=' not in note
+
+
+@pytest.mark.parametrize('name', ['background', 'Background', '_background_', 'bg'])
+def test_a_white_background_that_a_file_names_is_the_background(tmp_path, name):
+    masks = [255 - corner(2 + n, 3)[..., None].repeat(3, 2) for n in range(4)]
+    folder = with_masks(tmp_path, masks)
+    (folder / 'class_dict.csv').write_text(f'name,r,g,b\n{name},255,255,255\ncrack,0,0,0\n')
+    assert line_of_list(inspect(folder)[1].notes) == [{'mask_values': {255: 0, 0: 1}, 'class_names': [name, 'crack']}]
+
+
+def test_a_volume_that_is_packed_is_to_be_saved_as_pictures(tmp_path):
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    (tmp_path / 'x.nii.gz').touch()
+    assert 'to be saved as PNG or TIFF first' in str(inspect(tmp_path)[1].notes)
+
+
+def test_black_keeps_its_place_among_three_classes(tmp_path):
+    """Of two alone it comes first."""
+    masks = [COLOURS[corner(2, 3, 1) + corner(12, 12, 2)] for _ in range(4)]
+    folder = with_masks(tmp_path, masks)
+    (folder / 'class_dict.csv').write_text('name,r,g,b\nroad,128,0,0\nground,0,0,0\ntree,0,128,0\n')
+    assert line_of_list(ask(folder))[0]['class_names'] == ['road', 'ground', 'tree']
