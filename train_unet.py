@@ -5391,10 +5391,11 @@ def laid_out(model, config, device):
                 and module.in_channels < 16 and max(module.stride) > math.prod(module.kernel_size) == 1 \
                 and module.padding in ((0, 0), 'valid'):
             change_forward(module, ConvolvesEveryNth)
-    layout = torch.channels_last if config['channels_last'] and not on_apple else torch.contiguous_format
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if tensor.ndim == 4:                                           # model.to() refuses five, of a Conv3d inside
-            tensor.data = tensor.data.contiguous(memory_format=layout)     # back too: a notebook gives it once more
+    to_last = config['channels_last'] and not on_apple
+    layout = torch.channels_last if to_last else torch.contiguous_format       # back: a notebook gives it once more
+    for tensor in itertools.chain(model.parameters(), model.buffers()):        # model.to() refuses five, of a Conv3d
+        if tensor.ndim == 4 and (to_last or tensor.is_contiguous(memory_format=torch.channels_last)):
+            tensor.data = tensor.data.contiguous(memory_format=layout)
     return model
 
 
@@ -5510,7 +5511,7 @@ def fold_upsampling(network, folds=True):
     sums = 4 * F.avg_pool2d(F.pad(ones, (1, 1, 1, 1)), 2, 1).view(9, 16)           # of weights: the 4x4 kernel
     for module in network.modules():
         # of an edited build_network it may enlarge otherwise, or have something before its first convolution
-        if isinstance(module, smp.decoders.unet.decoder.UnetDecoderBlock) \
+        if (isinstance(module, Folded) or type(module) is smp.decoders.unet.decoder.UnetDecoderBlock) \
                 and next(module.attention1.parameters(), None) is None \
                 and getattr(module, 'interpolation_mode', 'nearest') == 'nearest' \
                 and re.search(r'=\(3, 3\), stride=\(1, 1\), padding=\(1, 1\)(, bias=False)?\)$', str(module.conv1[0])):
@@ -7963,7 +7964,7 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     state.images = images                                              # a resume that is told of others had begun
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config))
-        is_same = began and began['images'] == images and sources['data'] == 'default'
+        is_same = began and began['images'] == images and {sources[key] for key in OF_DATA} == {'default'}
         if not own_data and not (is_same and (run.folder / 'split.csv').exists()):     # its lines may be edited by now
             run.write('split.csv', split_csv(data.pairs))
     run.begun = True

@@ -31,8 +31,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train_unet as tu
-from conftest import as_words, draw_set, start_script
-from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, final, in_threads, last, log_text
+from conftest import TINY, as_words, draw_set, start_script
+from helpers import OWN, SMALL, Harm, Samples, assert_same, at_training_call, edited, final, in_threads, last, log_text
 from helpers import network, noisy_squares, out_of_memory, squares, stop_at, stopping_at, train, train_own
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -998,6 +998,44 @@ def test_a_resume_leaves_the_lines_of_its_split_that_were_edited(run_of_one):
     shutil.copytree(tu.load_preset('run/config.py')['data'], 'moved')
     tu.train(resume='run', data='moved', num_epochs=3)
     assert f'{os.path.abspath("moved")}{os.sep}' in Path('run/split.csv').read_text()
+    for kind in ('images', 'masks'):                                   # nor where there are fewer by now
+        os.remove(f'moved/{kind}/000.png')
+    tu.train(resume='run', num_epochs=4)
+    assert '000.png' not in Path('run/split.csv').read_text()
+    os.remove('run/split.csv')
+    tu.train(resume='run', num_epochs=5)
+    assert 'moved' in Path('run/split.csv').read_text()
+
+
+def test_renamed_folders_that_are_typed_at_a_resume_are_in_its_split(small_set):
+    """The names of the images are the same: what split.csv named was gone."""
+    tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), run_dir='run')
+    for old, new in {'images': 'pics', 'masks': 'drawn'}.items():
+        (small_set / old).rename(small_set / new)
+    tu.train(resume='run', images='pics', masks='drawn', num_epochs=2)
+    assert tu.train(**TINY | {'num_epochs': 1}, data='run/split.csv').is_saved
+
+
+def test_a_resume_with_as_many_epochs_as_are_done_trains_none(run_of_one):
+    with edited('run/last.pt') as saved:
+        saved['config']['num_epochs'] = 5
+    assert len(tu.train(resume='run', num_epochs=1).history) == 1
+
+
+def test_a_number_of_epochs_done_that_is_none_is_told(run_of_one):
+    with edited('run/last.pt') as saved:
+        saved['epoch'] = 'three'
+    with pytest.raises(tu.UserError, match="does not belong to this run: TypeError: epoch='three'"):
+        tu.train(resume='run', num_epochs=2)
+
+
+def test_broken_files_that_a_resume_leaves_out_are_left_out_by_evaluate(small_set, monkeypatch):
+    tu.train(**TINY | {'num_epochs': 1}, data=str(small_set), run_dir='run')
+    first = tu.evaluate('run')['images'][0]['file']
+    monkeypatch.setattr(tu, 'score_of', lambda metrics: -1.0)
+    Path(first).write_bytes(b'none')
+    tu.train(resume='run', skip_broken=True, num_epochs=2)
+    assert first not in [row['file'] for row in tu.evaluate('run')['images']]
 
 
 # --- which run is resumed -------------------------------------------------------------
@@ -1890,11 +1928,12 @@ def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one):
         tu.load_last('run')
 
 
-def test_a_random_state_beyond_its_end_is_refused(toy_of_one):
+@pytest.mark.parametrize('place', [2 ** 30, -1])
+def test_a_random_state_beyond_its_end_is_refused(toy_of_one, place):
     """NumPy trusts the place, and would read other memory."""
     saved = tu.load_last('run')[0]
     kind, keys, _, *rest = saved['random']['numpy']
-    saved['random']['numpy'] = (kind, keys, 2 ** 30, *rest)
+    saved['random']['numpy'] = (kind, keys, place, *rest)
     tu.save_checkpoint(tu.Path('run/last.pt'), saved)
     with pytest.raises(tu.UserError, match='counters make no sense'):
         train_own(resume='run', run_dir='auto', num_epochs=2)

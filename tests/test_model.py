@@ -332,6 +332,20 @@ def test_blocks_whose_first_convolution_is_another_are_not_folded(how):
     assert torch.equal(network(images), wanted)
 
 
+def test_a_block_with_a_forward_of_its_own_is_not_folded():
+    """That of Folded would stand in its place, without a word."""
+    class Shifted(smp.decoders.unet.decoder.UnetDecoderBlock):
+        def forward(self, *maps, **named):
+            return super().forward(*maps, **named) + 1
+
+    network, images = smp.Unet('tu-test_resnet', encoder_weights=None).eval(), torch.rand(2, 3, 64, 64)
+    for block in network.decoder.blocks:
+        block.__class__ = Shifted
+    wanted = network(images)
+    tu.fold_upsampling(network)
+    assert torch.equal(network(images), wanted)
+
+
 def test_a_block_that_has_but_the_name_of_smps_is_left_alone():
     class UnetDecoderBlock(nn.Sequential):
         """Of a network of one's own, put into build_network."""
@@ -654,7 +668,9 @@ def test_activation_checkpointing_repeats_what_an_apple_gpu_drew(monkeypatch):
     saving, images = tu.change_forward(copy.deepcopy(plain), tu.Checkpointed), torch.randn(2, 3, 9, 9)
     for block in plain, saving:
         apple.manual_seed(0)
-        block.train()(images).square().sum().backward()
+        made = block.train()(images).square().sum()
+        torch.rand(3, generator=apple)                                 # of what comes after the block
+        made.backward()
         found.append([*(p.grad for p in block.parameters()), apple.get_state()])
     assert all(map(torch.equal, *found))                               # the last: nothing more was drawn
 

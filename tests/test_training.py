@@ -1800,9 +1800,10 @@ def test_tensorboard_gets_curves_and_pictures(tmp_path, monkeypatch):
     assert len(events.Scalars('val_iou')) == 2 and events.Images('samples')[0].width > 400
 
 
-def test_pictures_for_tensorboard_that_find_no_memory_end_no_training(small_set, monkeypatch):
+@pytest.mark.parametrize('error', [MemoryError, torch.OutOfMemoryError])
+def test_pictures_for_tensorboard_that_find_no_memory_end_no_training(small_set, monkeypatch, error):
     def full(*_):
-        raise MemoryError('Unable to allocate 9.00 GiB for an array')
+        raise error('Unable to allocate 9.00 GiB for an array')
 
     monkeypatch.setattr(tu, 'draw_samples', full)
     assert len(tu.train(**{**SMALL, 'num_epochs': 2}, tensorboard=True).history) == 2
@@ -2263,6 +2264,13 @@ def test_a_second_stage_computes_as_its_own_settings_say(small_set):
     assert {kind for module in first.model.modules() for kind in kinds if isinstance(module, kind)} == {*kinds}
     second = tu.train(**words, run_dir='second', model=first.model)
     assert not [module for module in second.model.modules() if isinstance(module, kinds)]
+
+
+def test_weights_that_share_memory_keep_it_in_the_layout_of_the_network(small_set):
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 3, 1), nn.Conv2d(3, 1, 3, padding=1))
+    network[1].weight = nn.Parameter(network[0].weight.data.transpose(0, 1))
+    tu.train(model=network, data=str(small_set), **OWN_RUN | {'channels_last': False})
+    assert network[1].weight.data_ptr() == network[0].weight.data_ptr()
 
 
 class Conditioned(nn.Module):

@@ -1787,3 +1787,26 @@ def test_evaluate_keeps_no_matrix_of_each_image(three, tmp_path, monkeypatch):
     monkeypatch.setattr(tu, 'count_at_levels', counted)
     tu.evaluate(shutil.copytree(three[0], tmp_path / 'own'), split='train')
     assert len(made) > 5
+
+
+def test_the_reach_is_measured_on_pixels_like_those_of_training():
+    seen = []
+    tu.find_reach(lambda pixels: seen.append(pixels) or pixels, torch.zeros(1, 2, 1, 1), (96, 96),
+                  {'mean': [10.0, -5.0], 'std': [1.0, 2.0]})
+    assert seen[0].mean((0, 2, 3)).tolist() == pytest.approx([10, -5], abs=0.1)
+    assert seen[0].amax((0, 2, 3)).tolist() == [11, -3]
+
+
+def test_no_more_than_16_images_wait_at_their_own_size(two):
+    drawn, model = [], tu.load(two[0], settings={'batch_size': 64})
+    images = ((drawn.append(1), np.zeros((40, 40, 3), np.uint8)) for _ in range(40))
+    next(tu.predict_stream(model, images))
+    assert len(drawn) == 16
+
+
+def test_what_is_kept_of_each_image_is_a_few_numbers(three, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(tu, 'report', lambda *what: kept.extend(what[5].values()))
+    tu.evaluate(shutil.copytree(three[0], tmp_path / 'own'))
+    assert kept and all(row.pop('counts').untyped_storage().nbytes() == 32 for row in kept)
+    assert all(type(value) is float for row in kept for value in row.values())
