@@ -6838,7 +6838,7 @@ class Run:
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
         self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
-        self.is_crowded = False                                        # by other programs, which was told
+        self.is_crowded = False                                        # by other processes, which was told
         self.after = contextlib.ExitStack()                            # what the end of the run undoes
         self.trouble, self.unsaved = '', None                          # last complaint; best.pt until it is written
         self.saved, self.wishes = None, {}                             # where it last saved; what was asked as 'auto'
@@ -7035,7 +7035,7 @@ class Run:
         threads = torch.get_num_threads() if state.device.type == 'cpu' and world().size == 1 else 1
         if threads > 1 and seconds > 1 and busy < 0.7 * seconds and not (self.is_crowded or is_compiled(state.model)):
             self.is_crowded = True
-            log.warning('Other programs keep these cores busy: in its steps the run had %.0f %% of one, and its %d '
+            log.warning('Other processes keep these cores busy: in its steps the run had %.0f %% of one, and its %d '
                         'threads wait for each other. Begun anew with OMP_NUM_THREADS=1 it may be several times faster',
                         100 * busy / seconds, threads)
 
