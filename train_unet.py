@@ -392,7 +392,7 @@ def quoted(path):
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
-    python = 'uv run' if 'UV' in os.environ else Path(sys.executable or 'python').stem     # python3.12 is python3
+    python = 'uv run' if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
     return clean(' '.join([python, quoted(script), *words]))
 
 

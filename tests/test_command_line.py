@@ -133,11 +133,11 @@ def test_the_four_commands_follow_from_each_other(tmp_path, capsys, monkeypatch)
     graph itself takes ten seconds, and is for test_export."""
     draw_set(tmp_path / 'set', count=8)
     monkeypatch.setattr(tu, 'export_onnx', lambda model, path, *_: path.touch() or model)
-    typed = f'{Path(sys.executable).stem} train_unet.py data=set ' + shlex.join(as_words(TINY | {'num_epochs': 1}))
+    typed = f'{Path(sys.executable).name} train_unet.py data=set ' + shlex.join(as_words(TINY | {'num_epochs': 1}))
     steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
     for word, file in steps:
         python, script, *words = shlex.split(typed)
-        assert (python, script) == (Path(sys.executable).stem, 'train_unet.py')
+        assert (python, script) == (Path(sys.executable).name, 'train_unet.py')
         assert tu.main(words) == 0
         assert (tmp_path / 'runs' / 'set-1' / file).exists()
         printed = capsys.readouterr().out
@@ -148,7 +148,7 @@ def test_the_four_commands_follow_from_each_other(tmp_path, capsys, monkeypatch)
 def test_the_next_line_names_the_script_as_it_was_called(two, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr('sys.argv', ['../there/train_unet.py'])
     tu.predict(two[0], [str(two[1] / 'images' / '001.png')], tmp_path / 'out')
-    assert f'Next:  {Path(sys.executable).stem} ../there/train_unet.py export' in capsys.readouterr().out
+    assert f'Next:  {Path(sys.executable).name} ../there/train_unet.py export' in capsys.readouterr().out
 
 
 def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
@@ -162,7 +162,7 @@ def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('executable, name', [('/usr/bin/python3', 'python3'), ('/env/bin/python', 'python'),
-                                              ('/opt/bin/python3.12', 'python3'), ('', 'python'), (None, 'python')])
+                                              ('/opt/bin/python3.12', 'python3.12'), ('', 'python'), (None, 'python')])
 def test_the_next_line_names_python_as_it_was_called(monkeypatch, executable, name):
     """Debian and macOS have no python, only python3; uv installs the packages for itself alone."""
     monkeypatch.setattr('sys.executable', executable)
