@@ -4125,11 +4125,11 @@ def with_copies_together(pairs, firsts, config):
         return pairs
     train, val = SPLITS.index('train'), SPLITS.index('val')
     same = grouped(np.flatnonzero(np.isin(pairs.splits, (train, val))), firsts.__getitem__)
-    parted = [rows for rows in same.values() if len(rows) > 1 and pairs.drawn[rows].any()]     # here or in another fold
+    may_part = any(len(rows) > 1 and pairs.drawn[rows].any() for rows in same.values())        # here or in another fold
     named = {firsts[row] for row in np.flatnonzero(~pairs.drawn & (pairs.splits == train))}
     drawn = grouped(np.flatnonzero(pairs.drawn), firsts.__getitem__)
     groups = [rows for first, rows in drawn.items() if first not in named]
-    if not parted or len(groups) < 2:
+    if not may_part or len(groups) < 2:
         return pairs
     splits = np.where(pairs.drawn, train, pairs.splits)
     splits[hold_out(groups, pairs.drawn.sum(), config)] = val

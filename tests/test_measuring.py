@@ -264,11 +264,13 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
     """On a CPU without 16-bit units it measures float32 only, and says so."""
     monkeypatch.setattr(tu, 'cpu_units', frozenset)
     monkeypatch.setattr(nn.Module, 'compile', lambda self: (_ for _ in ()).throw(RuntimeError('no compiler')))
-    overrides = {**TINY, 'data': str(small_set)}
+    overrides = {**TINY, 'data': str(small_set), 'image_size': np.array([32, 32])}
     del overrides['use_amp']
     assert tu.tune(seconds=0.1, **overrides) == 0
     printed = capsys.readouterr().out
     assert 'not measured: bfloat16' in printed and 'no compiler' in printed
+    line = re.search(r'use it with:  \S+ train_unet.py (.*)', printed)[1]
+    assert tu.parse_command(shlex.split(line)).overrides['image_size'] == [32, 32]
     speeds = re.findall(r'^float32\S*.*?(\d+\.\d) +(\d+\.\d\d)x', printed, re.MULTILINE)
     assert len(speeds) == 2 and speeds[0][1] == '1.00'
     assert re.search(r'largest batch_size that fits .*: \d+ \(estimated\)', printed)

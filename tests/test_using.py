@@ -1360,19 +1360,23 @@ def test_own_images_of_a_fold_are_offered_that_fold(small_set, caplog):
     assert names(tu.evaluate(run, data='moved', **tu.parse_overrides(words)[0])['images']) == held_out
 
 
-def test_evaluate_says_nothing_of_what_other_data_would_train_on(own, tmp_path, capsys):
+@pytest.mark.parametrize('source, copy, words', [
+    ('train/000.png', 'val/copy.png', 'trained on too'), ('val/006.png', 'test/copy.png', 'validate too'),
+    ('train/000.png', 'copy.png', 'in no split by name')])
+def test_evaluate_says_nothing_of_what_other_data_would_train_on(own, tmp_path, capsys, source, copy, words):
     data = draw_set(tmp_path / 'other', count=8, seed=1)
     for path in sorted(data.glob('*/*.png')):
         target = path.parent / ('val' if path.stem > '005' else 'train') / path.name
         target.parent.mkdir(exist_ok=True)
         path.rename(target)
     for kind in ('images', 'masks'):
-        shutil.copy(data / kind / 'train/000.png', data / kind / 'val/copy.png')
+        (data / kind / copy).parent.mkdir(exist_ok=True)
+        shutil.copy(data / kind / source, data / kind / copy)
     assert tu.main(['check', f'data={data}', *as_words(TINY)]) == 0
-    assert 'trained on too' in capsys.readouterr().out
+    assert words in capsys.readouterr().out
     assert tu.main(['evaluate', str(own), f'data={data}']) == 0
     said = capsys.readouterr().out
-    assert '3 val images of' in said and 'trained on too' not in said
+    assert ' val images of' in said and words not in said
 
 
 def test_the_line_for_the_test_images_has_what_was_typed(tmp_path, capsys):
