@@ -93,12 +93,14 @@ def measure_processes(args, folder):
     """Rows of the second table: one epoch after a first one that fills the caches."""
     found, cores = [], count_cores()
     data = draw_files(folder / 'processes', args.images, args.size)
+    too_few = args.device == 'auto' and torch.cuda.device_count() < max(args.processes)
+    device = 'cpu' if too_few else args.device
     for count in tqdm(args.processes * args.rounds, desc='1 and more processes'):
         run = Path(tempfile.mkdtemp(dir=folder))
         command = [sys.executable, '-m', 'torch.distributed.run', '--standalone',
                    f'--nproc_per_node={count}', str(ROOT / 'train_unet.py'), f'data={data}',
                    f'run_dir={run}', 'num_epochs=2', f'image_size={args.size}',
-                   f'device={args.device}', f'encoder={args.encoder}']
+                   f'device={device}', f'encoder={args.encoder}']
         threads = {'OMP_NUM_THREADS': str(max(1, cores // count))}
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder,
                               env={**os.environ, **threads})
