@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.6", "segmentation-models-pytorch>=0.5", "albumentations>=2.0.8", "tqdm",
-#                 "matplotlib", "scipy", "tifffile", "pytest"]
+#                 "pillow>=10.1", "matplotlib", "scipy", "tifffile", "pytest"]
 # ///
 """train_unet: train a segmentation network with mixed precision, on whatever machine you have.
 
@@ -392,7 +392,8 @@ def quoted(path):
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
-    python = 'uv run' if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
+    of_project = ' python' * (not re.search('environments-v|archive-v', sys.prefix))   # else uv made it for the script
+    python = f'uv run{of_project}' if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
     return clean(' '.join([python, quoted(script), *words]))
 
 
@@ -419,7 +420,7 @@ def in_words(error):
     """The message of an exception: short, on one line, without terminal colours. The type comes first, except where the
     message alone says enough."""
     plain = ' '.join(re.sub(r'\x1b\[[\d;]*m', '', str(error)).split())[:300]
-    needs_none = type(error) in (OSError, ValueError, PIL.UnidentifiedImageError)
+    needs_none = type(error) in (OSError, ValueError, UnidentifiedImageError)
     return plain if plain and needs_none else f'{type(error).__name__}: {plain}'
 
 
@@ -581,7 +582,9 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     config |= dict.fromkeys(lacking)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume', 'augment')
                if isinstance(config[key], str)}
-    problems += check_names(config)
+    problems += [f'{key}={config[key]}: {len(config[key])} numbers for in_channels={config["in_channels"]}'
+                 for key in ('mean', 'std') if isinstance(config[key], list) and (not base or sources[key] != 'default')
+                 and len(config[key]) not in (0, 1, config['in_channels'])] + check_names(config)
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
         given = [f'preset {str(preset)!r}'] * (preset is not None)
         given += [counted(len(overrides), 'override')] if overrides else []
@@ -772,10 +775,7 @@ def find_fault(key, value):
     if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
         return f'has not the right form{default}'
     try:
-        if key == 'mask_values':
-            parse_mask_values(value)
-        if key == 'group_pattern':
-            re.compile(value)
+        {'mask_values': parse_mask_values, 'group_pattern': re.compile}.get(key, bool)(value)
     except (ValueError, re.error, RecursionError, OverflowError) as error:
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
@@ -829,18 +829,14 @@ class ImportedWhenUsed:
     def __getattr__(self, attribute):
         try:
             return getattr(importlib.import_module(self.name), attribute)
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:                   # the latter: torchvision of another torch
             raise UserError(f'{error}: type  pip install -r requirements.txt') from None
 
 
 try:
     import cv2
     import numpy as np
-    import PIL.Image
-    import PIL.ImageDraw
-    import PIL.ImageFont
-    import PIL.ImageOps
-    import PIL.PngImagePlugin
+    from PIL import Image, ImageDraw, ImageFont, ImageOps, PngImagePlugin, UnidentifiedImageError
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -848,12 +844,13 @@ try:
     from torch import nn
     from torch.utils import _pytree as pytree
     from tqdm.auto import tqdm
-    A, smp = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch'))
-    tifffile, timm, yaml = map(ImportedWhenUsed, ('tifffile', 'timm', 'yaml'))
+    A, smp, filelock = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch', 'filelock'))
+    safetensors, tifffile, timm, yaml = map(ImportedWhenUsed, ('safetensors', 'tifffile', 'timm', 'yaml'))
 except (ImportError, KeyboardInterrupt) as error:
     if __name__ != '__main__':
         raise
-    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install -r requirements.txt')
+    what = '--force-reinstall opencv-python-headless' if 'libGL' in str(error) else '-r requirements.txt'
+    sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install {what}')
 
 log = logging.getLogger('train_unet')
 log.setLevel(log.level or logging.INFO)
@@ -894,14 +891,15 @@ def cuda_units(name, capability):
 
 
 def cpu_units():
-    """Dtypes this CPU multiplies in hardware: AMX, AVX512-BF16 or SVE give bfloat16, AMX-FP16 float16.
-    (Not AVX512-FP16: the gradients of a convolution took 80 times as long there as in float32, with torch 2.15.)"""
+    """Dtypes this CPU trains in by its hardware: AMX or AVX512-BF16 give bfloat16, AMX-FP16 float16. (Not AVX512-FP16:
+    gradients of convolutions took 80 times as long there as in float32, with torch 2.15; nor bfloat16 of ARM's: for
+    those gradients oneDNN has its unoptimised reference alone, by its cpu_convolution_list.cpp.)"""
     if not torch.backends.mkldnn.is_available():                       # only oneDNN makes use of these units
         return frozenset()
     flags = {name for name, there in getattr(torch.cpu, 'get_capabilities', dict)().items() if there is True}
     with contextlib.suppress(OSError):
         flags |= set(Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')[:20000].split())
-    marks = {'bfloat16': {'avx512_bf16', 'amx_bf16', 'sve_bf16', 'svebf16', 'bf16'}, 'float16': {'amx_fp16'}}
+    marks = {'bfloat16': {'avx512_bf16', 'amx_bf16'}, 'float16': {'amx_fp16'}}
     return frozenset(dtype for dtype, names in marks.items() if flags & names)
 
 
@@ -1117,7 +1115,7 @@ VERY_LARGE = 200e6                 # parameters: float16 activations of such net
 OF_OURS = OF_DATA - {'data', 'class_names', 'seed'} | set(            # idle for own data
     'num_classes in_channels image_size size_policy augment mean std image_dtype cache_images max_image_pixels '
     'skip_broken architecture encoder encoder_weights decoder_channels loss initial_weights class_weights '
-    'progressive_resizing oversample_foreground activation_checkpointing'.split())
+    'progressive_resizing oversample_foreground activation_checkpointing channels_last'.split())
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -1171,7 +1169,7 @@ def warn_of_settings(config, hardware, dtype, typed):
             (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),
             (['momentum'], config['optimizer'].lower() == 'sgd', 'only SGD is given it'),
             (OF_OURS, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
-            (['weight_decay', 'warmup_fraction'], config['optimizer'].lower() != 'rprop',
+            (['weight_decay', 'warmup_fraction', 'grad_clip'], config['optimizer'].lower() != 'rprop',
              'Rprop finds the length of its steps itself, without decay'),
             (['keep_float32'], dtype != 'float32', 'all of this run is in float32'),
             (SCALING, dtype == 'float16', f'only float16 is scaled and this run uses {dtype}')):
@@ -1183,7 +1181,7 @@ def warn_of_settings(config, hardware, dtype, typed):
             notes.append(f'{asked} is not inert on this CPU: it allows float32 matrix products in bfloat16')
         elif 'tf32' not in hardware.units:
             notes.append(f'{asked}: no effect, {hardware.name} has no TF32')
-        elif dtype != 'float32':
+        elif dtype != 'float32' and not config['keep_float32']:
             notes.append(f'{asked}: next to no effect under {dtype} autocast')
     return notes
 
@@ -1247,7 +1245,7 @@ PLACE_WORDS = {*SPLIT_WORDS, *SET_WORDS, *IMAGE_WORDS, *MASK_WORDS}
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
 SUFFIXES = {*JPEG_SUFFIXES, *'.png .bmp .gif .webp .jp2 .j2k .ppm .pgm .pbm .tif .tiff .npy .mat'.split()}
 NOT_READ = {*'.heic .heif .avif .jxl .dng .cr2 .cr3 .nef .arw .psd .xcf .svg .pdf .dcm .nii .gz .mha .mhd .nrrd .czi '
-            '.nd2 .lif .svs .h5 .hdf5 .mp4 .mov .avi'.split()}              # may hold pictures all the same
+            '.nd2 .lif .svs .h5 .hdf5 .npz .parquet .exr .mp4 .mov .avi'.split()}       # may hold pictures all the same
 ARCHIVES = {'.zip', '.rar', '.7z', '.tar', '.tgz'}
 CLASS_LIST = re.compile(r'.*(class|categor|label|colou?r|codes).*\.(txt|csv|tsv)', re.IGNORECASE)
 
@@ -1802,6 +1800,8 @@ def read_table(path, is_needed=True):
             reader = csv.DictReader(file, delimiter=max(',;\t', key=head.count), skipinitialspace=True)       # Excel: ;
             reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
             roles = [name if may_be_read(name) else told_role(name) for name in reader.fieldnames]
+            if roles.count('image') > 1:                               # image_id beside image_path
+                roles = [role * (not name.endswith('_id')) for role, name in zip(roles, reader.fieldnames)]
             if roles.count('mask') == 1 and len(roles) == 2:           # a header such as xrays,masks
                 roles = [role or 'image' for role in roles]
             if roles.count('image') == roles.count('mask') == 1:       # a header such as image_path,label
@@ -1842,12 +1842,13 @@ def read_tables(path):
     return tables
 
 
-def read_list(path, skip_unpaired=False, mask_pattern=None):
+def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or else to
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     used = [file for file, (table, _) in tables.items() if table]
     first = next(filter(None, ((row['image'] or '').strip() for row in tables[path][0])), '')
+    stem_of = stem_in(image_pattern or '{stem}.*')                     # of a split.csv as in the run that wrote it
     is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
     there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
     base = next((folder for folder in (path.parent, *path.absolute().parents)
@@ -1867,7 +1868,8 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
                             f'{file}, line {number}: has more columns than the first line names')
             continue
         split = SPLIT_WORDS.get(split.lower(), told)
-        pair = [Found(os.path.join(base, name), Path(name).stem, split, rest=os.path.dirname(name))
+        pair = [Found(os.path.join(base, name), stem_of(os.path.basename(name)) or Path(name).stem, split,
+                      rest=os.path.dirname(name))
                 for name in (image, mask)]
         problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
         problems += [f'{file}, line {number}: {image} would be an image and its mask at once'] * \
@@ -1900,14 +1902,15 @@ def read_list(path, skip_unpaired=False, mask_pattern=None):
     return pairs, rule + f', without {" and ".join(left_out)}' * bool(left_out)
 
 
-class More(str):
-    """'... and 5 more', with the lines it stands for in `hidden`."""
+class Line(str):
+    """A line that knows more than it says: the lines that '... and 5 more' stands for (`hidden`), or the sizes (H, W)
+    of a mask and its image, which differ (`sizes`)."""
 
 
 def shorten(lines, most=10):
     """The first lines, and how many more there are."""
     lines = list(lines)
-    more = More(f'... and {len(lines) - most} more')
+    more = Line(f'... and {len(lines) - most} more')
     more.hidden = lines[most:]
     return [*lines[:most], more] if more.hidden else lines
 
@@ -1919,8 +1922,8 @@ def find_pairs(config):
         raise ConfigError(f'{", ".join(lone)}: without data; type data=PATH too (data=. is this folder)')
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
-        (pairs, rule), files = read_list(root, config['skip_unpaired'], config['mask_pattern']), []
-        notes = [f'{key}: no effect, the list names the files' for key in lone if key != 'mask_pattern']
+        (pairs, rule), files = read_list(root, *map(config.get, ('skip_unpaired', 'mask_pattern', 'image_pattern'))), []
+        notes = [f'{key}: no effect, the list names the files' for key in lone if key in ('images', 'masks')]
     else:
         files = list_files(existing_folder(root))
         try:
@@ -1980,7 +1983,7 @@ def doubts(pairs, splits, config):
     unnamed = [image.path for image in images if not image.split]
     if unnamed and named:
         notes.append(f'{len(unnamed)} images, such as {unnamed[0]}, are in no split by name: they are '
-                     f'{"trained on" if "val" in named else "split by chance"}')
+                     f'{"trained on" if "val" in named or not config["val_fraction"] else "split by chance"}')
     if 'val' in named and config['val_fraction'] != AS_DELIVERED['val_fraction']:
         notes.append(f'val_fraction={config["val_fraction"]:g}: no effect, the data have a split of their own')
     if 'val' not in named and not config['group_pattern']:
@@ -2112,7 +2115,7 @@ def split_by_names(pairs, root, files, notes):
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
-    if not all(image.split for image, _ in pairs):
+    if {image.split for image, _ in pairs} & {'', 'val'} != {'val'}:   # some of no split, or none for validation
         exact = [place for place in lists if Path(place[1]).stem.lower() in SPLIT_WORDS]         # not train_log.csv
         plain = [place for place in lists if folder_words(place[1])[0] in SPLIT_WORDS]     # not fold1_train.txt
         for side in (0, 1) if lists else (0,):                         # lists may name the masks
@@ -2300,7 +2303,7 @@ def lines_that_pair(config, root, files):
            or 'masks=' in line and works[line].has_all_masks and images_of(line) <= known]
     for line in [*enough, *sorted(few, key=plainest)]:                 # with masks= files may be left over
         answer = works[line]
-        is_best = answer[:2] >= best or 'masks=' in line and answer.score >= best[0]
+        is_best = answer[:2] >= best or answer.score >= best[0] and ('masks=' in line or not answer.leaves_images)
         if is_best and not any(answer.pairs <= works[other].pairs for other in lines):     # they are not all there
             lines.append(line)
     said = lambda line: 'masks=' not in line or 'mask' in map(told_role, re.split('[/"]', line.partition('masks=')[2]))
@@ -2482,11 +2485,13 @@ def settings_that_pair(config, root, files):
             continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
         digits = [re.findall(r'\d+', settings.get(f'{role}_pattern', '')) for role in ('image', 'mask')]
-        most = 20 if digits[0] == digits[1] else 10                    # frame 8 of each film with its frame 0
+        are_drawn = 'masks' in settings and rule == 'equal stems' and not masks        # a few of many frames
+        most = math.inf if are_drawn else 20 if digits[0] == digits[1] else 10         # 8: each film's 8 with its 0
         is_chance = settings and (most * len(pairs) < sum(held[place] for place in where)
                                   or digits[0] != digits[1] and len(pairs) == 1)
         are_masks = has_photos and flat_images == 1
-        is_nearly_paired = not settings and 4 * len(images + masks) < len(pairs)        # as it pairs unasked
+        is_nearly_paired = not settings and (4 * len(images + masks) < len(pairs)       # as it pairs unasked
+                                             or rule == 'equal stems' and not masks)
         least = 0 if skip and not is_nearly_paired and not config['masks'] else -4         # typed: not questioned
         if score > least and not is_chance and not are_masks:
             tried = settings | {'skip_unpaired': True} if skip else settings
@@ -2604,7 +2609,9 @@ def folder_answers(files):
         shapes['.'] = {''}
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
     is_derived = lambda shape: 'image' in role.values() and DERIVED_WORDS & {*folder_words(shape)}       # an overlay
-    may_be_images = {shape for shape in shapes if role[shape] == 'image' or not role[shape] and not is_derived(shape)}
+    in_name = lambda shape: IMAGE_WORDS & {*folder_words(posixpath.basename(shape))}       # seg_images/: of seg_masks/
+    may_be_images = {shape for shape in shapes if role[shape] == 'image'
+                     or not is_derived(shape) and (not role[shape] or in_name(shape))}
     kind = {shape: {*folder_words(posixpath.basename(shape))[:-1]} - IMAGE_WORDS - MASK_WORDS for shape in shapes}
     doubled = {}                                                       # {shape: the suffix of most of its files}
     for shape, covered in shapes.items():
@@ -2730,12 +2737,17 @@ def choose_splits(images, config):
 
 def hold_out(groups, count, config):
     """The rows that validate: groups of rows, by a seeded draw, that together come close to val_fraction of `count`.
-    Each fold begins where the one before it ends, so that of single rows none is in two of them."""
-    begins, ends = (round(fold * config['val_fraction'] * count) for fold in (config['fold'], config['fold'] + 1))
-    held, wanted, order = [], max(1, ends - begins), np.random.default_rng(config['seed']).permutation(len(groups))
-    for position in np.roll(order, -round(begins * len(groups) / count))[:-1]:     # one always trains
-        if len(held) + len(groups[position]) / 2 <= wanted:            # nearer to the share than without it
-            held += groups[position]
+    Each fold takes of what the folds before it left, so that all together leave out no group."""
+    left, before = [groups[n] for n in np.random.default_rng(config['seed']).permutation(len(groups))], 0
+    for fold in range(config['fold'] + 1):
+        held, rest, wanted = [], [], max(1, round((fold + 1) * config['val_fraction'] * count) - before)
+        for group in left:
+            fits = len(held) + len(group) / 2 <= wanted                # nearer to the share than without it
+            if fits and (before or group is not left[-1]):             # one always trains
+                held += group
+            else:
+                rest.append(group)
+        left, before = rest, before + len(held)
     return held or min(groups, key=len)                                # all are too large
 
 
@@ -2771,18 +2783,18 @@ DAMAGED = {b'version https://git-lfs': 'is a pointer of Git LFS, not the file: t
 
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
-    PIL.Image.MAX_IMAGE_PIXELS = None                                  # check_pixels has a limit that users can set
+    Image.MAX_IMAGE_PIXELS = None                                      # check_pixels has a limit that users can set
     if not os.path.getsize(path):
         raise ValueError('is empty')
     try:
-        picture = PIL.Image.open(path, formats=PILLOW_FORMATS)
-    except PIL.UnidentifiedImageError:
+        picture = Image.open(path, formats=PILLOW_FORMATS)
+    except UnidentifiedImageError:
         with open(path, 'rb') as file:
             start = file.read(23)
         for begins, words in DAMAGED.items():
             if start.startswith(begins):
                 raise ValueError(words) from None
-        raise PIL.UnidentifiedImageError('is no picture of a known format, whatever its name says') from None
+        raise UnidentifiedImageError('is no picture of a known format, whatever its name says') from None
     check_pixels(path, (picture.height, picture.width), config)
     if picture.format == 'TIFF':
         picture.filename = ''          # else Pillow may memory-map it, and gets the sides of a rotated one wrong
@@ -2806,7 +2818,7 @@ def read_pillow(path, config, as_mask):
             content = np.fromfile(path, np.uint8)                      # cv2.imread wants ASCII names on Windows
             colours = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
             return colours[..., [2, 1, 0, 3] if colours.shape[2] == config['in_channels'] == 4 else [2, 1, 0]]
-        PIL.ImageOps.exif_transpose(picture, in_place=True)            # scan_pair checks that a mask is turned alike
+        ImageOps.exif_transpose(picture, in_place=True)                # scan_pair checks that a mask is turned alike
         if as_mask:
             return mask_pixels(picture, config)
         return pillow_pixels(picture, config['in_channels'], picture.format)
@@ -2830,7 +2842,7 @@ def mask_pixels(picture, config):
             raise ValueError('its shape is in the alpha channel; type mask_values=alpha')
         shown = picture.getchannel('A').point(lambda alpha: 255 * (alpha > 0))
         if shown.getbbox() or is_plain:                                # invisible pixels may be white: make them black
-            picture = PIL.Image.composite(picture, PIL.Image.new(picture.mode, picture.size), shown)
+            picture = Image.composite(picture, Image.new(picture.mode, picture.size), shown)
     if picture.mode == 'P' and names_colours(config) and palette_meaning(picture) == 'P':
         codes = np.arange(256, dtype=np.int32)                         # ignore_index keeps its number
         for index, code in palette_colours(picture).items():
@@ -2874,7 +2886,7 @@ def palette_colours(picture):
 
 def orientation(picture):
     """How EXIF turns an opened image: 1 not at all, 2 to 8 mirrored or rotated."""
-    turned = PIL.Image.Image.getexif(picture).get(274, 1)              # a PNG's own getexif would decode it
+    turned = Image.Image.getexif(picture).get(274, 1)                  # a PNG's own getexif would decode it
     return turned if turned in range(1, 9) else 1                      # 0 is written too, and turns nothing
 
 
@@ -2903,7 +2915,7 @@ def pillow_pixels(picture, channels, kind):
 def pillow_sees_all(path, config):
     """Whether Pillow reads all of a TIFF: one page without gaps, grey or RGB bands of at most 8 bits, or one band of
     any depth that Pillow knows, which uint32 and int8 are not."""
-    with contextlib.suppress(PIL.UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
+    with contextlib.suppress(UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
         page, *others = file.pages
         check_pixels(path, page.chunks[:2], config)                    # a tile may be larger than the image
         bits, samples = np.max(page.bitspersample), page.samplesperpixel
@@ -3108,8 +3120,8 @@ def convert_pixels(array, path, config):
     if config['image_dtype'] == 'uint8':                               # to a network of 0..255, 0..1 is black
         raise DataError(f'{path}: holds 16-bit or float pixels, but image_dtype=uint8; a network trained on 8-bit '
                         'images needs 8-bit images; one still to be trained image_dtype=auto')
-    array = array.astype(np.float32) / (65535 if array.dtype == np.uint16 else 1)
-    if not np.abs(array).max() < 1e30:                                 # GDAL's usual no-data is -3.4e38
+    array = array / np.float32(65535) if array.dtype == np.uint16 else array.astype(np.float32, copy=False)
+    if not max(array.max(), -array.min()) < 1e30:                      # GDAL's usual no-data is -3.4e38
         raise DataError(f'{path}: holds pixels that are not finite or beyond 1e30 (NaN, -3.4e38 for no data)')
     return array
 
@@ -3743,10 +3755,6 @@ def read_header(path, config):
     return height, width, f'{dtype.name} x {channels}'
 
 
-class OtherSize(str):
-    """A problem: an image and a mask of different sizes (H, W), which `sizes` holds, that of the mask first."""
-
-
 def scan_pair(image, mask, config):
     """Read the header of an image and all of its mask -> a record for JSON: 'size' (H, W); 'mode', and that of the
     mask, 'mask'; 'mark' (mark_of); 'codes' of the mask, how many 'pixels' hold each, and of these on the 'edge', in
@@ -3791,8 +3799,7 @@ def scan_pair(image, mask, config):
             raise DataError(f'{sizes}; if its bands come first type in_channels={height}')
         if mode.endswith(f' x {codes.shape[0]}') and height == codes.shape[1]:
             raise DataError(f'{sizes}; if its bands come last type in_channels={width}')
-        problem = OtherSize(f'{sizes}, of {"the same" if same_shape(codes.shape, (height, width)) else "another"} '
-                            'shape')
+        problem = Line(f'{sizes}, of {"the same" if same_shape(codes.shape, (height, width)) else "another"} shape')
         problem.sizes = codes.shape, (height, width)
         raise DataError(problem)
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
@@ -3843,7 +3850,7 @@ def may_be_scaled(mask, image, config):
 def mask_header(path):
     """(mode, or suffix if Pillow cannot open it; {code: colour} of a palette whose numbers count; orientation)."""
     try:
-        with PIL.Image.open(path, formats=PILLOW_FORMATS) as picture:
+        with Image.open(path, formats=PILLOW_FORMATS) as picture:
             turned = orientation(picture)                              # decoding loses it
             colours = palette_colours(picture) if picture.mode == 'P' and palette_meaning(picture) == 'P' else {}
             return f'{picture.mode} JPEG' if picture.format == 'JPEG' else picture.mode, colours, turned
@@ -3918,7 +3925,7 @@ def scan(pairs, config, decode=False):
         are_cut_out = all('mask_values=alpha' in problem for problem in problems)      # then those sound are empty
         is_most_sound = 2 * len(problems) <= len(found)
         advice = ['to leave them out type skip_broken=True'] * (is_most_sound and not are_cut_out)
-        sizes = [problem.sizes for problem in problems if isinstance(problem, OtherSize)]
+        sizes = [problem.sizes for problem in problems if hasattr(problem, 'sizes')]
         scaled = sum(same_shape(*two) for two in sizes)
         kinds = zip(('masks', 'images'), map(set, zip(*sizes)), (1, len(found) / 2))    # images often have one
         squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
@@ -4522,7 +4529,7 @@ def write_demo(folder, seed=0, num_train=240, num_val=60):
             path = folder / kind / split / f'pebbles_{number:03d}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f'.{os.getpid()}_{path.name}')       # another run may read the file by now
-            PIL.Image.fromarray(array).save(part)
+            Image.fromarray(array).save(part)
             part.replace(path)
     done.touch()
     return folder
@@ -4596,6 +4603,9 @@ def load_augmentation(path, shape, dtype):
         refuse_explosion(saved, most=10**5)                            # aliases of YAML
         pipeline = A.from_dict(saved)
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
+        if any(getattr(step, 'max_value', None) not in (None, 255, 65535) for step in all_steps(pipeline)):
+            raise ValueError('here 8-bit images are divided by 255, 16-bit ones by 65535, and steps may cut off at 1: '
+                             'leave out ToFloat and FromFloat, and what suits their max_value alone')
         left_out, is_in_model = [], lambda step: type(step).__name__ in IN_THE_MODEL
         for step in all_steps(pipeline):
             if isinstance(step, (A.Compose, A.Sequential)):            # these may be nested
@@ -4607,13 +4617,13 @@ def load_augmentation(path, shape, dtype):
                 step.fill_mask = IGNORE
             if getattr(step, 'area_for_downscale', None):              # 'image_mask' would mix class ids
                 step.area_for_downscale = 'image'
-            resizes = hasattr(step, 'area_for_downscale')              # INTER_NEAREST would shift by half a pixel there
+            resizes = isinstance(step, A.CropAndPad) or hasattr(step, 'area_for_downscale')    # else half a pixel off
             step.mask_interpolation = cv2.INTER_NEAREST_EXACT if resizes else cv2.INTER_NEAREST    # no warp knows EXACT
         pipeline = A.Compose(pipeline.transforms, p=pipeline.p)
         pipeline.cuts_off = try_augmentation(pipeline, shape, dtype)
-    except (*UNREADABLE, yaml.YAMLError, cv2.error) as error:
+    except Exception as error:                                         # of theirs: CropSizeError is of no other kind
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
-                          f'{in_words(error)}') from None
+                          f'{in_words(error)}') from error
     if left_out:
         log.info('augment=%s: %s left out, the network does that itself', path, ', '.join(left_out))
     return pipeline
@@ -4825,18 +4835,15 @@ class SegmentationDataset(torch.utils.data.Dataset):
         seed = seed_of(self.config['seed'], epoch, index)
         # set_random_seed would give every transform the same draws
         self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
-        try:
+        with naming(lambda: f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch {epoch + 1}'):
             made = self.augmentation(image=image - self.zero, mask=mask)
-        except (cv2.error, ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            raise DataError(f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch '
-                            f'{epoch + 1}: {in_words(error)}') from None
         return made['image'] + self.zero, made['mask']
 
 
 def collate(samples):
     """A list of samples -> a batch. 'full_mask' stays a list, as its sizes differ."""
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
-    batch['image'] = torch.stack(batch['image']).contiguous(memory_format=torch.channels_last)
+    batch['image'] = torch.stack([x.movedim(0, -1) for x in batch['image']]).movedim(-1, 1)     # in channels_last
     batch['mask'] = torch.stack(batch['mask'])
     if 'full_mask' in batch and torch.utils.data.get_worker_info():
         batch['full_mask'] = OfAWorker(batch['full_mask'])
@@ -5063,6 +5070,8 @@ def settle(config, hardware, data, is_demo):
            reason if config['size_policy'] == 'resize' else 'only resized images are kept')
     if config['cache_images'] is True and config['size_policy'] != 'resize':
         log.warning('cache_images=True keeps the validation images alone: in training only resized images are kept')
+    elif config['cache_images'] is True and size > free > 0:
+        log.warning('cache_images=True: the images take %.1f GiB, of %.1f GiB free', size / 2**30, free / 2**30)
     return config, why
 
 
@@ -5235,7 +5244,6 @@ def build_network(config):
     classes = 1 if config['num_classes'] == 2 else config['num_classes']
     extra = {'decoder_channels': config['decoder_channels']} if name in HAVE_WIDTHS else {}
     advice = f'; encoder_weights={weights!r} may be out of reach or damaged: encoder_weights=None starts from scratch'
-    from safetensors import SafetensorError                            # smp needs it; of a file that is cut off
     if weights:
         log.info('encoder weights: %s of %s (downloaded where they are not yet kept)', weights, encoder)
     try:
@@ -5243,7 +5251,8 @@ def build_network(config):
         with asking_hub() if weights else contextlib.nullcontext():
             return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes,
                                       encoder_weights=has_one or weights, **extra)
-    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError,
+            LookupError) as error:
         told = in_words(error) + (advice if weights else '')
         raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {told}') from None
 
@@ -5691,7 +5700,7 @@ class SegmentationLoss:
             in_image = torch.ones_like(present) if binary else (present > 0).float()
             missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
             total = total + (missed * in_image).sum(1) / in_image.sum(1).clamp_min(1)
-        return total * (valid.sum((1, 2)) > 0)
+        return total
 
 
 def build_class_weights(config, shares):
@@ -5787,18 +5796,17 @@ def tile_weights(begins, side, overlap, reach):
     return torch.stack([ramp / total[begin:begin + side] for begin in begins])
 
 
-def enlarged_bands(logits, size):
-    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, of about 256 MB at most. Logits that
-    have that size already are one band, unchanged."""
+def enlarged_bands(logits, size, most=2**26):
+    """(K, h, w) logits -> bands (K, rows, W) of them at the wanted size, bilinear, of `most` numbers (256 MB) at most.
+    Logits that have that size already are one band, unchanged."""
     height, width = size
-    rows = max(1, 2**26 // (len(logits) * width))
+    rows = max(1, most // (len(logits) * width))
     if tuple(logits.shape[-2:]) == (height, width):
         yield logits
-        return
-    logits = logits.contiguous()                                       # in channels_last it takes twice as long
-    if rows >= height:
-        yield F.interpolate(logits[None], (height, width), mode='bilinear', align_corners=False)[0]
+    elif rows >= height:                                               # in channels_last it takes twice as long
+        yield F.interpolate(logits.contiguous()[None], (height, width), mode='bilinear', align_corners=False)[0]
     else:
+        logits = logits.contiguous()
         wide = F.interpolate(logits[None], (logits.shape[-2], width), mode='bilinear', align_corners=False)[0]
         centres = (torch.arange(height, device=logits.device) + 0.5) * logits.shape[-2] / height - 0.5
         for centre in centres.clamp(0, logits.shape[-2] - 1).split(rows):
@@ -6442,6 +6450,7 @@ def is_out_of_memory(error):
         words in str(error) for words in ('out of memory', 'not enough memory', 'DefaultCPUAllocator',
                                           'STATUS_ALLOC_FAILED', 'STATUS_NOT_INITIALIZED',     # cuBLAS and cuDNN
                                           'ALLOCATION_FAILED', 'StatusAllocFailed',    # cuDNN from 9 on, MIOpen
+                                          'NVML_SUCCESS',              # torch < 2.14, without NVML: MIG, Jetson
                                           'bad_alloc',                 # of C++
                                           'unable to find an engine',  # cuDNN: none whose workspace fits
                                           'could not create a primitive',      # oneDNN
@@ -6844,6 +6853,7 @@ class Run:
         self.saved, self.wishes = None, {}                             # where it last saved; what was asked as 'auto'
         self.launcher = os.getppid()                                   # torchrun, if there are several processes
         self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
+        self.undo = None                                               # makes a given network what it was before trials
         self.holder, self.name = self.folder / '.holder', f'process {os.getpid()} on {socket.gethostname()}'
 
     def __enter__(self):
@@ -6857,8 +6867,17 @@ class Run:
         return self
 
     def __exit__(self, kind, error, _):
+        with self.after:                                               # whatever happens on the way
+            self.leave(kind, error)
+
+    def leave(self, kind, error):
+        """What is left to save, and how to go on."""
         if kind is not KeyboardInterrupt:
             self.save_best()
+        undo, self.undo = self.undo, None                              # which holds the network
+        if error and undo and self.saved and not self.begun and world().size == 1:
+            with contextlib.suppress(RuntimeError):                    # of a GPU that is lost
+                undo()
         if self.begun and isinstance(error, UserError):
             if os.path.exists(self.folder / 'last.pt'):                # Path.exists may raise, as in save
                 error.problems.append(f'mended? It goes on with:  {self.how_to_resume()}')
@@ -6868,7 +6887,6 @@ class Run:
             prefix = f'process {world().rank}: ' if world().rank else ''
             for line in str(error).splitlines() if self.file else ():  # to the file alone: main() prints it
                 self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, prefix + line, (), None))
-        self.after.close()
 
     def how_to_resume(self):
         """What to type to go on."""
@@ -6878,17 +6896,17 @@ class Run:
 
     def hold(self):
         """Lock the folder and open its log. Raises UserError if another run holds it, OSError if it takes no files."""
-        from filelock import FileLock, Timeout                         # comes with torch
         for path in (self.folder / '.lock', self.holder, self.folder / 'log.txt'):
             if path.is_symlink() or path.exists() and not path.is_file():
                 raise UserError(f'{path}: is no file of ours but a link, a pipe or a folder; remove it')
         self.folder.mkdir(parents=True, exist_ok=True)
         self.after.enter_context(contextlib.suppress(OSError))         # the folder may be gone when it ends
         try:
-            self.after.enter_context(FileLock(str(self.folder / '.lock'), timeout=0))
-        except Timeout:
+            self.after.enter_context(filelock.FileLock(str(self.folder / '.lock'), timeout=0))
+        except filelock.Timeout:
             other = self.other_holder() or 'another run'
-            raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run') from None
+            raise UserError(f'{self.folder}: is in use by {other}; wait for its end, or start a new run (where a drive '
+                            'has no locks, .lock of a run that was killed stays: delete it)') from None
         except (NotImplementedError, OSError) as error:                # a drive without locks: no second run is refused
             if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
@@ -6973,7 +6991,8 @@ class Run:
         self.last_save = time.monotonic()
         self.save_best()
         if not os.path.exists(self.folder / 'config.py'):              # Path.exists may raise on a network drive
-            self.write('config.py', config_text(began['config'] | began.get('asked', {}) if began else config))
+            self.write('config.py', config_text(began['config'] | began.get('asked', {}) if began
+                                                else config | self.wishes))
         weights = state.weights()
         content = state_dict(state, weights) | describe_model(state.model, config | amp_settings(state.dtype), weights)
         content |= {'totals': add_totals(state.totals),                # collective: every process calls save
@@ -7222,7 +7241,8 @@ def close_epoch(state, metrics, config, run, took):
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     minutes = (config['num_epochs'] - state.epoch) * (row['seconds'] + took) / 60      # if all epochs are run
-    left = f' | {minutes:.0f} min left' if minutes >= 1 else ''
+    is_small = state.epoch <= config['progressive_resizing'] * config['num_epochs']    # later epochs take longer
+    left = f' | {"over " * is_small}{minutes:.0f} min left' if minutes >= 1 else ''
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s%s', row['epoch'],
              config['num_epochs'], show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'],
              row['images_per_second'], state.dtype, memory, done, left)
@@ -7391,7 +7411,7 @@ def resume_config(folder, preset, overrides):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
             config[key] = trained[key]
     for key, value in config.items():                                  # 'auto': what it was settled to
-        if value == 'auto' and key not in ('class_weights', 'device', 'cache_images', 'num_workers'):  # of the machine
+        if value == 'auto' and key not in 'class_weights device cache_images num_workers use_amp amp_dtype'.split():
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
@@ -7478,7 +7498,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['channels_last'] == 'auto':
         config = {**config, 'channels_last': suits_channels_last(precision, hardware)}
         if not config['channels_last']:
-            log.info('channels_last = False  (for GPUs with Tensor Cores)')
+            log.info('channels_last = False  (faster on Tensor Cores alone, which this run does not use)')
     if own_data:
         return settle_own(config), hardware, precision, None, {}
     if config['data'] == 'demo' and os.path.isdir('demo'):
@@ -7558,9 +7578,6 @@ def settle_for_own(model, loss_fn, config, sources, why):
 def settle_statistics(config, dataset, model=None):
     """Settle mean and std, and warn of doubtful ones that the user gave -> {key: reason} of the others."""
     typed = {key: config[key] for key in ('mean', 'std') if config[key] != 'auto'}
-    for key, value in typed.items():
-        if len(value) not in (1, config['in_channels']):
-            raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
     why = {}
     if len(typed) < 2:
         *found, reason = usual_statistics(config, dataset, model)
@@ -7617,9 +7634,6 @@ def build_state(model, config, precision, device, sizes=()):
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         if 0 in tensor.stride():                                       # of expand(): its elements share memory
             tensor.data = tensor.data.contiguous()
-    if any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
-        warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
-        model = model.float()
     if isinstance(model, SegmentationModel) or device.type == 'mps':   # your own may rely on its layout
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
@@ -7628,8 +7642,7 @@ def build_state(model, config, precision, device, sizes=()):
     if world().size > 1:
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
-            from timm.layers import convert_sync_batchnorm             # torch's drops BatchNormAct2d's activation
-            model = convert_sync_batchnorm(model)
+            model = timm.layers.convert_sync_batchnorm(model)          # torch's drops BatchNormAct2d's activation
         engine = nn.parallel.DistributedDataParallel(
             model, [device] if device.type == 'cuda' else None, gradient_as_bucket_view=True,
             find_unused_parameters=has_idle_parameters(model))
@@ -7734,7 +7747,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
             record(state, rewind.event)
         except (RuntimeError, TypeError, AssertionError) as error:     # not every operation takes 16 bits, nor NumPy
             causes = causes or [error]
-            if world().size > 1 or not (lower := safer_dtype(state.dtype, state.device)):
+            lower = '' if 'device-side' in str(error) else safer_dtype(state.dtype, state.device)      # the GPU is lost
+            if world().size > 1 or not lower:
                 raise causes.pop()                                     # not of the precision; nor held by this frame
             traceback.clear_frames(error.__traceback__)                # they hold the tensors of the step
             fault = f'a step fails in {state.dtype} ({in_words(error)}): precision {state.dtype} -> {lower}'
@@ -7960,10 +7974,11 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         match_shares(state, first_batches(loader, 16, config, device))
     if config['compile_model']:
         run.after.callback(forget_compiled, state.model)               # also after a fault
+    run.undo = given and functools.partial(go_back, state, config, run)
     smoke_test(state, loader, val_loader, loss_fn, config, run, began)
     state.images = images                                              # a resume that is told of others had begun
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
-        run.write('config.py', config_text(config))
+        run.write('config.py', config_text(config | run.wishes))       # what was left to this machine stays 'auto'
         is_same = began and began['images'] == images and {sources[key] for key in OF_DATA} == {'default'}
         if not own_data and not (is_same and (run.folder / 'split.csv').exists()):     # its lines may be edited by now
             run.write('split.csv', split_csv(data.pairs))
@@ -8042,21 +8057,22 @@ def choose_model(model, config, data):
     """The config's network or the user's, with our preprocessing; without (data=None) if the data are the user's."""
     if model is not None and config['initial_weights']:
         raise UserError('initial_weights: starts a network that CONFIG names; give your own with its weights')
-    if isinstance(model, SegmentationModel) and data is not None:      # of an earlier run: a second stage
-        is_own = model.is_own or any(model.config[key] != config[key] for key in ('in_channels', 'num_classes'))
-        model = build_model(config, model.network)
-        model.is_own = is_own
-    elif data is not None:
-        given, model = model, build_model(config, model)
-        if given is None:
-            begin_at_share(model, data)
-        if config['initial_weights']:
-            take_initial(model, config)
-    else:
+    if model is not None and any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
+        warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
+        model.float()
+    if data is None:
         refuse_lazy(model)
         keep_float32(model, config['keep_float32'])
-    if data is not None:
-        model.pixels, model.coding = find_image_dtype(data), data.coding.words
+        return model
+    given, goes_on = model, isinstance(model, SegmentationModel)       # of an earlier run: a second stage
+    model = build_model(config, given.network if goes_on else given)
+    if goes_on:
+        model.is_own = given.is_own or any(given.config[key] != config[key] for key in ('in_channels', 'num_classes'))
+    if given is None:
+        begin_at_share(model, data)
+    if config['initial_weights']:                                      # then no network was given, see above
+        take_initial(model, config)
+    model.pixels, model.coding = find_image_dtype(data), data.coding.words
     return model
 
 
@@ -8068,11 +8084,11 @@ def made_by(value):
 
 @contextlib.contextmanager
 def naming(what, advice=''):
-    """Make what a user's data set raises a DataError that says of what. what(): in words."""
+    """Make what a user's data set or pipeline raises a DataError that says of what. what(): in words."""
     try:
         yield
-    except UNREADABLE as error:
-        if is_out_of_memory(error):
+    except Exception as error:                                         # whatever it is, it is their code's
+        if is_out_of_memory(error) or isinstance(error, UserError):
             raise
         if re.search('</?torch_', str(error)):                         # default_collate puts a batch there
             advice = '; too little shared memory: type fewer num_workers, or docker run --shm-size=8g'
@@ -8242,8 +8258,8 @@ def go_back(state, config, run, **changes):
 
 
 def resume_state(state, run, config, precision, hardware, sources):
-    """Continue from last.pt -> what it holds. The precision and the micro-batch that healing arrived at come with it,
-    unless their settings were changed, as `sources` tells. Raises UserError for a checkpoint of another run."""
+    """Continue from last.pt -> what it holds but tensors. The precision and the micro-batch that healing arrived at
+    come with it, unless their settings were changed, as `sources` tells. UserError for a checkpoint of another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     images, changed = state.images, {key for key, origin in sources.items() if origin != 'default'}
     try:
@@ -8261,6 +8277,8 @@ def resume_state(state, run, config, precision, hardware, sources):
                             'last bits', saved['threads'])
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         advice = 'give the network that it began with' if run.is_own else \
             'one with a network of your own is resumed from Python, by model=NETWORK'
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}', advice], 'cannot resume') from None
@@ -8276,24 +8294,25 @@ def resume_state(state, run, config, precision, hardware, sources):
     state.dtype = dtype
     state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
     run.unsaved = None if world().rank else saved.get('unsaved')       # a best.pt that could not be written
-    if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
-        log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
+    best, is_waiting = from_first(lambda: (best_of(run.folder), bool(run.unsaved)))
+    if state.best_epoch >= 0 and not (best or is_waiting):
+        log.warning('%s is gone or damaged: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
-    if ahead := from_first(lambda: best_beyond(run.folder, state.epoch)):
-        (state.best_score, state.best_epoch), run.unsaved = ahead, None        # what waits is older
+    if best and best[1] >= state.epoch:                                # ahead: a full disk took the smaller file alone
+        (state.best_score, state.best_epoch), run.unsaved = best, None         # what waits is older
     if state.epoch < config['num_epochs']:
-        log.info('Continuing %s at epoch %d, step %d', path, state.epoch + 1, state.step)
+        log.info('Continuing %s at epoch %d, step %d, with %s at once', path, state.epoch + 1, state.step,
+                 counted(state.batch_size, 'image'))
     else:
         log.info('%s has all its epochs: num_epochs=%d or more goes on', path, state.epoch + 1)
-    return saved
+    return {key: value for key, value in saved.items() if key not in ('model', 'optimizer', 'average', 'weights')}
 
 
-def best_beyond(folder, epoch):
-    """(score, epoch) of a best.pt that is ahead of last.pt, as where a full disk took the smaller file alone; worse
-    epochs do not replace it. None if it is not."""
+def best_of(folder):
+    """(score, epoch) of best.pt; None if it cannot be read."""
     with contextlib.suppress(OSError, LookupError, TypeError):
         best = load_checkpoint(folder / 'best.pt')
-        return (score_of(best['metrics']), best['epoch'] - 1) if best['epoch'] > epoch else None
+        return score_of(best['metrics']), best['epoch'] - 1
 
 
 def refuse_nonsense(saved, state, config):
@@ -8335,8 +8354,10 @@ def tell_data(data, config, sources, why):
         log.info('%s', line)
     for key, reason in why.items():
         log.info('%s = %s  (%s)', key, config[key], reason)
-    sizes = config['batch_size'], config['accumulation_steps']
-    log.info('batch: %d images at once x %d = effective batch %d', *sizes, math.prod(sizes))
+    several, effective = world().size, config['batch_size'] * config['accumulation_steps']
+    passes = math.ceil(effective // several / config['batch_size'])
+    log.info('batch: %d images at once x %d%s = effective batch %d', math.ceil(effective // several / passes), passes,
+             f' x {several} processes' * (several > 1), effective)
 
 
 def tell_detail(dataset, most=20):
@@ -8350,9 +8371,9 @@ def tell_detail(dataset, most=20):
     for (_, truth), _ in read_all(dataset, rows, dataset.config['skip_broken']):
         if counts.sum() * count > 2**28:                               # a few seconds: enough of large images
             break
-        small = torch.from_numpy(resize(truth, dataset.height, dataset.width, is_mask=True) % IGNORE).long()
-        logits = F.one_hot(small, count).permute(2, 0, 1).float()
-        ids = decide(logits if count > 2 else logits[1:] - 0.5, truth.shape)
+        small = torch.from_numpy(resize(truth, dataset.height, dataset.width, is_mask=True)).long().clamp(max=count)
+        logits = F.one_hot(small, count + 1)[..., :count].permute(2, 0, 1).float()     # ignored: none of them
+        ids = decide(logits if count > 2 else logits[1:] - logits[:1], truth.shape)
         counts += confusion_matrix(ids, torch.from_numpy(truth), count)
     if (iou := compute_metrics(counts)['iou']) < 0.995:
         is_low = iou <= 0.8
@@ -8404,7 +8425,8 @@ def take_best(model, config, run):
     """Give the model the weights of best.pt and tell their scores -> scores and epoch; {} if none fits."""
     path = run.folder / 'best.pt'
     try:
-        saved = from_first(lambda: run.unsaved or (load_checkpoint(path) if path.exists() else None))
+        is_ours = lambda: path.exists() and not run.other_holder()
+        saved = from_first(lambda: run.unsaved or (load_checkpoint(path) if is_ours() else None))
         if not saved:
             return {}
         tell_best(saved['metrics'], saved['epoch'], config)
@@ -8556,7 +8578,7 @@ def colour_key(config, has_errors=True):
 def keep_small_things(picture, side):
     """A picture of few colours (H, W, 3), thickened so that small things stay visible when it shrinks to `side` pixels:
     of the colours that fall into one pixel the rarest wins. A photograph stays as it is."""
-    step, found = math.ceil(max(picture.shape[:2]) / side), PIL.Image.fromarray(picture).getcolors(MOST_CLASSES)
+    step, found = math.ceil(max(picture.shape[:2]) / side), Image.fromarray(picture).getcolors(MOST_CLASSES)
     if step == 1 or not found:
         return picture
     found.sort(key=lambda item: (-item[0], item[1]))                   # the rarest colour last
@@ -8572,14 +8594,14 @@ def sheet(rows, titles, path, legend=()):
     word) pairs for the foot of the page."""
     try:
         import matplotlib                                              # Pillow's own font has ASCII alone
-        font = functools.partial(PIL.ImageFont.truetype, f'{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf')
+        font = functools.partial(ImageFont.truetype, f'{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf')
         font(12)
     except (OSError, ImportError, AttributeError):                     # a broken matplotlib, or one without its fonts
-        font = PIL.ImageFont.load_default
+        font = ImageFont.load_default
     side, margin, heading, grey = 224, 6, 26, (170, 170, 170)
-    smooth, exact = PIL.Image.Resampling.BICUBIC, PIL.Image.Resampling.NEAREST     # masks keep their colours
+    smooth, exact = Image.Resampling.BICUBIC, Image.Resampling.NEAREST     # masks keep their colours
     fitted = lambda tile, how: tile.resize([max(1, round(n * side / max(tile.size))) for n in tile.size], how)
-    rows = [(caption, [fitted(PIL.Image.fromarray(keep_small_things(picture, side) if column else picture),
+    rows = [(caption, [fitted(Image.fromarray(keep_small_things(picture, side) if column else picture),
                               exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
     across = 1 + (len(rows) > 6)
@@ -8587,8 +8609,8 @@ def sheet(rows, titles, path, legend=()):
     wide, longest = margin + len(titles) * (side + margin), max((len(word) for _, word in legend), default=0)
     cell = min(across * wide, max(side // 2, 24 + 7 * longest))        # the width of a word of the legend
     below, per_line = heading + math.ceil(len(rows) / across) * high, across * wide // cell
-    page = PIL.Image.new('RGB', (across * wide, below + math.ceil(len(legend) / per_line) * heading), 'white')
-    draw = PIL.ImageDraw.Draw(page)
+    page = Image.new('RGB', (across * wide, below + math.ceil(len(legend) / per_line) * heading), 'white')
+    draw = ImageDraw.Draw(page)
     for number, (caption, tiles) in enumerate(rows):
         top, left = heading + number // across * high, margin + number % across * wide
         draw.text((left, top + tiles[0].height + 4), clean(caption)[-120:], (70, 70, 70), font(11))
@@ -8696,16 +8718,18 @@ def load(path, device='auto', model=None, settings=()):
         config = {key: saved['config'].get(key, value) for key, value in CONFIG.items()} | {'encoder_weights': None}
         device = choose_device(SYNONYMS.get(('device', str(device).lower()), str(device)))     # all that train() takes
         set_up_device(device)
-        if config['use_amp'] is True and config['amp_dtype'] not in detect_hardware(device).units:
+        units = detect_hardware(device).units
+        if config['use_amp'] is True and config['amp_dtype'] not in units:
             if 'use_amp' not in settings:                              # else it is typed, or nothing is computed
                 log.info('%s was trained in %s, for which this machine has no units: scores may differ a little', path,
                          config['amp_dtype'])
-            config |= {'use_amp': 'auto', 'amp_dtype': 'auto'}
+            config |= {'use_amp': 'bfloat16' in units, 'amp_dtype': 'auto'}    # float16 may overflow here
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
         if math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
-        config |= dict(settings)
+        config |= {'amp_dtype': 'auto'} if 'use_amp' in settings and not settings['use_amp'] else {}
+        config |= {'activation_checkpointing': False} | dict(settings)
         loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])
@@ -8754,8 +8778,8 @@ def as_image(image, config):
     if isinstance(image, (str, os.PathLike)):
         name = os.fspath(image)
         image = read_array(name, config)
-    elif isinstance(image, PIL.Image.Image):
-        image = pillow_pixels(PIL.ImageOps.exif_transpose(image), config['in_channels'], image.format)
+    elif isinstance(image, Image.Image):
+        image = pillow_pixels(ImageOps.exif_transpose(image), config['in_channels'], image.format)
     elif torch.is_tensor(image):
         image = to_float32(image.detach().cpu()).numpy()
         is_unit = image.dtype == np.float32 and image.size and 0 <= image.min() and image.max() <= 1
@@ -8965,10 +8989,10 @@ def write_prediction(target, image, bands, model, save):
             file, cut_tiles(rows, 256), shape=shape, dtype=np.uint8, tile=(256, 256), compression='zlib',
             photometric=kind, colormap=colours, planarconfig='contig', software=MARK, bigtiff=math.prod(shape) > 4e9))
     else:
-        picture = PIL.Image.fromarray(np.stack(list(rows)))
+        picture = Image.fromarray(np.stack(list(rows)))
         if save == 'palette':
             picture.putpalette(palette.tobytes())
-        mark = PIL.PngImagePlugin.PngInfo()
+        mark = PngImagePlugin.PngInfo()
         mark.add_text('Software', MARK)
         write_file(target, lambda file: picture.save(file, 'PNG', pnginfo=mark))
 
@@ -9098,7 +9122,8 @@ def inspect_other(model):
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     data = inspect_data(model.config)
     of_training = '^(no validation|no training mask|val_fraction=0:|trained on too|all pixels of the validation)|' \
-                  'oversample_foreground=|group_pattern|num_classes=|in no split by name|on several sides|validate too'
+                  'oversample_foreground=|group_pattern|num_classes=|in_channels=|in no split by name|on several ' \
+                  'sides|validate too'
     data.notes = [note for note in data.notes if not re.search(of_training, note)]
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
@@ -9141,20 +9166,19 @@ def store_threshold(folder, level, model):
     """Put a tuned threshold into the model and into best.pt, where load and predict find it -> whether that was done.
     It is not while a training works there, if best.pt has got other weights since the model was loaded, or where it
     cannot be written."""
-    from filelock import FileLock, Timeout                             # comes with torch
     path, weights, why = best_file(folder), model.state_dict(), 'best.pt has other weights by now'
     lock = path.parent / '.lock'
     try:
         if lock.is_symlink():                                          # older filelocks empty what it leads to
             raise OSError('.lock is a link')
-        with FileLock(str(lock), timeout=0):
+        with filelock.FileLock(str(lock), timeout=0):
             saved = load_checkpoint(path)
             if all(name in weights and torch.equal(value, weights[name].cpu())
                    for name, value in saved['weights'].items()):
                 save_checkpoint(path, saved | {'threshold': level})
                 model.threshold = level
                 return True
-    except Timeout:
+    except filelock.Timeout:
         why = 'a training or another evaluate is at work there'
     except (OSError, NotImplementedError) as error:                    # a full disk, a run that may only be read
         why = in_words(error)
@@ -9321,6 +9345,8 @@ def export(run, format='onnx', output=None, half=False):
                 break
             except OSError as error:                                   # not the name of what is thrown away
                 raise OSError(error.errno or errno.EIO, error.strerror or in_words(error), str(path)) from None
+            except ImportError as error:                               # or too old for this torch
+                raise UserError(f'{error}: pip install -U onnx onnxscript onnxruntime', 'cannot export') from None
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 sizes = 'all sizes' if is_free else 'one size'
                 faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')
@@ -9420,10 +9446,7 @@ def pool_by_product(x, size):
 
 def export_onnx(model, path, half, is_free):
     """ONNX with threshold, classes and config as metadata -> a function that runs it."""
-    try:
-        onnx, runtime, _ = map(importlib.import_module, ('onnx', 'onnxruntime', 'onnxscript'))
-    except ModuleNotFoundError as error:
-        raise UserError(f'needs {error.name}: pip install onnx onnxscript onnxruntime', 'cannot export') from None
+    onnx, runtime, _ = map(importlib.import_module, ('onnx', 'onnxruntime', 'onnxscript'))
     images, free = trace_example(model, is_free)
     # UPerNet has the module; smp's PSPNet pools inside F.interpolate, where PooledByProduct would not reach it
     pooling = unittest.mock.patch.object(F, 'adaptive_avg_pool2d', pool_by_product)
@@ -9781,9 +9804,8 @@ def tell_waiting(candidate, dataset, loss_fn, config, seconds=10):
     with served_by(build_loader(dataset, config, candidate.state.device, batch_sampler=sampler)) as loader:
         for _ in loader:
             pass
-        steps, begun, busy = windows(loader, sampler), 0.0, 0.0
-        for number in progress(range(sampler.num_windows), sampler.num_windows, 'Watching the loader'):
-            _, window = next(steps)
+        begun, busy, steps = 0.0, 0.0, progress(windows(loader, sampler), sampler.num_windows, 'Watching the loader')
+        for number, (_, window) in enumerate(steps):
             begun = begun or time.monotonic()                          # without the start of the workers
             busy += timed_step(candidate, window, loss_fn, config)
             if time.monotonic() - begun > seconds:
@@ -9933,7 +9955,8 @@ def pick_winner(best, compiled, config, count, images):
     images; else `best`, and a line that advises against preset fast."""
     why = 'it does not work here, or not in time'
     if compiled is not None:
-        saved = (best.median - compiled.median) * max(1, count // images)
+        early = config['progressive_resizing'] / 2                     # about what half-size steps save; not compiled
+        saved = (best.median * (1 - early) - compiled.median) * max(1, count // images)
         payback = math.ceil(compiled.compile_seconds / saved) if saved > 0 else math.inf
         when = f'pays back after {payback} epochs of {count} images' if saved > 0 else 'never pays back'
         print(f'compiling took {compiled.compile_seconds:.0f} s and {when}')
@@ -9979,7 +10002,6 @@ def tell_memory(winner, config, hardware, window, loss_fn):
     if hardware.kind == 'cpu':                                         # the estimate is linear in the batch size
         two, four = (sum(estimate_memory({**config, 'batch_size': n}, winner.dtype).values()) for n in (2, 4))
         fits, how = lambda size: two + (size - 2) * (four - two) / 2 < 0.9 * hardware.memory, 'estimated'
-    winner.state.model.zero_grad()                                     # they may lie in a graph's memory
     forget_compiled(winner.state.model)                                # eager, or each size would be compiled
     torch.cuda.empty_cache()
     while size < 4096 and fits(2 * size):

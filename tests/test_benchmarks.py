@@ -375,7 +375,7 @@ def test_contenders_train_in_the_precision_of_the_job(split_set, contender, dtyp
     if contender == 'accelerate':                                      # its state is the process's
         importlib.import_module('accelerate.state').AcceleratorState._reset_state(True)
     variant, seen = 'equal' if contender == 'ours' else 'tuned', set()
-    job = peers.Job(contender, variant, 'tu-test_resnet', str(split_set), 32, 4, 2, 'cpu', 0, dtype=dtype)
+    job = peers.Job(contender, variant, 'tu-test_five_convs', str(split_set), 32, 4, 2, 'cpu', 0, dtype=dtype)
     watch = nn.modules.module.register_module_forward_hook(
         lambda module, _, made: seen.add(made.dtype) if isinstance(module, nn.Conv2d) and module.training else None)
     try:

@@ -20,6 +20,7 @@ import stat
 import subprocess
 import threading
 import time
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -255,7 +256,7 @@ def test_a_sigterm_after_a_signal_does_not_lose_the_step(first):
 
 def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
     draw_set('set', count=400, size=8)
-    real, seen = tu.PIL.Image.open, []
+    real, seen = tu.Image.open, []
 
     def slow(path, **how):
         seen.append(path)
@@ -264,7 +265,7 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once(monkeypatch):
         time.sleep(0.005)
         return real(path, **how)
 
-    monkeypatch.setattr(tu.PIL.Image, 'open', slow)
+    monkeypatch.setattr(tu.Image, 'open', slow)
     words = as_words(SMALL)
     assert tu.main(words) == 143
     assert len(seen) < 1200 and not os.path.exists('run/last.pt')      # of 1,600: eight threads finish what they began
@@ -534,7 +535,39 @@ def test_what_healing_arrived_at_comes_with_a_resume():
                       resume='run', num_epochs=2)
     assert [row['precision'] for row in result.history] == ['float16', 'float32']
     assert [row['batch_size'] for row in result.history] == [4, 2]
-    assert 'use_amp' not in (result.run_dir / 'log.txt').read_text().partition('Continuing')[2]
+    told = (result.run_dir / 'log.txt').read_text().partition('Continuing')[2]
+    assert 'use_amp' not in told and 'step 3, with 2 images at once' in told
+
+
+def test_precision_may_be_left_to_the_machine_again_at_a_resume(small_set, monkeypatch):
+    """Begun where there are no units, a run would go on in float32 on any machine."""
+    monkeypatch.setattr(tu, 'cpu_units', frozenset)
+    tu.train(**SMALL | {'data': str(small_set), 'use_amp': 'auto', 'num_epochs': 1})
+    monkeypatch.setattr(tu, 'cpu_units', lambda: frozenset({'bfloat16'}))
+    tu.train(resume='run', num_epochs=2)
+    result = tu.train(resume='run', num_epochs=3, use_amp='auto')
+    assert [row['precision'] for row in result.history] == ['float32', 'float32', 'bfloat16']
+
+
+def test_a_resumed_training_does_not_keep_the_tensors_of_its_checkpoint(monkeypatch):
+    """They took the memory of the weights four times over, once per process, to the end."""
+    train_own(num_epochs=1)
+    load_last, fit, seen, alive = tu.load_last, tu.fit, [], []
+
+    def load(folder):
+        saved, path = load_last(folder)
+        seen.extend(map(weakref.ref, saved['model'].values()))
+        return saved, path
+
+    def look(*args):
+        gc.collect()
+        alive.extend(reference for reference in seen if reference() is not None)
+        return fit(*args)
+
+    monkeypatch.setattr(tu, 'load_last', load)
+    monkeypatch.setattr(tu, 'fit', look)
+    train_own(num_epochs=2, resume='run', run_dir='auto')
+    assert seen and not alive
 
 
 def test_early_stopping_counts_on_over_a_resume():
@@ -595,6 +628,20 @@ def test_a_resume_without_best_pt_keeps_the_best_from_there_on(run_of_two, caplo
     result = tu.train(resume='run', num_epochs=3)
     assert 'best.pt is gone' in caplog.text
     assert os.path.exists('run/best.pt') and result.best['epoch'] == 3
+
+
+def test_a_damaged_best_pt_is_replaced_by_the_best_epoch_of_a_resume(monkeypatch, caplog):
+    """No epoch was better than a score of which no weights were left."""
+    scores = iter([9.0, 3.0, 2.0, 9.0, 5.0])                           # trial, epochs 1, 2; trial, epoch 3
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    train(val_data=Samples(4), loss_fn=scripted, num_epochs=2)
+    os.truncate('run/best.pt', 1000)
+    resumed = train(val_data=Samples(4), loss_fn=scripted, num_epochs=3, resume='run', run_dir='auto')
+    assert 'best.pt is gone or damaged' in caplog.text
+    assert resumed.best['epoch'] == tu.load_checkpoint('run/best.pt')['epoch'] == 3
 
 
 def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
@@ -866,6 +913,7 @@ def test_settings_of_the_machine_are_found_anew_at_a_resume(run_of_one):
     assert last()['config']['cache_images'] is True and last()['config']['num_workers'] == 0
     config = tu.resume_config(tu.Path('run'), None, {'num_epochs': 2})[0]
     assert config['cache_images'] == 'auto' and config['num_workers'] == SMALL.get('num_workers', 'auto')
+    assert tu.load_preset('run/config.py')['cache_images'] == 'auto'   # nor into that of another set
     assert tu.resume_config(tu.Path('run'), None, {'cache_images': False})[0]['cache_images'] is False
 
 
@@ -902,12 +950,12 @@ def test_other_images_than_the_run_began_with_are_told(small_set, caplog):
 
 def test_other_pixels_in_files_of_the_same_size_are_told(small_set, caplog, capsys):
     for path in tu.Path('set/images').glob('*.png'):                   # as uncompressed TIFF, NumPy and PPM files are
-        tu.PIL.Image.open(path).convert('RGB').save(path.with_suffix('.bmp'))
+        tu.Image.open(path).convert('RGB').save(path.with_suffix('.bmp'))
         path.unlink()
     tu.train(**{**SMALL, 'num_epochs': 1})
     shutil.copytree('set', 'other')
     for path in tu.Path('other/images').glob('*.bmp'):
-        tu.PIL.ImageOps.invert(tu.PIL.Image.open(path)).save(path)
+        tu.ImageOps.invert(tu.Image.open(path)).save(path)
     assert tu.main(['evaluate', 'run', 'data=set']) == 0
     assert 'These are the images of this run' in capsys.readouterr().out
     assert tu.main(['evaluate', 'run', 'data=other']) == 0
@@ -928,9 +976,9 @@ def test_corrected_masks_and_an_edited_augmentation_file_are_told(small_set, cap
     tu.train(resume='run', num_epochs=3)
     assert 'not those this run began with' in caplog.text
     caplog.clear()
-    mask = np.array(tu.PIL.Image.open('set/masks/003.png'))
+    mask = np.array(tu.Image.open('set/masks/003.png'))
     mask[:9] = mask.max() - mask[:9]
-    tu.PIL.Image.fromarray(mask).save('set/masks/003.png')
+    tu.Image.fromarray(mask).save('set/masks/003.png')
     tu.train(resume='run', num_epochs=4)
     assert 'not those this run began with' in caplog.text
 
@@ -1764,6 +1812,41 @@ def test_a_folder_that_another_run_has_taken_is_left_to_it(caplog):
     assert {path.name for path in Path('run').iterdir()} == {'.holder'}
 
 
+def test_the_best_epoch_of_a_run_that_took_the_folder_is_not_returned():
+    train(num_epochs=1, run_dir='other')
+    model = network()
+
+    def take(output):                                                  # in the second epoch
+        shutil.rmtree('run')
+        shutil.copytree('other', 'run')
+        Path('run/.holder').write_text('process 7 on another')
+
+    at_training_call(model[0], lambda call: call == 1 + 2 + 1, take)
+    scores = iter([9.0, 1.0, 2.0])                                     # the trial, then epoch 1, the best
+
+    def scripted(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
+
+    assert train(model, val_data=Samples(4), loss_fn=scripted, num_epochs=2).best == {}
+
+
+def test_memory_that_runs_out_at_the_end_gives_the_folder_back(monkeypatch):
+    """A notebook had to be restarted: the lock and the signals stayed taken."""
+    save, before = tu.save_checkpoint, signal.getsignal(signal.SIGINT)
+
+    def full(path, content):
+        if Path('run/history.csv').exists():
+            raise MemoryError('no more')
+        save(path, content)
+
+    monkeypatch.setattr(tu, 'save_checkpoint', full)
+    with pytest.raises((MemoryError, tu.UserError)):
+        train(num_epochs=3)
+    monkeypatch.setattr(tu, 'save_checkpoint', save)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert train(num_epochs=3, resume='run', run_dir='auto').is_saved
+
+
 # --- damaged files --------------------------------------------------------------------
 
 
@@ -1916,7 +1999,7 @@ def test_a_compressed_checkpoint_is_refused_before_it_is_unpacked(toy_of_one):
         tu.load_checkpoint('bomb.pt')
 
 
-def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one):
+def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one, monkeypatch):
     saved = tu.load_last('run')[0]
     bomb = [0]
     for _ in range(34):
@@ -1924,6 +2007,7 @@ def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one):
     saved['history'][0]['event'] = bomb
     tu.save_checkpoint(tu.Path('run/last.pt'), saved)
     tu.Path('run/previous.pt').unlink()
+    monkeypatch.setattr(tu.refuse_explosion, '__defaults__', (10**5,))         # 10**7 take seconds
     with pytest.raises(tu.UserError, match='one inside the other'):
         tu.load_last('run')
 

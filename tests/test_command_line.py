@@ -89,6 +89,14 @@ def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path):
                                               'pip install -r requirements.txt\n')
 
 
+def test_an_opencv_that_wants_a_display_is_told_how_to_be_replaced(tmp_path):
+    """As opencv-python beside opencv-python-headless in a container: pip calls the requirements satisfied."""
+    (tmp_path / 'cv2.py').write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
+    done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'check'], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path)})
+    assert done.returncode == 1 and done.stderr.endswith('pip install --force-reinstall opencv-python-headless\n')
+
+
 # --- where the output goes ------------------------------------------------------------
 
 
@@ -168,4 +176,7 @@ def test_the_next_line_names_python_as_it_was_called(monkeypatch, executable, na
     monkeypatch.setattr('sys.executable', executable)
     assert tu.command_line('evaluate', 'runs/x') == f'{name} train_unet.py evaluate runs/x'
     monkeypatch.setenv('UV', '/usr/bin/uv')
-    assert tu.command_line('evaluate', 'runs/x') == 'uv run train_unet.py evaluate runs/x'
+    for prefix, began in (('/home/u/.cache/uv/environments-v2/train-unet-7a04', 'uv run'),
+                          ('/home/u/project/.venv', 'uv run python')):     # of a project: with its torch
+        monkeypatch.setattr('sys.prefix', prefix)
+        assert tu.command_line('evaluate', 'runs/x') == f'{began} train_unet.py evaluate runs/x'

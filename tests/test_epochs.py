@@ -267,6 +267,15 @@ def test_a_long_run_says_how_long_it_will_take():
     assert 'left' not in Path('short/log.txt').read_text()
 
 
+def test_epochs_of_small_images_tell_the_least_that_is_left(small_set, monkeypatch):
+    row = tu.epoch_row
+    monkeypatch.setattr(tu, 'epoch_row', lambda *given: row(*given) | {'seconds': 600.0})
+    settings = SMALL | {'progressive_resizing': 0.5, 'num_epochs': 4, 'image_size': 64, 'data': str(small_set)}
+    tu.train(**settings)
+    lines = re.findall(r'Epoch \d/4 .*', log_text())
+    assert [re.findall(r'(over )?\d+ min left', line) for line in lines] == [['over '], ['over '], [''], []]
+
+
 def test_a_run_that_stops_early_names_the_setting():
     train(num_epochs=10**6, early_stopping_patience=1, learning_rate=1e-30)
     assert 'Early stopping: no better for 1 epoch (early_stopping_patience)' in log_text()
@@ -808,7 +817,8 @@ def test_a_validation_file_that_breaks_is_left_out_counted_and_named(small_set, 
     assert f'left out 2 times, because it or its mask could not be read: {broken}' in caplog.text
 
 
-def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set, monkeypatch, capsys):
+@pytest.mark.parametrize('kind', [tu.cv2.error, tu.A.augmentations.crops.transforms.CropSizeError])
+def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set, monkeypatch, capsys, kind):
     """OpenCV's errors are of no common kind; here a transform raises one in the second epoch."""
     import albumentations
     mirror, calls = albumentations.HorizontalFlip.__call__, []
@@ -816,13 +826,13 @@ def test_an_image_that_a_pipeline_fails_on_is_named_and_the_run_saved(small_set,
     def fail(self, *args, **named):
         calls.append(1)
         if len(calls) > 4 + 10 + 3:                                    # smoke test, epoch 1
-            raise tu.cv2.error('not of this kind (a test)')
+            raise kind('not of this kind (a test)')
         return mirror(self, *args, **named)
 
     monkeypatch.setattr(albumentations.HorizontalFlip, '__call__', fail)
     assert tu.main([f'data={small_set}', 'run_dir=run', *WORDS]) == 2
-    told = capsys.readouterr().err
-    assert re.search(r'images/\d+\.png: augment=default fails on it in epoch 2: error: .*not of this kind', told)
+    told, name = capsys.readouterr().err, kind.__name__
+    assert re.search(fr'images/\d+\.png: augment=default fails on it in epoch 2: {name}: .*not of this kind', told)
     assert last()['epoch'] == 1
 
 

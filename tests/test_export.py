@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import textwrap
 import types
 import warnings
@@ -196,11 +197,11 @@ def test_no_export_asks_timm_how_tensorflow_pads_whose_answer_for_free_sizes_sym
     assert tu.export(own, 'pt2', tmp_path / 'm.pt2') == 0
 
 
-def test_pt2_of_a_network_for_small_images_is_written_for_their_size(own, tmp_path, capsys):
+def test_pt2_of_a_network_for_small_images_is_written_for_their_size(small_set, tmp_path, capsys, monkeypatch):
     """torch.export wants sides above 32 pixels where they are free."""
-    with edited(own / 'best.pt') as saved:
-        saved['config']['image_size'] = [32, 32]
-    assert tu.export(own, 'pt2', tmp_path / 'm.pt2') == 0
+    monkeypatch.setattr(tu, 'build_network', lambda config: few_layers(5))     # down to a single pixel, as a Unet's
+    run = tu.train(**TINY | {'num_epochs': 1}, data=str(small_set)).run_dir
+    assert tu.export(run, 'pt2', tmp_path / 'm.pt2') == 0
     assert 'it takes images of 32 x 32 only' in capsys.readouterr().out
     program = torch.export.load(tmp_path / 'm.pt2').module()
     assert program(torch.zeros(3, 3, 32, 32, dtype=torch.uint8)).shape == (3, 1, 32, 32)
@@ -219,10 +220,11 @@ class OneSize(nn.Module):
         return self.network(images)
 
 
-def few_layers():
+def few_layers(halvings=1):
     """A network that is exported in a second."""
-    return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Upsample(scale_factor=2),
-                         nn.Conv2d(4, 1, 1))
+    parts = [part for n in range(halvings)
+             for part in (nn.Conv2d(4 if n else 3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU())]
+    return nn.Sequential(*parts, nn.Upsample(scale_factor=2 ** halvings), nn.Conv2d(4, 1, 1))
 
 
 def test_a_network_that_takes_one_size_is_exported_for_that_size(small_set, tmp_path, capsys, monkeypatch):
@@ -408,6 +410,19 @@ def test_exports_do_not_tell_where_the_program_lies(onnx_of_three, pt2_of_three)
         contents = [onnx_of_three.read_bytes(), *map(file.read, file.namelist())]
     for folder in {os.path.dirname(module.__file__) for module in (tu, torch, tu.smp)}:
         assert not any(os.fsencode(folder) in content for content in contents)
+
+
+@pytest.mark.parametrize('is_there', [True, False])
+def test_packages_that_onnx_lacks_or_has_too_old_are_named(own, tmp_path, monkeypatch, capsys, is_there):
+    """torch 2.14 imports a module of onnxscript that is of 2026."""
+    def export(*_, **__):
+        raise ModuleNotFoundError("No module named 'onnxscript._framework_apis.torch_2_11'")
+
+    monkeypatch.setattr(torch.onnx, 'export', export)
+    monkeypatch.setitem(sys.modules, 'onnxruntime', types.ModuleType('onnxruntime') if is_there else None)
+    assert tu.main(['export', str(own), '-o', str(tmp_path / 'm.onnx')]) == 2
+    told = capsys.readouterr().err
+    assert ('torch_2_11' if is_there else 'onnxruntime') in told and 'pip install -U onnx' in told
 
 
 @WRITES_ONNX

@@ -89,7 +89,7 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(dtype, changes, 
         batch = {'image': torch.zeros(4, 3, 64, 64, dtype=torch.uint8),
                  'mask': torch.zeros(4, 64, 64, dtype=torch.uint8), 'index': torch.arange(4)}
         for step in range(2):
-            result = tu.guarded_step(state, [batch, batch], loss_fn, config)
+            result = tu.guarded_step(state, [batch] * (2 - step), loss_fn, config)
             assert waits == ['item'], step           # once, before the optimizer has any state
             assert {t.device for t in (result.loss, result.norm, result.counts, result.bad)} == {GPU}
         assert {value.device for value in [*state.totals.values(), *state.bad.values()]} == {GPU}

@@ -346,16 +346,18 @@ def test_no_pipeline_interpolates_the_mask(tmp_path):
         assert set(np.unique(pipeline(image=np.zeros((96, 96, 3), np.uint8), mask=mask)['mask'])) <= {0, 255}
 
 
-def test_a_pipeline_that_resizes_leaves_masks_where_their_images_are(tmp_path):
+@pytest.mark.parametrize('step', [A.Resize(45, 45), A.CropAndPad(px=-6, p=1.0)], ids=['shrinks', 'grows again'])
+def test_a_pipeline_that_resizes_leaves_masks_where_their_images_are(tmp_path, step):
     """OpenCV's nearest pixel is the one to the upper left: masks lay half a pixel beside what they show."""
-    pipeline = train_unet.load_augmentation(saved(tmp_path / 'a.json', A.Resize(45, 45)), (64, 64, 3), 'uint8')
+    pipeline = train_unet.load_augmentation(saved(tmp_path / 'a.json', step), (64, 64, 3), 'uint8')
     shifts, (y, x) = [], np.mgrid[:64, :64]
     for seed in range(20):
         cy, cx, radius = np.random.default_rng(seed).uniform((20, 20, 8), (40, 40, 14))
         disc = ((y - cy) ** 2 + (x - cx) ** 2 < radius ** 2).astype(np.uint8)
         made = pipeline(image=np.dstack([255 * disc] * 3), mask=disc)
         weights = made['image'][..., 0].astype(float), made['mask'].astype(float)
-        places = [[(weight * at).sum() / weight.sum() for at in np.mgrid[:45, :45]] for weight in weights]
+        places = [[(weight * at).sum() / weight.sum() for at in np.indices(made['mask'].shape)]
+                  for weight in weights]
         shifts.append(np.subtract(*places))
     assert np.abs(np.mean(shifts, 0)).max() < 0.1                      # it was half a pixel
 
@@ -410,8 +412,8 @@ def test_a_step_that_fills_nothing_ignores_nothing(small_set, tmp_path, step, ig
 
 
 @pytest.mark.parametrize('step, channels', [
-    (A.RandomSizedBBoxSafeCrop(32, 32, p=1.0), 3), (A.HueSaturationValue(p=1.0), 5), (A.ToGray(p=1.0), 5)],
-    ids=['needs boxes', 'needs 3 channels', 'needs RGB'])
+    (A.RandomSizedBBoxSafeCrop(32, 32, p=1.0), 3), (A.HueSaturationValue(p=1.0), 5), (A.ToGray(p=1.0), 5),
+    (A.RandomCrop(64, 64, p=1.0), 3)], ids=['needs boxes', 'needs 3 channels', 'needs RGB', 'needs more pixels'])
 def test_saved_pipeline_that_cannot_take_the_image_is_refused(tmp_path, step, channels):
     """Before training starts, not in its middle."""
     path = saved(tmp_path / 'a.json', step)
@@ -1155,6 +1157,25 @@ def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch,
     config, data = inspect(small_set, image_size=32)
     settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
     assert settled['cache_images'] is fits, why['cache_images']
+
+
+def test_a_typed_cache_that_does_not_fit_is_told(monkeypatch, small_set, caplog):
+    monkeypatch.setattr(train_unet, 'free_memory', lambda: 2**10)
+    for typed in (True, False, 'auto'):
+        config, data = inspect(small_set, image_size=32, cache_images=typed)
+        train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
+    assert caplog.text.count('cache_images=True: the images take') == 1
+
+
+def test_a_pipeline_of_12_bits_is_refused(tmp_path):
+    """Its images would lie within a sixteenth of 0..1, which a change of brightness makes black."""
+    for most, is_refused in ((4095.0, True), (65535.0, False), (255.0, False), (None, False)):
+        path = saved(tmp_path / 'a.json', A.ToFloat(max_value=most), A.RandomBrightnessContrast())
+        if is_refused:
+            with pytest.raises(ConfigError, match='leave out ToFloat'):
+                train_unet.load_augmentation(path, (32, 32, 1), 'float32')
+        else:
+            assert train_unet.load_augmentation(path, (32, 32, 1), 'float32') is not None
 
 
 def test_a_data_set_knows_whether_its_masks_may_hold_255(small_set):

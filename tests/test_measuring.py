@@ -102,7 +102,8 @@ def test_measured_parts_are_those_of_the_estimate(small_set):
 
 @pytest.mark.parametrize('optimizer, momentum', [('SGD', 0.0), ('SGD', 0.9), ('RMSprop', 0.9), ('Adagrad', 0.9),
                                                  ('ASGD', 0.9), ('AdamW', 0.9), ('Rprop', 0.9)])
-def test_the_estimate_knows_what_each_optimizer_keeps(optimizer, momentum):
+def test_the_estimate_knows_what_each_optimizer_keeps(monkeypatch, optimizer, momentum):
+    monkeypatch.setattr(tu, 'saved_bytes', lambda *_: (0, 0))          # of activations
     config = settled(optimizer=optimizer, momentum=momentum, learning_rate=0.01, ema_decay=None, loss='ce+dice')
     parts = tu.estimate_memory(config, 'float32')
     model = tu.build_model(config)
@@ -182,6 +183,18 @@ def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_p
     caplog.clear()
     assert tu.main(['check', *words, 'size_policy=crop']) == 0
     assert tu.main(['check', *words, 'image_size=64']) == 0
+    assert 'the masks themselves' not in caplog.text
+
+
+def test_ignored_pixels_cost_the_masks_nothing(tmp_path, monkeypatch, caplog):
+    """A rim around each object, as of VOC: what resizing mixes into it is not scored."""
+    monkeypatch.chdir(tmp_path)
+    mask = np.zeros((64, 64))
+    mask[17:47, 17:47], mask[21:43, 21:43] = 255, 1
+    for n in range(6):
+        save(tmp_path / f'set/masks/{n}.png', mask)
+        save(tmp_path / f'set/images/{n}.png', mask / 2 + n)
+    assert tu.main(['check', 'data=set', *as_words(TINY | {'image_size': 32})]) == 0
     assert 'the masks themselves' not in caplog.text
 
 
@@ -321,11 +334,14 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     best = tu.Candidate('bfloat16', 'high', True, state, seconds=[1.5])
     compiled = tu.Candidate('bfloat16', 'high', True, state, True, [1.0], compile_seconds=100)
     for epochs, winner in (50, best), (200, compiled):
-        assert tu.pick_winner(best, compiled, {'num_epochs': epochs}, 10, 5) is winner
+        assert tu.pick_winner(best, compiled, {'num_epochs': epochs, 'progressive_resizing': 0.0}, 10, 5) is winner
     candidate = lambda dtype, seconds: tu.Candidate(dtype, 'high', True, None, seconds=[seconds])
     assert candidate('bfloat16', 1.0).cost < candidate('float16', 0.98).cost < candidate('bfloat16', 1.02).cost
     slower = tu.Candidate('float32', 'highest', True, state, True, [1.8], compile_seconds=10)
-    assert tu.pick_winner(best, slower, {'num_epochs': 1000}, 10, 5) is best  # bfloat16 did not compile
+    assert tu.pick_winner(best, slower, {'num_epochs': 1000, 'progressive_resizing': 0.0}, 10, 5) is best
+    hardly = tu.Candidate('bfloat16', 'high', True, state, True, [1.4], compile_seconds=1)     # at equal sizes
+    for share, winner in ((0.0, hardly), (0.18, best)):
+        assert tu.pick_winner(best, hardly, {'num_epochs': 1000, 'progressive_resizing': share}, 10, 5) is winner
 
 
 def test_the_line_that_tune_prints_can_be_typed(capsys):

@@ -34,7 +34,7 @@ def test_a_large_image_is_counted_piece_by_piece():
             self.bytes = max(self.bytes, made.nbytes if torch.is_tensor(made) else 0)
             return made
 
-    target = torch.arange(3 * 2**23, dtype=torch.int32).remainder_(5).to(torch.uint8)
+    target = torch.arange(5 * 2**21, dtype=torch.int32).remainder_(5).to(torch.uint8)
     with Largest() as largest:
         counts = tu.confusion_matrix(target, target, 5, 4)
     assert counts.tolist() == torch.diag(target.bincount()).tolist() and largest.bytes <= 8 * 2**23

@@ -568,13 +568,13 @@ def test_a_network_kept_in_float32_can_be_given_again_and_take_numbers_first():
 
 
 NETWORKS = [{'encoder': 'resnet18'}, {'encoder': 'tu-resnet10t'},
-            {'encoder': 'tu-resnet10t', 'architecture': 'UnetPlusPlus', 'decoder_channels': [16, 12, 8, 8, 8]},
-            {'encoder': 'tu-resnet10t', 'architecture': 'FPN'},
-            {'encoder': 'tu-resnet10t', 'architecture': 'DeepLabV3Plus'},
+            {'encoder': 'tu-test_resnet', 'architecture': 'UnetPlusPlus', 'decoder_channels': [16, 12, 8, 8, 8]},
+            {'encoder': 'tu-test_resnet', 'architecture': 'FPN'},
+            {'encoder': 'tu-test_resnet', 'architecture': 'DeepLabV3Plus'},
             {'encoder': 'mit_b0', 'architecture': 'Segformer'}, {'encoder': 'mobilenet_v2'},
             {'encoder': 'efficientnet-b0'}, {'encoder': 'tu-test_resnet'},
             {'encoder': 'tu-test_efficientnet'}]
-BOTH = {'encoder': 'tu-resnet10t', 'keep_float32': 'segmentation_head'}
+BOTH = {'encoder': 'tu-test_resnet', 'keep_float32': 'segmentation_head'}
 
 
 @pytest.mark.parametrize('changes', [*NETWORKS, BOTH], ids=str)
@@ -583,7 +583,7 @@ def test_activation_checkpointing_recomputes_most_of_the_encoder_and_changes_no_
     saving.load_state_dict(plain.state_dict())
     images = pictures(2, 3, 32, 32)
     count = dtypes_of_outputs(saving.network.encoder, nn.Conv2d)
-    for dtype in ('float32', 'bfloat16'):
+    for dtype in ('float32', 'bfloat16') if changes['encoder'].startswith(('tu-', 'mit')) else ('float32',):
         for model in (plain, saving):
             torch.manual_seed(1)                                       # of dropout
             model.zero_grad()
@@ -927,10 +927,11 @@ def test_class_weights_travel_to_the_device_once():
 # --- from scores to a mask ------------------------------------------------------------
 
 
-@pytest.mark.parametrize('channels, size', [(64, (1200, 900)), (1, (8300, 8100))])
+@pytest.mark.parametrize('channels, size', [(64, (120, 90)), (1, (300, 310))])
 def test_strips_decide_as_the_whole_does(channels, size, monkeypatch):
     logits = torch.randn(channels, 70, 40)
-    assert channels * size[0] * size[1] > 2 ** 26                      # more than one strip
+    monkeypatch.setattr(tu.enlarged_bands, '__defaults__', (2 ** 16,))
+    assert channels * size[0] * size[1] > 2 ** 16                      # more than one strip
     real, sizes = F.interpolate, []
     monkeypatch.setattr(F, 'interpolate',
                         lambda x, size, **how: sizes.append(size) or real(x, size, **how))

@@ -1288,7 +1288,7 @@ def test_images_left_over_are_offered_to_be_skipped(tmp_path):
 
 def test_a_few_masks_of_many_images_may_be_all_that_is_meant(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(60)], [f'masks/{n}.png' for n in range(2)])
-    assert 'skip_unpaired=True' in typed_lines(ask(tmp_path / 'set'))
+    assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks" skip_unpaired=True']
 
 
 def test_test_images_without_masks_are_left_out_and_told(tmp_path):
@@ -2040,6 +2040,23 @@ def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     assert inspect(tmp_path)[1].notes == ['ignored 2 files, *.txt, as folders tell the split: train.txt, ...']
 
 
+def test_text_files_split_training_images_where_folders_name_no_validation(tmp_path):
+    """As KITTI is published: the test images have no masks, and chance drew what val.txt lists."""
+    fill(tmp_path, [f'train/images/{n}.png' for n in range(10)] + [f'test/images/{n}.png' for n in range(20, 24)],
+         [f'train/masks/{n}.png' for n in range(10)])
+    (tmp_path / 'train.txt').write_text('\n'.join(map(str, range(2, 10))))
+    (tmp_path / 'val.txt').write_text('0\n1\n')
+    data = inspect(tmp_path)[1]
+    assert split_sizes(data) == [8, 2, 0] and 'the images are split by the text files' in str(data.notes)
+
+
+def test_images_in_no_split_are_told_to_be_trained_on_where_none_are_drawn(tmp_path):
+    fill(tmp_path, *([f'{kind}/{n}.png' for n in range(4)] + [f'test/{kind}/{n}.png' for n in range(4, 6)]
+                     for kind in ('images', 'masks')))
+    told = [note for note in inspect(tmp_path, val_fraction=0)[1].notes if 'in no split by name' in note]
+    assert len(told) == 1 and told[0].endswith('they are trained on')
+
+
 # --- splits by chance, and groups -----------------------------------------------------
 
 
@@ -2185,6 +2202,18 @@ def test_folds_keep_groups_together(tmp_path):
         assert len(films) == 2 and len(data.pairs.rows('val')) == 6
         held += films
     assert sorted(held) == [*'abcdefghij']
+
+
+@pytest.mark.parametrize('lengths', [[10] * 7, [8] * 17, [1, 9, 2, 7, 7, 3, 12, 1, 1, 5, 20, 4]])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_folds_leave_out_no_group_whatever_their_sizes(lengths, seed):
+    """Each fold began at a share of the groups and took a share of the rows: of seven patients two never validated."""
+    rows = iter(range(sum(lengths)))
+    groups = [[next(rows) for _ in range(length)] for length in lengths]
+    folds = [train_unet.hold_out(groups, sum(lengths), {**train_unet.CONFIG, 'seed': seed, 'fold': fold})
+             for fold in range(5)]
+    assert sorted(sum(folds, [])) == [*range(sum(lengths))]
+    assert max(map(len, folds)) <= sum(lengths) / 5 + max(lengths)
 
 
 def test_a_fold_where_names_tell_the_split_is_refused(tmp_path):
@@ -2683,6 +2712,18 @@ def test_the_split_of_a_run_is_repeated_with_its_groups_of_folders(tmp_path):
     (tmp_path / 'split.csv').write_text(train_unet.split_csv(pairs))
     again = inspect(tmp_path / 'split.csv', group_pattern='^(p[0-9])/')[1].pairs
     assert {*again.images[again.rows('val')]} == {*pairs.images[pairs.rows('val')]}
+
+
+def test_the_split_of_a_run_is_repeated_with_its_groups_of_stems(tmp_path):
+    """They are what {stem} stands for, in the list that the run wrote as in its folder."""
+    names = [f'{p:03}_{n}.png' for p in range(5) for n in range(3)]
+    fill(tmp_path / 'set', [f'images/scan_{name}' for name in names], [f'masks/lbl_{name}' for name in names])
+    wish = {'image_pattern': 'scan_{stem}.png', 'mask_pattern': 'lbl_{stem}.png', 'group_pattern': '^[0-9]+'}
+    pairs = inspect(tmp_path / 'set', **wish)[1].pairs
+    (tmp_path / 'split.csv').write_text(train_unet.split_csv(pairs))
+    again = inspect(tmp_path / 'split.csv', **wish)[1]
+    assert {*again.pairs.images[again.pairs.rows('val')]} == {*pairs.images[pairs.rows('val')]}
+    assert 'several sides' not in str(again.notes)
 
 
 def test_folders_whose_names_hold_the_word_for_images_are_groups_too(tmp_path):

@@ -712,6 +712,7 @@ def test_memory_that_the_cpu_really_does_not_have():
 
 
 @pytest.mark.parametrize('words', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`',
+                                   'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838',
                                    'cuDNN error: CUDNN_STATUS_ALLOC_FAILED', 'miopenStatusAllocFailed',
                                    'cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED',
                                    'GET was unable to find an engine to execute this computation',

@@ -67,10 +67,12 @@ class Classes(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_the_same_loop_trains_a_classifier(dtype):
-    """A small ResNet, without its shrinking stem: the images are 8 x 8."""
+    """A small ResNet, without its shrinking stem: the images are 8 x 8. One layer in bfloat16, slow on many CPUs."""
     torch.manual_seed(0)
-    model = timm.create_model('test_resnet', num_classes=4, in_chans=1)
-    model.conv1, model.maxpool = nn.Conv2d(1, model.bn1.num_features, 3, padding=1), nn.Identity()
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))
+    if dtype == 'float32':
+        model = timm.create_model('test_resnet', num_classes=4, in_chans=1)
+        model.conv1, model.maxpool = nn.Conv2d(1, model.bn1.num_features, 3, padding=1), nn.Identity()
 
     def loss_fn(model, batch):
         images, labels = batch
@@ -879,8 +881,10 @@ def test_settings_of_data_network_and_loss_are_told_to_do_nothing_for_ones_own(c
     data = [torch.rand(3, 8, 8) for _ in range(4)]
     tu.train(model=own_network(), train_data=data, val_data=data, run_dir='own', num_epochs=1, image_size=32,
              augment='strong', loss='dice', oversample_foreground=0.5, num_workers=0,
-             loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)), class_names=['a', 'b'])
-    assert 'image_size, augment, loss, oversample_foreground: no effect' in caplog.text
+             loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)), class_names=['a', 'b'], channels_last=True)
+    assert re.search('channels_last.*: no effect', caplog.text)
+    for key in ('image_size', 'augment', 'loss', 'oversample_foreground'):
+        assert re.search(rf'{key}\b.*: no effect', caplog.text)
     assert 'class_names:' not in caplog.text                           # they name the classes that loss_fn counts
 
 
@@ -1192,7 +1196,8 @@ def test_transforms_of_monai_draw_by_the_seed_too_and_those_of_ones_own_are_left
 
 
 @pytest.mark.parametrize('workers', [0, 1])
-@pytest.mark.parametrize('error', [EOFError('no more'), RuntimeError('no fit'), ConnectionError('no network')])
+@pytest.mark.parametrize('error', [EOFError('no more'), RuntimeError('no fit'), ConnectionError('no network'),
+                                   tu.cv2.error('no file'), StopIteration('no end')])
 def test_an_error_of_a_data_set_is_not_taken_for_a_workers(workers, error, caplog, hasty):
     class Torn(Samples):
         def __getitem__(self, index):
@@ -1449,9 +1454,34 @@ def test_a_validation_that_fails_ends_the_run_before_it_begins():
             raise ZeroDivisionError('in validation (a test)')
         return squares(model, batch)
 
+    model, before = network(), copy.deepcopy(network().state_dict())
     with pytest.raises(ZeroDivisionError):
-        train_own(loss_fn=loss_fn)
+        train_own(model, loss_fn=loss_fn)
     assert calls == [True, False]
+    assert_same(model.state_dict(), before)                            # the next try begins where this one did
+
+
+def test_an_assertion_that_fails_on_a_gpu_is_told_as_it_is(monkeypatch):
+    """Nothing works there afterwards: going back to a safer precision ended in an error for each of the weights."""
+    def loss_fn(model, batch):
+        raise RuntimeError('CUDA error: device-side assert triggered')
+
+    def go_back(*args, **changes):
+        raise RuntimeError('Error(s) in loading state_dict')
+
+    monkeypatch.setattr(tu, 'go_back', go_back)
+    with pytest.raises(RuntimeError, match='device-side'):
+        train_own(loss_fn=loss_fn, use_amp=True, amp_dtype='bfloat16')
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
+def test_a_network_in_another_precision_is_converted_before_it_is_tried(small_set, caplog, dtype):
+    """With activation_checkpointing it was told to take another image_size."""
+    net = nn.Sequential(*(nn.Sequential(nn.Conv2d(*sizes, 3, padding=1), nn.ReLU()) for sizes in ((3, 4), (4, 1))))
+    tu.train(model=net.to(dtype), data=str(small_set), **OWN_RUN | {'num_epochs': 1}, activation_checkpointing=True)
+    assert 'they are now' in caplog.text
+    loaded = tu.load('own', model=copy.deepcopy(net).to(dtype))
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
 
 
 class OddState(nn.Conv2d):
@@ -1836,7 +1866,7 @@ def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, mon
 # --- notebooks ------------------------------------------------------------------------
 
 
-NOTEBOOK = TINY | {'encoder': 'tu-test_efficientnet', 'num_epochs': 1, 'compile_model': False}
+NOTEBOOK = TINY | {'num_epochs': 1, 'compile_model': False}
 # The stop button of Jupyter sends SIGINT to the kernel; here once an epoch is done.
 INTERRUPTED = """
 import os, signal, threading, time
@@ -1861,7 +1891,7 @@ def test_the_notebook_lines_of_the_readme_run(tmp_path):
     block = block.replace("num_epochs=5", tiny).replace("'PATH'", "'set'").replace('photo.jpg', 'set/images/001.png')
     lines = [line for line in block.splitlines() if line.strip()]
     assert len(lines) == 4
-    setup = f'import sys; sys.path.insert(0, {str(ROOT)!r})'
+    setup = f'import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]; import small_encoder'
     interrupted = INTERRUPTED.format(tiny=tiny)
     forgets = f'del result; train_unet.forget_shown(); {MODELS}'       # as train begins, in the cell after that shown
     cells = [setup, *lines[:3], MODELS, *lines[1:3], MODELS, *lines[2:], 'print(mask.shape)', 'result', forgets,
