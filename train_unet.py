@@ -392,7 +392,7 @@ def quoted(path):
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
-    of_project = ' python' * (not re.search('environments-v|archive-v', sys.prefix))   # else uv made it for the script
+    of_project = ' python' * (not re.search('(environments|archive|builds)-v', sys.prefix))    # else of the script
     python = f'uv run{of_project}' if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
     return clean(' '.join([python, quoted(script), *words]))
 
@@ -582,9 +582,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
     config |= dict.fromkeys(lacking)
     config |= {key: os.path.expanduser(config[key]) for key in ('run_dir', 'resume', 'augment')
                if isinstance(config[key], str)}
-    problems += [f'{key}={config[key]}: {len(config[key])} numbers for in_channels={config["in_channels"]}'
-                 for key in ('mean', 'std') if isinstance(config[key], list) and (not base or sources[key] != 'default')
-                 and len(config[key]) not in (0, 1, config['in_channels'])] + check_names(config)
+    problems += check_names(config)
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
         given = [f'preset {str(preset)!r}'] * (preset is not None)
         given += [counted(len(overrides), 'override')] if overrides else []
@@ -1115,7 +1113,7 @@ VERY_LARGE = 200e6                 # parameters: float16 activations of such net
 OF_OURS = OF_DATA - {'data', 'class_names', 'seed'} | set(            # idle for own data
     'num_classes in_channels image_size size_policy augment mean std image_dtype cache_images max_image_pixels '
     'skip_broken architecture encoder encoder_weights decoder_channels loss initial_weights class_weights '
-    'progressive_resizing oversample_foreground activation_checkpointing channels_last'.split())
+    'progressive_resizing oversample_foreground activation_checkpointing'.split())
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
 AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': 'auto', 'momentum': 0.9,
                           'keep_float32': None, 'val_fraction': 0.2}    # any other value: CONFIG was edited
@@ -2115,7 +2113,7 @@ def split_by_names(pairs, root, files, notes):
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
-    if {image.split for image, _ in pairs} & {'', 'val'} != {'val'}:   # some of no split, or none for validation
+    if not all(image.split for image, _ in pairs):
         exact = [place for place in lists if Path(place[1]).stem.lower() in SPLIT_WORDS]         # not train_log.csv
         plain = [place for place in lists if folder_words(place[1])[0] in SPLIT_WORDS]     # not fold1_train.txt
         for side in (0, 1) if lists else (0,):                         # lists may name the masks
@@ -2485,8 +2483,7 @@ def settings_that_pair(config, root, files):
             continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
         digits = [re.findall(r'\d+', settings.get(f'{role}_pattern', '')) for role in ('image', 'mask')]
-        are_drawn = 'masks' in settings and rule == 'equal stems' and not masks        # a few of many frames
-        most = math.inf if are_drawn else 20 if digits[0] == digits[1] else 10         # 8: each film's 8 with its 0
+        most = 20 if digits[0] == digits[1] else 10                    # frame 8 of each film with its frame 0
         is_chance = settings and (most * len(pairs) < sum(held[place] for place in where)
                                   or digits[0] != digits[1] and len(pairs) == 1)
         are_masks = has_photos and flat_images == 1
@@ -4603,7 +4600,7 @@ def load_augmentation(path, shape, dtype):
         refuse_explosion(saved, most=10**5)                            # aliases of YAML
         pipeline = A.from_dict(saved)
         pipeline = pipeline if isinstance(pipeline, A.Compose) else A.Compose([pipeline])
-        if any(getattr(step, 'max_value', None) not in (None, 255, 65535) for step in all_steps(pipeline)):
+        if any(getattr(step, 'max_value', None) not in (None, 1, 255, 65535) for step in all_steps(pipeline)):
             raise ValueError('here 8-bit images are divided by 255, 16-bit ones by 65535, and steps may cut off at 1: '
                              'leave out ToFloat and FromFloat, and what suits their max_value alone')
         left_out, is_in_model = [], lambda step: type(step).__name__ in IN_THE_MODEL
@@ -4621,9 +4618,9 @@ def load_augmentation(path, shape, dtype):
             step.mask_interpolation = cv2.INTER_NEAREST_EXACT if resizes else cv2.INTER_NEAREST    # no warp knows EXACT
         pipeline = A.Compose(pipeline.transforms, p=pipeline.p)
         pipeline.cuts_off = try_augmentation(pipeline, shape, dtype)
-    except Exception as error:                                         # of theirs: CropSizeError is of no other kind
+    except (*UNREADABLE, yaml.YAMLError, cv2.error, A.augmentations.crops.transforms.CropSizeError) as error:
         raise ConfigError(f'augment={path!r}: not a pipeline saved with A.to_dict that suits these images: '
-                          f'{in_words(error)}') from error
+                          f'{in_words(error)}') from None
     if left_out:
         log.info('augment=%s: %s left out, the network does that itself', path, ', '.join(left_out))
     return pipeline
@@ -4731,7 +4728,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.is_resized = config['size_policy'] == 'resize'
         self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
-        is_shifted = config['in_channels'] > 4 and config['image_dtype'] == 'float32'
+        is_shifted = is_training and config['in_channels'] > 4 and config['image_dtype'] == 'float32'
         is_shifted &= config['augment'] in ('none', 'default', 'strong')           # these look at no values
         self.zero = around(config) if is_shifted else 0                # of images while they are augmented, see border
         if not self.is_resized and is_training:
@@ -4843,7 +4840,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
 def collate(samples):
     """A list of samples -> a batch. 'full_mask' stays a list, as its sizes differ."""
     batch = {key: [sample[key] for sample in samples] for key in samples[0]}
-    batch['image'] = torch.stack([x.movedim(0, -1) for x in batch['image']]).movedim(-1, 1)     # in channels_last
+    images = torch.stack([image.movedim(0, -1) for image in batch['image']]).movedim(-1, 1)    # in channels_last
+    batch['image'] = images.reshape(images.shape)                      # of grey images the usual strides
     batch['mask'] = torch.stack(batch['mask'])
     if 'full_mask' in batch and torch.utils.data.get_worker_info():
         batch['full_mask'] = OfAWorker(batch['full_mask'])
@@ -5275,6 +5273,7 @@ def asking_hub():
 def build_model(config, own=None):
     """The config's network, or one of your own, with its preprocessing, on the CPU."""
     network = build_network(config) if own is None else own.cpu()
+    convert(network)
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
     model = SegmentationModel(network, config, stride, is_own=own is not None)
     refuse_lazy(network)
@@ -5288,6 +5287,13 @@ def build_model(config, own=None):
         model.least = least_size(model.eval())
         model.train()
     return model
+
+
+def convert(network):
+    """Make weights of another precision float32, with a warning."""
+    if any(p.is_floating_point() and p.dtype != torch.float32 for p in network.parameters()):
+        warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
+        network.float()
 
 
 def least_size(model):
@@ -6875,8 +6881,8 @@ class Run:
         if kind is not KeyboardInterrupt:
             self.save_best()
         undo, self.undo = self.undo, None                              # which holds the network
-        if error and undo and self.saved and not self.begun and world().size == 1:
-            with contextlib.suppress(RuntimeError):                    # of a GPU that is lost
+        if undo and self.saved and not self.begun and world().size == 1:
+            with contextlib.suppress(UserError, OSError, RuntimeError), usual_settings():      # the GPU may be lost
                 undo()
         if self.begun and isinstance(error, UserError):
             if os.path.exists(self.folder / 'last.pt'):                # Path.exists may raise, as in save
@@ -7411,7 +7417,7 @@ def resume_config(folder, preset, overrides):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
             config[key] = trained[key]
     for key, value in config.items():                                  # 'auto': what it was settled to
-        if value == 'auto' and key not in 'class_weights device cache_images num_workers use_amp amp_dtype'.split():
+        if value == 'auto' and key not in ('class_weights', 'device', 'cache_images', 'num_workers'):  # of the machine
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
@@ -7578,6 +7584,9 @@ def settle_for_own(model, loss_fn, config, sources, why):
 def settle_statistics(config, dataset, model=None):
     """Settle mean and std, and warn of doubtful ones that the user gave -> {key: reason} of the others."""
     typed = {key: config[key] for key in ('mean', 'std') if config[key] != 'auto'}
+    for key, value in typed.items():
+        if len(value) not in (1, config['in_channels']):
+            raise ConfigError(f'{key}={value}: {len(value)} numbers for in_channels={config["in_channels"]}')
     why = {}
     if len(typed) < 2:
         *found, reason = usual_statistics(config, dataset, model)
@@ -8057,11 +8066,9 @@ def choose_model(model, config, data):
     """The config's network or the user's, with our preprocessing; without (data=None) if the data are the user's."""
     if model is not None and config['initial_weights']:
         raise UserError('initial_weights: starts a network that CONFIG names; give your own with its weights')
-    if model is not None and any(p.is_floating_point() and p.dtype != torch.float32 for p in model.parameters()):
-        warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
-        model.float()
     if data is None:
         refuse_lazy(model)
+        convert(model)
         keep_float32(model, config['keep_float32'])
         return model
     given, goes_on = model, isinstance(model, SegmentationModel)       # of an earlier run: a second stage
@@ -8277,8 +8284,6 @@ def resume_state(state, run, config, precision, hardware, sources):
                             'last bits', saved['threads'])
         restore(state, saved)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
         advice = 'give the network that it began with' if run.is_own else \
             'one with a network of your own is resumed from Python, by model=NETWORK'
         raise UserError([f'{path}: does not belong to this run: {in_words(error)}', advice], 'cannot resume') from None
@@ -8294,12 +8299,11 @@ def resume_state(state, run, config, precision, hardware, sources):
     state.dtype = dtype
     state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
     run.unsaved = None if world().rank else saved.get('unsaved')       # a best.pt that could not be written
-    best, is_waiting = from_first(lambda: (best_of(run.folder), bool(run.unsaved)))
-    if state.best_epoch >= 0 and not (best or is_waiting):
-        log.warning('%s is gone or damaged: the best epoch from here on is kept', run.folder / 'best.pt')
+    if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
+        log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
-    if best and best[1] >= state.epoch:                                # ahead: a full disk took the smaller file alone
-        (state.best_score, state.best_epoch), run.unsaved = best, None         # what waits is older
+    if ahead := from_first(lambda: best_beyond(run.folder, state.epoch)):
+        (state.best_score, state.best_epoch), run.unsaved = ahead, None        # what waits is older
     if state.epoch < config['num_epochs']:
         log.info('Continuing %s at epoch %d, step %d, with %s at once', path, state.epoch + 1, state.step,
                  counted(state.batch_size, 'image'))
@@ -8308,11 +8312,12 @@ def resume_state(state, run, config, precision, hardware, sources):
     return {key: value for key, value in saved.items() if key not in ('model', 'optimizer', 'average', 'weights')}
 
 
-def best_of(folder):
-    """(score, epoch) of best.pt; None if it cannot be read."""
+def best_beyond(folder, epoch):
+    """(score, epoch) of a best.pt that is ahead of last.pt, as where a full disk took the smaller file alone; worse
+    epochs do not replace it. None if it is not."""
     with contextlib.suppress(OSError, LookupError, TypeError):
         best = load_checkpoint(folder / 'best.pt')
-        return score_of(best['metrics']), best['epoch'] - 1
+        return (score_of(best['metrics']), best['epoch'] - 1) if best['epoch'] > epoch else None
 
 
 def refuse_nonsense(saved, state, config):
@@ -8729,7 +8734,7 @@ def load(path, device='auto', model=None, settings=()):
         if math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
         config |= {'amp_dtype': 'auto'} if 'use_amp' in settings and not settings['use_amp'] else {}
-        config |= {'activation_checkpointing': False} | dict(settings)
+        config |= dict(settings)
         loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])
@@ -9346,7 +9351,8 @@ def export(run, format='onnx', output=None, half=False):
             except OSError as error:                                   # not the name of what is thrown away
                 raise OSError(error.errno or errno.EIO, error.strerror or in_words(error), str(path)) from None
             except ImportError as error:                               # or too old for this torch
-                raise UserError(f'{error}: pip install -U onnx onnxscript onnxruntime', 'cannot export') from None
+                advice = ': pip install -U onnx onnxscript onnxruntime' * (format == 'onnx')
+                raise UserError(f'{error}{advice}', 'cannot export') from None
             except (RuntimeError, AssertionError, ValueError, TypeError) as error:
                 sizes = 'all sizes' if is_free else 'one size'
                 faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')

@@ -30,6 +30,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
 
 import train_unet as tu
 from conftest import TINY, as_words, draw_set, start_script
@@ -539,24 +540,15 @@ def test_what_healing_arrived_at_comes_with_a_resume():
     assert 'use_amp' not in told and 'step 3, with 2 images at once' in told
 
 
-def test_precision_may_be_left_to_the_machine_again_at_a_resume(small_set, monkeypatch):
-    """Begun where there are no units, a run would go on in float32 on any machine."""
-    monkeypatch.setattr(tu, 'cpu_units', frozenset)
-    tu.train(**SMALL | {'data': str(small_set), 'use_amp': 'auto', 'num_epochs': 1})
-    monkeypatch.setattr(tu, 'cpu_units', lambda: frozenset({'bfloat16'}))
-    tu.train(resume='run', num_epochs=2)
-    result = tu.train(resume='run', num_epochs=3, use_amp='auto')
-    assert [row['precision'] for row in result.history] == ['float32', 'float32', 'bfloat16']
-
-
 def test_a_resumed_training_does_not_keep_the_tensors_of_its_checkpoint(monkeypatch):
     """They took the memory of the weights four times over, once per process, to the end."""
-    train_own(num_epochs=1)
+    train_own(num_epochs=1, ema_decay=0.9)
     load_last, fit, seen, alive = tu.load_last, tu.fit, [], []
 
     def load(folder):
         saved, path = load_last(folder)
-        seen.extend(map(weakref.ref, saved['model'].values()))
+        large = [saved[key] for key in ('model', 'average', 'weights')]        # the optimizer takes its own
+        seen.extend(weakref.ref(value) for value in pytree.tree_leaves(large) if torch.is_tensor(value))
         return saved, path
 
     def look(*args):
@@ -566,8 +558,18 @@ def test_a_resumed_training_does_not_keep_the_tensors_of_its_checkpoint(monkeypa
 
     monkeypatch.setattr(tu, 'load_last', load)
     monkeypatch.setattr(tu, 'fit', look)
-    train_own(num_epochs=2, resume='run', run_dir='auto')
+    train_own(num_epochs=2, ema_decay=0.9, resume='run', run_dir='auto')
     assert seen and not alive
+
+
+def test_a_config_py_that_is_written_again_leaves_to_the_machine_what_was():
+    def loss_fn(model, batch):
+        if os.path.exists('run/best.pt'):
+            Path('run/config.py').unlink(missing_ok=True)
+        return squares(model, batch)
+
+    train_own(loss_fn=loss_fn, num_epochs=2, num_workers='auto')
+    assert tu.load_preset('run/config.py')['num_workers'] == 'auto'
 
 
 def test_early_stopping_counts_on_over_a_resume():
@@ -628,20 +630,6 @@ def test_a_resume_without_best_pt_keeps_the_best_from_there_on(run_of_two, caplo
     result = tu.train(resume='run', num_epochs=3)
     assert 'best.pt is gone' in caplog.text
     assert os.path.exists('run/best.pt') and result.best['epoch'] == 3
-
-
-def test_a_damaged_best_pt_is_replaced_by_the_best_epoch_of_a_resume(monkeypatch, caplog):
-    """No epoch was better than a score of which no weights were left."""
-    scores = iter([9.0, 3.0, 2.0, 9.0, 5.0])                           # trial, epochs 1, 2; trial, epoch 3
-
-    def scripted(model, batch):
-        return squares(model, batch) if torch.is_grad_enabled() else torch.full((len(batch['image']),), next(scores))
-
-    train(val_data=Samples(4), loss_fn=scripted, num_epochs=2)
-    os.truncate('run/best.pt', 1000)
-    resumed = train(val_data=Samples(4), loss_fn=scripted, num_epochs=3, resume='run', run_dir='auto')
-    assert 'best.pt is gone or damaged' in caplog.text
-    assert resumed.best['epoch'] == tu.load_checkpoint('run/best.pt')['epoch'] == 3
 
 
 def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
@@ -2007,7 +1995,8 @@ def test_a_checkpoint_that_would_never_end_is_refused(toy_of_one, monkeypatch):
     saved['history'][0]['event'] = bomb
     tu.save_checkpoint(tu.Path('run/last.pt'), saved)
     tu.Path('run/previous.pt').unlink()
-    monkeypatch.setattr(tu.refuse_explosion, '__defaults__', (10**5,))         # 10**7 take seconds
+    assert tu.refuse_explosion.__defaults__ == (10**7,)                # which take seconds
+    monkeypatch.setattr(tu.refuse_explosion, '__defaults__', (10**5,))
     with pytest.raises(tu.UserError, match='one inside the other'):
         tu.load_last('run')
 

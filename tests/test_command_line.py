@@ -177,6 +177,7 @@ def test_the_next_line_names_python_as_it_was_called(monkeypatch, executable, na
     assert tu.command_line('evaluate', 'runs/x') == f'{name} train_unet.py evaluate runs/x'
     monkeypatch.setenv('UV', '/usr/bin/uv')
     for prefix, began in (('/home/u/.cache/uv/environments-v2/train-unet-7a04', 'uv run'),
+                          ('/home/u/.cache/uv/builds-v0/.tmp7a04', 'uv run'),      # with --with
                           ('/home/u/project/.venv', 'uv run python')):     # of a project: with its torch
         monkeypatch.setattr('sys.prefix', prefix)
         assert tu.command_line('evaluate', 'runs/x') == f'{began} train_unet.py evaluate runs/x'

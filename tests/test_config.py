@@ -463,17 +463,6 @@ def test_weights_that_an_encoder_does_not_have_are_told_at_once():
 # --- how problems are told ------------------------------------------------------------
 
 
-def test_a_wrong_number_of_means_is_told_with_the_other_problems():
-    """Beside more than four bands it ended in a traceback."""
-    with pytest.raises(ConfigError) as caught:
-        resolve_config(None, {'mean': [1, 2, 3], 'std': [1, 2], 'in_channels': 5, 'batch_size': -1})
-    assert [problem for problem in caught.value.problems if 'numbers for in_channels=5' in problem] == [
-        'mean=[1, 2, 3]: 3 numbers for in_channels=5', 'std=[1, 2]: 2 numbers for in_channels=5']
-    assert len(caught.value.problems) == 3
-    for wish in ({'mean': 3.0}, {'std': [1.0] * 5}, {'mean': 'auto'}):
-        assert resolve_config(None, wish | {'in_channels': 5})[0]['in_channels'] == 5
-
-
 def test_all_problems_are_told_at_once():
     told = '\n'.join(problems_of(numepochs=5, batch_size=0, loss='dise', precision='17', lr='x'))
     assert [word in told for word in ('numepochs', 'batch_size', 'dise', 'precision', 'learning')] \

@@ -1159,18 +1159,38 @@ def test_processes_of_one_machine_share_the_memory_for_their_images(monkeypatch,
     assert settled['cache_images'] is fits, why['cache_images']
 
 
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_a_batch_has_the_strides_of_channels_last_or_where_there_is_one_channel_the_usual(channels):
+    """With channels_last=False a whole network would run in channels_last."""
+    images = [torch.randint(0, 256, (6, 5, channels), dtype=torch.uint8).permute(2, 0, 1) for _ in range(3)]
+    masks = torch.zeros(6, 5, dtype=torch.uint8)
+    made = train_unet.collate([{'image': image, 'mask': masks, 'index': 0, '_left_out': False} for image in images])
+    wanted = torch.stack(images).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(made['image'], wanted) and made['image'].stride() == wanted.stride()
+
+
+def test_means_of_another_number_of_bands_are_refused_in_words(tmp_path):
+    """Of more than four bands what lies around an image was looked up before."""
+    for n in range(6):
+        save(tmp_path / f'images/{n}.npy', np.random.default_rng(n).random((32, 32, 5), np.float32))
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(32))
+    with pytest.raises(ConfigError, match='3 numbers for in_channels=5'):
+        train_unet.check(data=str(tmp_path), in_channels=5, mean=[0.5] * 3, std=[0.2] * 3, **TINY)
+
+
 def test_a_typed_cache_that_does_not_fit_is_told(monkeypatch, small_set, caplog):
-    monkeypatch.setattr(train_unet, 'free_memory', lambda: 2**10)
-    for typed in (True, False, 'auto'):
+    for typed, free in ((True, 2**10), (True, 2**17), (True, 0), (False, 2**10), ('auto', 2**10)):     # 0: unknown
+        monkeypatch.setattr(train_unet, 'free_memory', lambda: free)
         config, data = inspect(small_set, image_size=32, cache_images=typed)
         train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
-    assert caplog.text.count('cache_images=True: the images take') == 1
+        assert (typed is True and free == 2**10) == ('cache_images=True: the images take' in caplog.text)
+        caplog.clear()
 
 
 def test_a_pipeline_of_12_bits_is_refused(tmp_path):
     """Its images would lie within a sixteenth of 0..1, which a change of brightness makes black."""
-    for most, is_refused in ((4095.0, True), (65535.0, False), (255.0, False), (None, False)):
-        path = saved(tmp_path / 'a.json', A.ToFloat(max_value=most), A.RandomBrightnessContrast())
+    for most, is_refused in ((4095.0, True), (65535.0, False), (255.0, False), (1.0, False), (None, False)):
+        path = saved(tmp_path / 'a.json', A.Sequential([A.ToFloat(max_value=most), A.RandomBrightnessContrast()]))
         if is_refused:
             with pytest.raises(ConfigError, match='leave out ToFloat'):
                 train_unet.load_augmentation(path, (32, 32, 1), 'float32')

@@ -23,7 +23,7 @@ from torch import nn
 
 import train_unet as tu
 from conftest import TINY, as_words
-from helpers import WORDS, dataset, fresh, save
+from helpers import WORDS, dataset, fresh, inspect, save
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -186,6 +186,18 @@ def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_p
     assert 'the masks themselves' not in caplog.text
 
 
+@pytest.mark.parametrize('sizes, processes, told', [
+    ((8, 1), 1, '8 images at once x 1 = effective batch 8'), ((4, 2), 1, '4 images at once x 2 = effective batch 8'),
+    ((8, 1), 4, '2 images at once x 1 x 4 processes = effective batch 8'),
+    ((4, 3), 2, '3 images at once x 2 x 2 processes = effective batch 12')])
+def test_the_batch_is_told_as_each_process_takes_it(small_set, monkeypatch, caplog, sizes, processes, told):
+    caplog.set_level('INFO')
+    config, data = inspect(small_set, batch_size=sizes[0], accumulation_steps=sizes[1])
+    monkeypatch.setattr(tu, 'world', lambda: tu.World(0, processes))
+    tu.tell_data(data, config, dict.fromkeys(config, 'default'), {})
+    assert f'batch: {told}' in caplog.text
+
+
 def test_ignored_pixels_cost_the_masks_nothing(tmp_path, monkeypatch, caplog):
     """A rim around each object, as of VOC: what resizing mixes into it is not scored."""
     monkeypatch.chdir(tmp_path)
@@ -340,8 +352,9 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     slower = tu.Candidate('float32', 'highest', True, state, True, [1.8], compile_seconds=10)
     assert tu.pick_winner(best, slower, {'num_epochs': 1000, 'progressive_resizing': 0.0}, 10, 5) is best
     hardly = tu.Candidate('bfloat16', 'high', True, state, True, [1.4], compile_seconds=1)     # at equal sizes
-    for share, winner in ((0.0, hardly), (0.18, best)):
-        assert tu.pick_winner(best, hardly, {'num_epochs': 1000, 'progressive_resizing': share}, 10, 5) is winner
+    clearly = tu.Candidate('bfloat16', 'high', True, state, True, [1.3], compile_seconds=1)
+    for one, share, winner in ((hardly, 0.0, hardly), (hardly, 0.18, best), (clearly, 0.18, clearly)):
+        assert tu.pick_winner(best, one, {'num_epochs': 1000, 'progressive_resizing': share}, 10, 5) is winner
 
 
 def test_the_line_that_tune_prints_can_be_typed(capsys):

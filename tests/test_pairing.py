@@ -1288,7 +1288,7 @@ def test_images_left_over_are_offered_to_be_skipped(tmp_path):
 
 def test_a_few_masks_of_many_images_may_be_all_that_is_meant(tmp_path):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(60)], [f'masks/{n}.png' for n in range(2)])
-    assert typed_lines(ask(tmp_path / 'set')) == ['images="images" masks="masks" skip_unpaired=True']
+    assert 'skip_unpaired=True' in typed_lines(ask(tmp_path / 'set'))
 
 
 def test_test_images_without_masks_are_left_out_and_told(tmp_path):
@@ -1407,10 +1407,11 @@ def test_of_many_files_without_a_partner_check_names_ten_and_a_file_the_others(t
                                if 'image without a mask' in line}
 
 
-def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path):
+@pytest.mark.parametrize('suffix', ['jxl', 'npz', 'parquet', 'exr'])
+def test_files_that_no_reader_knows_are_named_beside_those_without_a_partner(tmp_path, suffix):
     fill(tmp_path / 'set', [f'images/{n}.png' for n in range(3)], [f'masks/{n}.png' for n in range(4)])
-    (tmp_path / 'set/images/3.jxl').write_bytes(b'')
-    assert 'ignored 3.jxl, to be saved as PNG or TIFF first if meant' in ask(tmp_path / 'set').problems
+    (tmp_path / f'set/images/3.{suffix}').write_bytes(b'')
+    assert f'ignored 3.{suffix}, to be saved as PNG or TIFF first if meant' in ask(tmp_path / 'set').problems
 
 
 def test_photographs_that_no_reader_knows_are_told_to_be_saved_otherwise(tmp_path):
@@ -2040,16 +2041,6 @@ def test_text_files_beside_folders_that_tell_the_split_are_named(tmp_path):
     assert inspect(tmp_path)[1].notes == ['ignored 2 files, *.txt, as folders tell the split: train.txt, ...']
 
 
-def test_text_files_split_training_images_where_folders_name_no_validation(tmp_path):
-    """As KITTI is published: the test images have no masks, and chance drew what val.txt lists."""
-    fill(tmp_path, [f'train/images/{n}.png' for n in range(10)] + [f'test/images/{n}.png' for n in range(20, 24)],
-         [f'train/masks/{n}.png' for n in range(10)])
-    (tmp_path / 'train.txt').write_text('\n'.join(map(str, range(2, 10))))
-    (tmp_path / 'val.txt').write_text('0\n1\n')
-    data = inspect(tmp_path)[1]
-    assert split_sizes(data) == [8, 2, 0] and 'the images are split by the text files' in str(data.notes)
-
-
 def test_images_in_no_split_are_told_to_be_trained_on_where_none_are_drawn(tmp_path):
     fill(tmp_path, *([f'{kind}/{n}.png' for n in range(4)] + [f'test/{kind}/{n}.png' for n in range(4, 6)]
                      for kind in ('images', 'masks')))
@@ -2202,6 +2193,14 @@ def test_folds_keep_groups_together(tmp_path):
         assert len(films) == 2 and len(data.pairs.rows('val')) == 6
         held += films
     assert sorted(held) == [*'abcdefghij']
+
+
+def test_a_fold_comes_near_to_its_share_and_leaves_some_for_training():
+    held = lambda lengths, **how: [train_unet.hold_out([[n] * length for n, length in enumerate(lengths)], sum(lengths),
+                                                       {**train_unet.CONFIG, 'fold': fold, **how}) for fold in range(3)]
+    assert [len(rows) for rows in held([3] * 8)] == [6, 3, 6]          # of 4.8, 9.6 and 14.4
+    assert sorted(sum(held([1] * 3), [])) == [0, 1, 2]
+    assert len(held([1, 1], val_fraction=0.9)[0]) == 1
 
 
 @pytest.mark.parametrize('lengths', [[10] * 7, [8] * 17, [1, 9, 2, 7, 7, 3, 12, 1, 1, 5, 20, 4]])

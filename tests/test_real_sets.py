@@ -2254,15 +2254,6 @@ def test_brightfield_is_a_microscope_not_an_augmentation(tmp_path, name):
     assert 'augmented' not in str(inspect(tmp_path)[1].notes)
 
 
-def test_a_few_drawn_frames_of_many_get_a_line(tmp_path):
-    """Endoscapes2023: masks of 493 of some 58,800 frames, by equal names."""
-    for n in range(200):
-        save(tmp_path / f'all/{n}.png', scene(n))
-    for n in range(0, 200, 25):
-        save(tmp_path / f'semseg/{n}.png', corner(n % 16, 8))
-    assert typed_lines(ask(tmp_path)) == ['images="all" masks="semseg" skip_unpaired=True']
-
-
 def test_photographs_of_a_folder_that_a_mask_word_names_may_be_images(tmp_path):
     for n in range(12):
         for kind in ('lab', 'field'):
@@ -2276,13 +2267,13 @@ def test_photographs_of_a_folder_that_a_mask_word_names_may_be_images(tmp_path):
 
 
 def test_plain_masks_are_offered_beside_what_was_drawn_of_them(tmp_path):
-    """EISeg saves label/x.png and label/x_pseudo.png."""
+    """EISeg saves label/x.png and label/x_pseudo.png among the images."""
     for n in range(12):
-        save(tmp_path / f'images/x{n}.jpg', scene(n))
-        save(tmp_path / f'label/x{n}.png', corner(n, 8, 1))
-        save(tmp_path / f'label/x{n}_pseudo.png', corner(n, 8, 128))
-    line = 'images="images" masks="label" skip_unpaired=True'
-    assert line in typed_lines(ask(tmp_path)) and {*inspect(tmp_path, **typed(line))[1].values} == {0, 1}
+        save(tmp_path / f'img/x{n}.jpg', scene(n))
+        save(tmp_path / f'img/label/x{n}.png', corner(n, 8, 1))
+        save(tmp_path / f'img/label/x{n}_pseudo.png', corner(n, 8, 128))
+    assert 'skip_unpaired=True' in typed_lines(ask(tmp_path))
+    assert {*inspect(tmp_path, skip_unpaired=True)[1].values} == {0, 1}
 
 
 def test_colour_images_of_which_some_have_no_mask_get_a_line(tmp_path):
@@ -2292,6 +2283,9 @@ def test_colour_images_of_which_some_have_no_mask_get_a_line(tmp_path):
     for n in range(6):
         save(tmp_path / f'masks/{n}.png', corner(n, 8))
     assert typed_lines(ask(tmp_path)) == ['skip_unpaired=True']
+    for n in range(4):
+        save(tmp_path / f'masks/q{n}.png', corner(n, 8))               # of other images
+    assert typed_lines(ask(tmp_path)) == []
 
 
 def test_a_list_with_a_number_of_each_image_beside_its_path_is_read(tmp_path):
@@ -2302,6 +2296,9 @@ def test_a_list_with_a_number_of_each_image_beside_its_path_is_read(tmp_path):
     lines = [f'{n},{"val" if n == 3 else "train"},train/{n}_sat.jpg,train/{n}_mask.png' for n in range(4)]
     (tmp_path / 'list.csv').write_text('\n'.join(['image_id,split,sat_image_path,mask_path', *lines]))
     assert split_sizes(inspect(tmp_path / 'list.csv')[1]) == [3, 1, 0]
+    lines = [f'train/{n}_sat.jpg,train/{n}_mask.png' for n in range(4)]
+    (tmp_path / 'list.csv').write_text('\n'.join(['image_id,mask', *lines]))
+    assert len(inspect(tmp_path / 'list.csv')[1].pairs.images) == 4    # the only word for images
 
 
 def test_folds_hold_out_each_image_once_where_one_of_them_is_there_twice(tmp_path):

@@ -881,10 +881,8 @@ def test_settings_of_data_network_and_loss_are_told_to_do_nothing_for_ones_own(c
     data = [torch.rand(3, 8, 8) for _ in range(4)]
     tu.train(model=own_network(), train_data=data, val_data=data, run_dir='own', num_epochs=1, image_size=32,
              augment='strong', loss='dice', oversample_foreground=0.5, num_workers=0,
-             loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)), class_names=['a', 'b'], channels_last=True)
-    assert re.search('channels_last.*: no effect', caplog.text)
-    for key in ('image_size', 'augment', 'loss', 'oversample_foreground'):
-        assert re.search(rf'{key}\b.*: no effect', caplog.text)
+             loss_fn=lambda model, batch: model(batch).mean((1, 2, 3)), class_names=['a', 'b'])
+    assert 'image_size, augment, loss, oversample_foreground: no effect' in caplog.text
     assert 'class_names:' not in caplog.text                           # they name the classes that loss_fn counts
 
 
@@ -1210,6 +1208,16 @@ def test_an_error_of_a_data_set_is_not_taken_for_a_workers(workers, error, caplo
     assert 'starting the workers again' not in caplog.text
 
 
+def test_a_data_set_may_say_itself_what_is_wrong():
+    class Strict(Samples):
+        def __getitem__(self, index):
+            raise tu.DataError('mine: is empty')
+
+    with pytest.raises(tu.DataError) as caught:
+        train(train_data=Strict())
+    assert caught.value.problems[0] == 'mine: is empty'
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
 def test_samples_of_any_floating_point_precision_train(dtype):
     class Stored(Samples):
@@ -1455,10 +1463,23 @@ def test_a_validation_that_fails_ends_the_run_before_it_begins():
         return squares(model, batch)
 
     model, before = network(), copy.deepcopy(network().state_dict())
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
     with pytest.raises(ZeroDivisionError):
         train_own(model, loss_fn=loss_fn)
     assert calls == [True, False]
     assert_same(model.state_dict(), before)                            # the next try begins where this one did
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_the_error_of_a_trial_is_told_though_the_folder_vanishes():
+    def loss_fn(model, batch):
+        shutil.rmtree('run')
+        raise ZeroDivisionError('of theirs')
+
+    with pytest.raises(ZeroDivisionError):
+        train_own(loss_fn=loss_fn)
 
 
 def test_an_assertion_that_fails_on_a_gpu_is_told_as_it_is(monkeypatch):
@@ -1472,6 +1493,45 @@ def test_an_assertion_that_fails_on_a_gpu_is_told_as_it_is(monkeypatch):
     monkeypatch.setattr(tu, 'go_back', go_back)
     with pytest.raises(RuntimeError, match='device-side'):
         train_own(loss_fn=loss_fn, use_amp=True, amp_dtype='bfloat16')
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_as_it_is(monkeypatch):
+    """There is nothing to go back to."""
+    def full(*_):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(tu, 'save_checkpoint', full)
+    with pytest.raises(tu.UserError, match='could not be written'):
+        train_own()
+
+
+def test_a_training_that_fails_in_its_middle_leaves_the_network_where_it_was():
+    model, calls = network(), []
+
+    def loss_fn(model, batch):
+        calls.append(torch.is_grad_enabled())
+        if sum(calls) == 1 + 3 + 2:                                    # trial, epoch 1, second step of epoch 2
+            raise ZeroDivisionError
+        return squares(model, batch)
+
+    with pytest.raises(ZeroDivisionError):
+        train_own(model, loss_fn=loss_fn)
+    saved = tu.load_last('run')[0]['model']
+    assert any(not torch.equal(value, saved[name]) for name, value in model.state_dict().items() if 'weight' in name)
+
+
+def test_parameters_of_whole_numbers_are_no_other_precision(caplog):
+    model = network()
+    model.steps = nn.Parameter(torch.arange(3), requires_grad=False)
+    train_own(model, num_epochs=1)
+    assert 'not float32' not in caplog.text
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
+def test_an_edited_build_network_may_give_another_precision(small_set, monkeypatch, dtype):
+    monkeypatch.setattr(tu, 'build_network', lambda config: own_network().to(dtype))
+    result = tu.train(data=str(small_set), **OWN_RUN | {'num_epochs': 1})
+    assert {p.dtype for p in result.model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
