@@ -5273,7 +5273,7 @@ def asking_hub():
 def build_model(config, own=None):
     """The config's network, or one of your own, with its preprocessing, on the CPU."""
     network = build_network(config) if own is None else own.cpu()
-    convert(network)
+    convert_weights(network)
     stride = max(32, getattr(getattr(network, 'encoder', None), 'output_stride', 32))
     model = SegmentationModel(network, config, stride, is_own=own is not None)
     refuse_lazy(network)
@@ -5289,7 +5289,7 @@ def build_model(config, own=None):
     return model
 
 
-def convert(network):
+def convert_weights(network):
     """Make weights of another precision float32, with a warning."""
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in network.parameters()):
         warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
@@ -7247,8 +7247,8 @@ def close_epoch(state, metrics, config, run, took):
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     minutes = (config['num_epochs'] - state.epoch) * (row['seconds'] + took) / 60      # if all epochs are run
-    is_small = state.epoch <= config['progressive_resizing'] * config['num_epochs']    # later epochs take longer
-    left = f' | {"over " * is_small}{minutes:.0f} min left' if minutes >= 1 else ''
+    over = 'over ' * (row['epoch'] <= small_epochs(config))            # later epochs take longer
+    left = f' | {over}{minutes:.0f} min left' if minutes >= 1 else ''
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s%s', row['epoch'],
              config['num_epochs'], show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'],
              row['images_per_second'], state.dtype, memory, done, left)
@@ -7274,12 +7274,16 @@ def show_epoch(run, state, val_data):
         run.complain('tensorboard', error)
 
 
+def small_epochs(config):
+    """How many epochs train on images of half the size, the last of them perhaps in part."""
+    return math.ceil(config['progressive_resizing'] * config['num_epochs'])
+
+
 def epochs_in_vain(history, best_epoch, config):
     """How many epochs since the best one count for early stopping: not those on small images, whose scores are lower
     anyway, nor those without a sound step."""
-    small = math.ceil(config['progressive_resizing'] * config['num_epochs'])
-    return sum(row['epoch'] > max(best_epoch + 1, small) and math.isfinite(row['train_loss'])
-               for row in history if not row['event'])
+    last = max(best_epoch + 1, small_epochs(config))
+    return sum(row['epoch'] > last and math.isfinite(row['train_loss']) for row in history if not row['event'])
 
 
 def history_csv(history):
@@ -8068,7 +8072,7 @@ def choose_model(model, config, data):
         raise UserError('initial_weights: starts a network that CONFIG names; give your own with its weights')
     if data is None:
         refuse_lazy(model)
-        convert(model)
+        convert_weights(model)
         keep_float32(model, config['keep_float32'])
         return model
     given, goes_on = model, isinstance(model, SegmentationModel)       # of an earlier run: a second stage
@@ -8265,7 +8269,7 @@ def go_back(state, config, run, **changes):
 
 
 def resume_state(state, run, config, precision, hardware, sources):
-    """Continue from last.pt -> what it holds but tensors. The precision and the micro-batch that healing arrived at
+    """Continue from last.pt -> what it holds but weights. The precision and the micro-batch that healing arrived at
     come with it, unless their settings were changed, as `sources` tells. UserError for a checkpoint of another run."""
     saved, path = from_first(lambda: load_last(run.folder))
     images, changed = state.images, {key for key, origin in sources.items() if origin != 'default'}
@@ -9127,8 +9131,8 @@ def inspect_other(model):
     DataError if it cannot be used (without advice for a training) or if no score would mean anything."""
     data = inspect_data(model.config)
     of_training = '^(no validation|no training mask|val_fraction=0:|trained on too|all pixels of the validation)|' \
-                  'oversample_foreground=|group_pattern|num_classes=|in_channels=|in no split by name|on several ' \
-                  'sides|validate too'
+                  'oversample_foreground=|group_pattern|num_classes=|in_channels=|in no split by name|' \
+                  'on several sides|validate too'
     data.notes = [note for note in data.notes if not re.search(of_training, note)]
     print('\n'.join(map(clean, describe_data(data, model.config))))
     warn_of_other_depth(model.config['data'], lambda: data.modes, model)
