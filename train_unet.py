@@ -606,7 +606,8 @@ def validate_config(config):
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
         value = [*map(plain, value)] if isinstance(value, (list, tuple)) else value
         value = {plain(code): plain(to) for code, to in value.items()} if isinstance(value, dict) else value
-        value = parse_value(value) if key == 'image_size' and isinstance(value, str) else value     # '384x512'
+        if isinstance(value, str) and {'list', 'dict'} & {*kinds}:     # '384x512', or a line that was printed
+            value = parse_value(value, kinds)
         value = SYNONYMS.get((key, shown(value).strip("'").lower()), value)
         if isinstance(value, str):                                     # unet is Unet
             words = {word.lower(): word for word in CHOICES.get(key, ())}
@@ -816,6 +817,8 @@ if __name__ == '__main__' and not has_other_machines():
         sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # else importing it asks a server for a newer version
+if __name__ == '__main__':
+    os.environ.pop('MPLBACKEND', None)                   # a notebook's, which may not be there for what it starts
 
 
 class ImportedWhenUsed:
@@ -844,7 +847,7 @@ try:
     from tqdm.auto import tqdm
     A, smp, filelock = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch', 'filelock'))
     safetensors, tifffile, timm, yaml = map(ImportedWhenUsed, ('safetensors', 'tifffile', 'timm', 'yaml'))
-except (ImportError, KeyboardInterrupt) as error:
+except (ImportError, OSError, ValueError, KeyboardInterrupt) as error:     # a DLL is missing, NumPy is another
     if __name__ != '__main__':
         raise
     what = '--force-reinstall opencv-python-headless' if 'libGL' in str(error) else '-r requirements.txt'
@@ -2752,7 +2755,8 @@ def hold_out(groups, count, config):
 
 UNREADABLE = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, SyntaxError,
               EOFError, AssertionError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
-              tokenize.TokenError)                    # what decoders have been seen to raise on damaged files
+              tokenize.TokenError, ImportError,       # what decoders have been seen to raise on damaged files
+              getattr(zipfile.lzma, 'LZMAError', OSError))            # not every Python has it
 
 ROTATED = 'carries a rotation (EXIF orientation), which is not applied to images of this kind; save it upright'
 
@@ -3076,7 +3080,8 @@ def read_array(path, config, as_mask=False):
             raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
         return array
     except UNREADABLE as error:
-        advice = '; pip install imagecodecs' if "'imagecodecs'" in str(error) else ''
+        needs_codecs = isinstance(error, ImportError) or "'imagecodecs'" in str(error)
+        advice = '; pip install imagecodecs' * needs_codecs
         is_gone, told = isinstance(error, FileNotFoundError), in_words(error).replace(str(path), 'it') + advice
         raise DataError(f'{path}: cannot be read: {"there is no such file" if is_gone else told}') from None
 
@@ -5249,8 +5254,8 @@ def build_network(config):
         with asking_hub() if weights else contextlib.nullcontext():
             return getattr(smp, name)(encoder_name=encoder, in_channels=config['in_channels'], classes=classes,
                                       encoder_weights=has_one or weights, **extra)
-    except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError,
-            LookupError) as error:
+    except (safetensors.SafetensorError, OSError, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
+            AssertionError, ImportError) as error:                     # timm asserts; a proxy may need a package
         told = in_words(error) + (advice if weights else '')
         raise ConfigError(f'architecture={name!r} with encoder={encoder!r}: {told}') from None
 
@@ -5266,8 +5271,13 @@ def asking_hub():
             socket.create_connection((hub.hostname, port), timeout=3).close()
         except OSError:
             is_offline = True
-    with unittest.mock.patch.object(constants, 'HF_HUB_OFFLINE', is_offline):      # a notebook may ask again later
-        yield
+    try:
+        with unittest.mock.patch.object(constants, 'HF_HUB_OFFLINE', is_offline):  # a notebook may ask again later
+            yield
+    except Exception as error:
+        if not type(error).__module__.startswith(('httpx', 'httpcore')):
+            raise
+        raise OSError(in_words(error)) from error                      # a proxy that refuses, a broken download
 
 
 def build_model(config, own=None):
@@ -6963,8 +6973,8 @@ class Run:
         """Show this run in TensorBoard. Raises UserError where the package is missing."""
         try:
             from torch.utils.tensorboard import SummaryWriter          # optional
-        except ImportError:
-            raise UserError('tensorboard=True needs a package: pip install tensorboard') from None
+        except (ImportError, TypeError, AttributeError) as error:      # the others: of a protobuf that does not suit
+            raise UserError(f'tensorboard=True: {in_words(error)}: type  pip install -U tensorboard') from None
         if not world().rank:
             self.board = SummaryWriter(str(self.folder / 'tensorboard'))
             self.after.callback(self.board.close)
@@ -7624,7 +7634,7 @@ def encoder_statistics(config):
     try:
         with asking_hub():
             params = smp.encoders.get_preprocessing_params(name, config['encoder_weights'])
-    except (OSError, ValueError):
+    except (OSError, ValueError, ImportError):
         params = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
     found = [[255 * number for number in params[key]] for key in ('mean', 'std')]
     return found if config['in_channels'] == 3 else np.mean(found, 1, keepdims=True).tolist()      # summed: grey as RGB

@@ -80,9 +80,10 @@ def test_right_settings_go_on_to_torch(command_line):
     assert command_line('num_epochs=5').returncode == 77
 
 
-def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path):
+@pytest.mark.parametrize('kind', ['ImportError', 'OSError'])           # the latter under Windows
+def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path, kind):
     """As where the system gives no memory for it."""
-    (tmp_path / 'torch.py').write_text("raise ImportError('libtorch.so: failed to map segment from shared object')")
+    (tmp_path / 'torch.py').write_text(f"raise {kind}('libtorch.so: failed to map segment from shared object')")
     done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'check'], capture_output=True, text=True, timeout=60,
                           env={**os.environ, 'PYTHONPATH': str(tmp_path)})
     assert (done.returncode, done.stderr) == (1, 'libtorch.so: failed to map segment from shared object: type  '

@@ -568,6 +568,16 @@ def test_numbers_and_names_of_numpy_become_pythons_own():
     assert kinds == {int, float, str}
 
 
+@pytest.mark.parametrize('key, line, value', [
+    ('mask_values', '{0: 0, 255: 1}', {0: 0, 255: 1}), ('mask_values', '>127', '>127'),
+    ('class_names', '[a,b]', ['a', 'b']), ('class_weights', '[1,5]', [1, 5]), ('class_weights', 'auto', 'auto'),
+    ('image_size', '384x512', [384, 512]),
+    ('group_pattern', '[12]', '[12]')])
+def test_a_line_that_was_printed_can_be_given_to_train(key, line, value):
+    """mask_values="{0: 0, 255: 1}" in a notebook was refused, with the advice to type just that."""
+    assert resolved(**{key: line})[key] == value
+
+
 def test_a_preset_may_lie_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     write_preset("config = {'batch_size': 3}", str(tmp_path / 'mine.py'))

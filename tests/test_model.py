@@ -6,7 +6,9 @@ import copy
 import itertools
 import math
 import pickle
+import socket
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -227,6 +229,37 @@ def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch, reachable, endpo
     monkeypatch.setenv('ALL_PROXY', 'http://proxy:3128')
     with tu.asking_hub():
         assert not constants.HF_HUB_OFFLINE and len(asked) == 1        # it is reached by the proxy
+
+
+def test_a_proxy_that_refuses_is_told_in_a_line(monkeypatch):
+    """httpx's errors are none of Python's own."""
+    from huggingface_hub import constants
+
+    def refuse():
+        while True:
+            client, _ = proxy.accept()
+            client.recv(65536)
+            client.sendall(b'HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n')
+            client.close()
+
+    proxy = socket.create_server(('127.0.0.1', 0))
+    threading.Thread(target=refuse, daemon=True).start()
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setenv('HTTPS_PROXY', f'http://127.0.0.1:{proxy.getsockname()[1]}')
+    with pytest.raises(tu.ConfigError, match='encoder_weights=None starts from scratch'):
+        build(encoder='resnet18', encoder_weights='ssl')
+    assert tu.encoder_statistics({'encoder': 'resnet18', 'encoder_weights': 'ssl', 'in_channels': 3})[0][0] == 123.675
+
+
+def test_a_mistake_within_is_not_taken_for_the_hubs():
+    with pytest.raises(ZeroDivisionError), tu.asking_hub():
+        1 / 0
+
+
+def test_an_encoder_that_cannot_be_dilated_is_named():
+    """timm asserts it."""
+    with pytest.raises(tu.ConfigError, match="architecture='DeepLabV3Plus' with encoder='tu-hrnet_w18_small'"):
+        build(architecture='DeepLabV3Plus', encoder='tu-hrnet_w18_small')
 
 
 def test_the_hub_is_asked_for_weights_alone_and_not_in_vain(monkeypatch):

@@ -1877,6 +1877,15 @@ def test_pictures_find_enough_memory_too(small_set, monkeypatch):
     assert (tu.train(**{**SMALL, 'num_epochs': 1}).run_dir / 'samples.png').exists()
 
 
+def test_a_tensorboard_that_is_broken_is_told_in_a_line(tmp_path, monkeypatch):
+    (tmp_path / 'tensorboard.py').write_text("raise TypeError('Descriptors cannot be created directly.')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if re.match(r'(torch\.utils\.)?tensorboard\b', name)]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(tu.UserError, match='tensorboard=True: .*Descriptors .*: type  pip install -U tensorboard'):
+        train(num_epochs=1, tensorboard=True)
+
+
 def test_tensorboard_gets_curves_and_pictures(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     data = draw_set(tmp_path / 'set', count=8)
@@ -1919,7 +1928,7 @@ def test_the_pictures_for_tensorboard_are_not_compiled(tmp_path, monkeypatch):
 def test_tensorboard_that_is_not_installed_is_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
     data = draw_set(tmp_path / 'set', count=8)
-    with pytest.raises(tu.UserError, match='pip install tensorboard'):
+    with pytest.raises(tu.UserError, match='pip install -U tensorboard'):
         tu.train(**TINY, data=str(data), run_dir=str(tmp_path / 'run'), tensorboard=True)
 
 

@@ -143,6 +143,23 @@ def test_a_strip_that_explodes_is_refused_before_it_is_unpacked(tmp_path, compre
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize('compression, told', [
+    (34925, 'cannot be read: '),                                       # LZMA, damaged
+    pytest.param(50000, 'pip install imagecodecs',                     # Zstandard, which Python has from 3.14 on
+                 marks=pytest.mark.skipif(sys.version_info >= (3, 14), reason='Python unpacks it'))])
+def test_a_tiff_that_cannot_be_unpacked_is_named(tmp_path, compression, told):
+    """lzma.LZMAError and ModuleNotFoundError are none of the errors that damaged files raise else."""
+    path = tmp_path / 'x.tif'
+    tifffile.imwrite(path, np.zeros((8, 8, 5), np.uint8), compression='zlib', photometric='minisblack')
+    with tifffile.TiffFile(path) as file:
+        kind = file.pages[0].tags[259].valueoffset
+    content = bytearray(path.read_bytes())
+    content[kind:kind + 2] = struct.pack('<H', compression)
+    path.write_bytes(content)
+    with pytest.raises(tu.DataError, match=f'x.tif: cannot be read: .*{told}' if 'pip' in told else f'x.tif: {told}'):
+        tu.read_image(str(path), CONFIG | {'in_channels': 5})
+
+
 def test_a_tile_larger_than_its_image_is_refused(tmp_path):
     tifffile.imwrite(tmp_path / 'x.tif', np.zeros((16, 16, 3), np.uint8), tile=(4096, 4096), compression='zlib',
                      photometric='rgb')
@@ -357,7 +374,7 @@ def test_an_image_size_beyond_all_images_is_refused_by_its_name(trained):
 
 
 def test_nothing_asks_for_the_network(set_folder, tmp_path):
-    """The real command, without the settings that tests use to keep libraries quiet."""
+    """The real command, without the settings that tests use to keep libraries quiet, as in a cell of a notebook."""
     (tmp_path / 'watch').mkdir()
     (tmp_path / 'watch' / 'sitecustomize.py').write_text(
         'import socket\n'
@@ -371,9 +388,9 @@ def test_nothing_asks_for_the_network(set_folder, tmp_path):
     quiet = ('NO_ALBUMENTATIONS_UPDATE', 'HF_HUB_OFFLINE')
     env = {key: value for key, value in os.environ.items() if key not in quiet}
     done = subprocess.run([sys.executable, ROOT / 'train_unet.py', f'data={set_folder}', *TYPED],
-                          env={**env, 'PYTHONPATH': str(tmp_path / 'watch'), 'OMP_NUM_THREADS': '1'},
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+                          env={**env, 'PYTHONPATH': str(tmp_path / 'watch'), 'OMP_NUM_THREADS': '1',
+                               'MPLBACKEND': 'module://of.the.notebook'}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and 'pictures could not be written' not in done.stderr, done.stderr
     assert not os.path.exists('asked'), Path('asked').read_text()
 
 
