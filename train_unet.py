@@ -6162,7 +6162,8 @@ def verify_checkpoint(path):
         raise OSError(f'{path}: {what}')
     with open(path, 'rb') as file:
         head = file.read(9)
-    if head[:4] == b'\x80\2\x8a\n' or head[8:] == b'{':                 # torch's form before 1.6, safetensors
+    is_image = may_be_read(os.path.basename(path))                     # typed before the run
+    if is_image or head[:4] == b'\x80\2\x8a\n' or head[8:] == b'{':     # torch's form before 1.6, safetensors
         raise OSError(f'{path} is no checkpoint of this program: {OF_ANOTHER}')
     try:
         with zipfile.ZipFile(path) as file:
@@ -7434,8 +7435,9 @@ def resume_config(folder, preset, overrides):
         if value == 'auto' and key not in ('class_weights', 'device', 'cache_images', 'num_workers'):  # of the machine
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
-    fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})' for key in changed
-             if key in FIXED_ON_RESUME]
+    anew = f'; a new run with {as_typed("initial_weights", folder)} begins with its weights'
+    fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})'
+             + anew * (key in ('num_classes', 'mask_values')) for key in changed if key in FIXED_ON_RESUME]
     sizes = [settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config)]
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
         fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
@@ -8422,7 +8424,8 @@ def warn_of_held_parts(model):
     except NotImplementedError as error:                               # of torch.export
         raise UserError(f'model: cannot be trained ({in_words(error)}): give the network that it was made of') from None
     if any(module.training for module in held):
-        warn(['the network came with parts in eval mode, which are trained like the rest: its train() can keep them'])
+        warn(['the network came with parts in eval mode, which run in train mode like the rest, so that norms follow '
+              'these images: its train() can keep them'])
 
 
 def warn_of_size(model, precision):
@@ -8941,6 +8944,9 @@ def list_inputs(inputs, output):
         for place in filter(os.path.isdir, places):
             found |= {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
         if not os.path.isfile(item):                                   # a file that was typed is tried, whatever it is
+            others = [clean(name) for name in found.values() if not may_be_read(os.path.basename(name))]
+            if others and len(others) < len(found):
+                log.info('no images, left out: %s', '; '.join(shorten(others, 3)))
             found = {path: name for path, name in found.items()
                      if may_be_read(os.path.basename(path)) and not is_written_by_predict(path)}
         if not found:
@@ -9264,7 +9270,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     has_test = not of_what and SPLITS.index('test') in dataset.pairs.splits
     again = itertools.starmap(as_typed, (typed | changed).items())
     following = ('evaluate', quoted(typed_run), 'split=test', *again) if has_test else \
-        ('predict', quoted(typed_run), 'YOUR_IMAGES -o masks')
+        ('predict', quoted(typed_run), 'YOUR_IMAGES')
     print('Next: ', command_line(*following))
     return content
 

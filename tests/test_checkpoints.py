@@ -655,6 +655,8 @@ def test_a_setting_that_defines_the_run_cannot_change_on_resume(run_of_two):
                    {'decoder_channels': [8] * 5}, {'ema_decay': None}, {'group_pattern': '.'}):
         with pytest.raises(tu.ConfigError, match=f'{[*change][0]}=.*cannot change on resume'):
             tu.train(resume='run', **change)
+    with pytest.raises(tu.ConfigError, match='initial_weights=run begins with its weights'):
+        tu.train(resume='run', num_classes=3)                          # what somebody wants who found one class more
     assert len(final()['history']) == 2
 
 

@@ -150,7 +150,7 @@ def test_the_four_commands_follow_from_each_other(tmp_path, capsys, monkeypatch)
         assert tu.main(words) == 0
         assert (tmp_path / 'runs' / 'set-1' / file).exists()
         printed = capsys.readouterr().out
-        typed = ''.join(re.findall('Next:  (.*)', printed)).replace('YOUR_IMAGES -o masks', 'set/images')
+        typed = ''.join(re.findall('Next:  (.*)', printed)).replace('YOUR_IMAGES', 'set/images')
         assert f'{word} runs/set-1' in typed or not word
 
 

@@ -806,6 +806,18 @@ def test_a_mask_corrected_by_hand_is_left_where_new_images_are_predicted(two, tm
             tu.predict(two[0], str(images), images, **words)
 
 
+def test_what_is_left_out_of_a_folder_is_told(two, tmp_path, caplog):
+    """A telephone's HEIC were left out without a word, with exit code 0."""
+    folder = save_images(tmp_path / 'p', 'a.jpg')
+    (folder / 'deeper').mkdir()
+    (folder / 'deeper' / 'b.HEIC').write_bytes(b'x')
+    assert tu.predict(two[0], str(folder), tmp_path / 'out') == 0
+    assert 'no images, left out: deeper/b.HEIC' in caplog.text and written(tmp_path / 'out') == ['a.png']
+    caplog.clear()
+    assert tu.predict(two[0], f'{folder}/a.*', tmp_path / 'out', skip_existing=True) == 0
+    assert 'left out' not in caplog.text
+
+
 def test_pictures_above_4_gb_are_written_as_bigtiff(tmp_path, monkeypatch):
     """tifffile does so by itself where nothing is compressed."""
     seen, model = [], SimpleNamespace(config={'num_classes': 3}, threshold=0.5)
@@ -958,12 +970,14 @@ def test_initial_weights_that_do_not_fit_are_refused(own, two, tmp_path, monkeyp
 @pytest.mark.parametrize('name, told', [
     ('old.pth', 'old.pth is no checkpoint of this program: it holds something else; weights of another program'),
     ('smp/model.safetensors', 'model.safetensors is no checkpoint of this program: it holds something else; weights'),
+    ('photo.png', 'photo.png is no checkpoint of this program'),       # predict photo.png runs/x
     ('smp', 'there is no such file; train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp')])
 def test_weights_of_other_programs_are_not_called_damaged(tmp_path, name, told):
     """"File is not a zip file; a run folder holds a best.pt once an epoch is done" was said of each."""
     network = tu.smp.Unet('tu-test_resnet', encoder_weights=None, decoder_channels=[8] * 5)
     network.save_pretrained(tmp_path / 'smp')
     torch.save(network.state_dict(), tmp_path / 'old.pth', _use_new_zipfile_serialization=False)
+    save_images(tmp_path, 'photo.png')
     with pytest.raises(tu.UserError) as caught:
         tu.load(tmp_path / name)
     assert told in str(caught.value) and 'best.pt once' not in str(caught.value)
