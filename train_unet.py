@@ -461,7 +461,7 @@ def parse_overrides(words):
             name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
         key = SHORT_NAMES.get(key, key)
-        kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
+        kinds = ['str'] if key in ('preset', 'format', 'split', 'save') else TYPES.get(key, [])
         is_file = os.path.exists(word) or glob.glob(word)
         if re.match('--|-.', word) and not equals and not is_file:
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
@@ -665,7 +665,8 @@ def parse_mask_values(mask_values):
     codes = {}
     for value, class_id in mask_values.items():
         is_colour = isinstance(value, str) and re.fullmatch(r'#[0-9a-fA-F]{6}', value)
-        if type(class_id) is not int or not 0 <= class_id <= 255 or not is_colour and type(value) is not int:
+        if type(class_id) is not int or not 0 <= class_id <= 255 \
+                or not is_colour and (type(value) is not int or value >= COLOUR):
             raise ValueError(f"{shown(value)}: {shown(class_id)} must map a whole number, or a colour such as "
                              "'#ff0000', to a class 0..254, or 255 for ignored")
         codes[COLOUR + int(value[1:], 16) if is_colour else value] = class_id
@@ -779,8 +780,6 @@ def find_fault(key, value):
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
         return f'must be a list of texts{default}'
-    if key == 'class_weights' and isinstance(value, list) and value and not any(value):
-        return 'one of them must be above 0'
     if key not in RANGES:
         return None
     low, high = RANGES[key]
@@ -789,6 +788,8 @@ def find_fault(key, value):
     has_wrong_length = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
     if has_wrong_length or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
         return f'must hold {LENGTHS.get(key, "one or more")} {"whole " * (number is int)}numbers only{default}'
+    if key == 'class_weights' and not any(value):
+        return 'one of them must be above 0'
     if all(low < n <= high if key in ABOVE_ZERO else low <= n <= high for n in numbers):
         return None
     least, more = 'above' if key in ABOVE_ZERO else 'at least', ', or None' if 'none' in kinds else ''
@@ -830,7 +831,7 @@ class ImportedWhenUsed:
     def __getattr__(self, attribute):
         try:
             return getattr(importlib.import_module(self.name), attribute)
-        except (ImportError, RuntimeError) as error:                   # the latter: torchvision of another torch
+        except (ImportError, RuntimeError, OSError, ValueError) as error:      # torchvision of another torch, or NumPy
             raise UserError(f'{error}: type  pip install -r requirements.txt') from None
 
 
@@ -847,10 +848,10 @@ try:
     from tqdm.auto import tqdm
     A, smp, filelock = map(ImportedWhenUsed, ('albumentations', 'segmentation_models_pytorch', 'filelock'))
     safetensors, tifffile, timm, yaml = map(ImportedWhenUsed, ('safetensors', 'tifffile', 'timm', 'yaml'))
-except (ImportError, OSError, ValueError, KeyboardInterrupt) as error:     # a DLL is missing, NumPy is another
+except (ImportError, AttributeError, OSError, ValueError, KeyboardInterrupt) as error:     # two OpenCVs, no DLL, NumPy
     if __name__ != '__main__':
         raise
-    what = '--force-reinstall opencv-python-headless' if 'libGL' in str(error) else '-r requirements.txt'
+    what = '--force-reinstall opencv-python-headless' if re.search('libGL|cv2', str(error)) else '-r requirements.txt'
     sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install {what}')
 
 log = logging.getLogger('train_unet')
@@ -2329,8 +2330,8 @@ def lines_that_pair(config, root, files):
     lines = [told(line, pairs, f', by {rule}') for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6), *empty, *bands]
-    elif config['images'] and config['masks']:
-        lines = ['other folders are tried with images=none masks=none']          # of a run they cannot be left out
+    elif told := [f'{key}=none' for key in ('images', 'masks', 'image_pattern', 'mask_pattern') if config[key]]:
+        lines = [f'others are tried with {" ".join(told)}']            # of a run they cannot be left out
     else:
         lines = data_above(root) or [
             f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; polygons, '
@@ -2917,7 +2918,7 @@ def pillow_sees_all(path, config):
     """Whether Pillow reads all of a TIFF: one page without gaps, grey or RGB bands of at most 8 bits, or one band of
     any depth that Pillow knows, which uint32 and int8 are not."""
     with contextlib.suppress(UnidentifiedImageError), open_pillow(path, config) as picture, open_tiff(path) as file:
-        page, *others = file.pages
+        page, *others = itertools.islice(file.pages, len(file.pages))  # the last may name the first as its next
         check_pixels(path, page.chunks[:2], config)                    # a tile may be larger than the image
         bits, samples = np.max(page.bitspersample), page.samplesperpixel
         is_bool = bits == 1 and page.photometric == 0 and page.software.startswith('tifffile')     # else inverted
@@ -2994,10 +2995,10 @@ def refuse_no_data(array, path, page):
             raise DataError(f'{path}: holds pixels of no data ({missing:g}, GDAL_NODATA); fill or cut them first')
 
 
-def open_npy(path, config, as_mask):
-    """A NumPy array, (H, W) or (H, W, C), still on disk; pickled objects are refused."""
+def open_npy(path, config, as_mask, mode='r'):
+    """A NumPy array, (H, W) or (H, W, C), still on disk unless mode=None; pickled objects are refused."""
     try:
-        array = np.load(path, mmap_mode='r', allow_pickle=False)
+        array = np.load(path, mmap_mode=mode, allow_pickle=False)
     except ValueError as error:
         raise ValueError('holds Python objects, which are not read; save its pixels as .npy' if 'Python objects' in
                          str(error) else 'is no array that np.save has written, or it is cut off') from None
@@ -3009,17 +3010,24 @@ def open_npy(path, config, as_mask):
     return array
 
 
+def read_npy(*how):
+    """A NumPy array, read: one that is still on disk ends the program (SIGBUS) where its file is cut meanwhile."""
+    open_npy(*how)                                                     # its size first
+    return open_npy(*how, mode=None)
+
+
 def check_compressed(path, most):
     """DataError for a MATLAB file whose compressed elements unpack to more than `most` bytes, never held at once.
     The file: 128 bytes of header, then elements of type (15: zlib), size, content (MAT-File Format, level 5)."""
     total = 0
     with open(path, 'rb') as file:
-        order = '>II' if file.read(128)[126:] == b'MI' else '<II'
-        while len(tag := file.read(8)) == 8:
+        order = '<II' if file.read(128)[126:] == b'IM' else '>II'      # as scipy has it
+        while len(tag := file.read(8)) == 8 and any(tag):              # zeros: MATLAB 7.3, or no element
             kind, size = struct.unpack(order, tag)
-            stream, rest = zlib.decompressobj(), file.read(size)
-            while kind == 15 and rest and not stream.eof:
-                total += len(stream.decompress(rest, 2**20))
+            stream, rest = zlib.decompressobj(), file.read(size * (kind == 15))
+            file.seek(size * (kind != 15), os.SEEK_CUR)
+            while rest and not stream.eof:
+                total += len(stream.decompress(rest, min(most + 1, 2**26)))    # what is left is copied each time
                 rest = stream.unconsumed_tail
                 if total > most:
                     raise DataError(f'{path}: unpacks to more than {most} bytes; '
@@ -3060,8 +3068,7 @@ def matrices(value, name=''):
             yield from matrices(part, name)
 
 
-READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': lambda *how: np.array(open_npy(*how)),
-           '.mat': read_mat}                                           # all others: Pillow
+READERS = {'.tif': read_tiff, '.tiff': read_tiff, '.npy': read_npy, '.mat': read_mat}          # all others: Pillow
 
 
 def read_array(path, config, as_mask=False):
@@ -3080,8 +3087,7 @@ def read_array(path, config, as_mask=False):
             raise ValueError(f'has the shape {array.shape}; expected height x width (x channels)')
         return array
     except UNREADABLE as error:
-        needs_codecs = isinstance(error, ImportError) or "'imagecodecs'" in str(error)
-        advice = '; pip install imagecodecs' * needs_codecs
+        advice = '; pip install imagecodecs' if re.search("'(imagecodecs|compression)'", str(error)) else ''
         is_gone, told = isinstance(error, FileNotFoundError), in_words(error).replace(str(path), 'it') + advice
         raise DataError(f'{path}: cannot be read: {"there is no such file" if is_gone else told}') from None
 
@@ -3115,7 +3121,8 @@ def convert_pixels(array, path, config):
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
         advice = f'; type in_channels={found}' if config['mean'] == 'auto' else \
-            '; arrays are height x width x channels' * (len(array) == channels)        # of a network that is trained
+            '; arrays are height x width x channels' * (len(array) == channels) or \
+            '; of a stack each page wants a file of its own' * str(path).lower().endswith(('.tif', '.tiff'))   # trained
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
     if array.dtype == np.uint8:                                        # float32: beside deeper images, scaled alike
         return array.astype(np.float32) / 255 if config['image_dtype'] == 'float32' else array
@@ -3490,8 +3497,9 @@ def guess_coding(values, images, areas, special, palette, wanted, counts_up, los
         return Coding(None, 127, 2, f'0 and 255 with {between:.2%} of the pixels in between '
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
-    raise DataError(noise + explain_values(values, images, areas, plain, special, counts_up, lossy),
-                    'the mask values are not clear')
+    lines = explain_values(values, images, areas, plain, special, counts_up, lossy)
+    lines[1:] = sorted(lines[1:], key=lambda line: wanted != 'auto' and 'type num_classes=' not in line)
+    raise DataError(noise + lines, 'the mask values are not clear')
 
 
 def numbered(codes):
@@ -3638,8 +3646,9 @@ def read_as_classes(values, images, plain, special, what):
 
 def lines_of(path):
     """The lines in the first 16 KiB of a text file; [] if it is none."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
-        return file.read(2**14).splitlines()
+    if os.path.isfile(path):                                           # a pipe would be waited for
+        with contextlib.suppress(OSError, ValueError), open(path, encoding='utf-8-sig') as file:
+            return file.read(2**14).splitlines()
     return []
 
 
@@ -4775,8 +4784,8 @@ class SegmentationDataset(torch.utils.data.Dataset):
                     refuse_other_scale(image, image_path, self.config)
                 self.failed.discard(index)
                 break
-            except DataError:
-                if not wait:
+            except DataError as error:
+                if not wait or ': cannot be read' not in str(error):   # NaN stays NaN
                     self.failed.add(index)
                     raise
                 time.sleep(wait)
@@ -4806,13 +4815,13 @@ class SegmentationDataset(torch.utils.data.Dataset):
         index = draw % len(self)
         if index in self.kept:
             return self.kept[index]
-        sample = {'index': index, '_left_out': False}
+        sample, is_known = {'index': index, '_left_out': False}, index in self.failed
         try:
             image, mask = self.read_resized(index) if self.is_training and self.is_resized else self.read(index)
         except DataError as error:
             if not self.config['skip_broken']:
                 raise DataError([*error.problems, LEAVE_OUT]) from None
-            log.warning('left out: %s', error.problems[0])
+            log.log(logging.DEBUG if is_known else logging.WARNING, 'left out: %s', error.problems[0])     # once
             sample['_left_out'] = True                                 # its pixels are all ignored: they add no loss
             image = np.tile(around(self.config), (self.height, self.width, 1))
             mask = np.full(image.shape[:2], IGNORE, np.uint8)
@@ -5165,6 +5174,7 @@ class SegmentationModel(nn.Module):
         self.least = None                                              # (H, W) to which smaller images are padded
         self.threshold = 0.5                                           # of the foreground probability, if K is 1
         self.pixels, self.coding = None, None                          # how images are stored; what the masks meant
+        self.side = None                                               # of the largest image trained on, in pixels
         for name in ('mean', 'std'):
             value = torch.tensor(config[name], dtype=torch.float32)
             self.register_buffer(name, value.expand(config['in_channels']).reshape(1, -1, 1, 1).clone())
@@ -7312,7 +7322,7 @@ def describe_model(model, config, weights):
     for name in ('segmentation_models_pytorch', 'albumentations'):     # by metadata, without importing them
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):     # not installed as a package
             versions[name] = importlib.metadata.version(name)
-    facts = ('threshold', 'pixels', 'coding', 'stride') if isinstance(model, SegmentationModel) else ()
+    facts = ('threshold', 'pixels', 'coding', 'side', 'stride') if isinstance(model, SegmentationModel) else ()
     return {'format': 1, 'weights': weights, 'config': config, 'versions': versions,
             **{name: getattr(model, name) for name in facts}}
 
@@ -7444,7 +7454,7 @@ def resume_config(folder, preset, overrides):
                      'batch_size wants more accumulation_steps')
     if 'num_epochs' in changed and isinstance(done := saved.get('epoch'), int) and config['num_epochs'] < done:
         fixed.append(f'num_epochs={config["num_epochs"]}: {done} are done already')
-    if config['run_dir'] != 'auto' and Path(config['run_dir']).resolve() != folder.resolve():
+    if config['run_dir'] != 'auto' and os.path.realpath(config['run_dir']) != os.path.realpath(folder):
         fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
     if config['data'] == trained['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data']):
         fixed.append(f'{config["data"]}: is not there; if it has moved type data=NEW_PLACE too')
@@ -7493,7 +7503,8 @@ def as_learnt(config, coding='', other=False):
         rest = [line for line in error.problems if not re.search(refused, line) and not is_beyond(line)]
         if len(rest) < len(error.problems):
             known = f'{config["num_classes"]} classes' + (f': {clean(coding)}' if coding else '')
-            error.problems = [*rest, f'(the network knows {known}; others want a run of their own)']
+            error.problems = [*rest, f'(the network knows {known}; others want a run of their own, which '
+                              'initial_weights=RUN begins with these weights)']
         raise
 
 
@@ -7926,7 +7937,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         device = join_processes(config)
         refuse_differences(config, folder)
         config['resume'] = str(folder) if folder else None
-        data = Path(os.path.expanduser(config['data'])).resolve()      # a folder's name has no suffix: survey 2024.06
+        data = Path(os.path.realpath(os.path.expanduser(config['data'])))      # a folder has no suffix: survey 2024.06
         name = 'run' if train_data is not None else data.name if data.is_dir() else data.stem
         is_new = not folder and (config['run_dir'] == 'auto' or not os.path.exists(config['run_dir']))
         folder = folder or from_first(lambda: choose_run_dir(config, name))
@@ -8070,7 +8081,7 @@ def refuse_used(folder):
 def refuse_data(config):
     """UserError for a run_dir that is the folder of the data, or one of its folders with images: list_files skips run
     folders, so those images would be lost to later runs."""
-    folder, data = (Path(os.path.expanduser(config[key])).resolve() for key in ('run_dir', 'data'))
+    folder, data = (Path(os.path.realpath(os.path.expanduser(config[key]))) for key in ('run_dir', 'data'))
     if folder.is_relative_to(data) and not (folder / 'log.txt').exists():      # else a run drew its pictures
         names = (name for _, _, names in os.walk(folder) for name in names if may_be_read(name))
         if name := next(names, None):
@@ -8095,7 +8106,7 @@ def choose_model(model, config, data):
         begin_at_share(model, data)
     if config['initial_weights']:                                      # then no network was given, see above
         take_initial(model, config)
-    model.pixels, model.coding = find_image_dtype(data), data.coding.words
+    model.pixels, model.coding, model.side = find_image_dtype(data), data.coding.words, max(map(max, data.sizes))
     return model
 
 
@@ -8755,7 +8766,7 @@ def load(path, device='auto', model=None, settings=()):
         loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])
-        loaded.pixels, loaded.coding = saved.get('pixels'), saved.get('coding')
+        loaded.pixels, loaded.coding, loaded.side = map(saved.get, ('pixels', 'coding', 'side'))
         loaded.stride = 1 if saved.get('stride') == 1 else loaded.stride           # see try_size
         if not 0 < loaded.threshold < 1:
             raise ValueError(f'threshold {loaded.threshold}')
@@ -8879,6 +8890,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     refuse_overwriting(files, output, skip_existing)
     there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
     files = [(path, mask) for path, mask in files if mask not in there]
+    older = sum(mask.exists() for _, mask in files)
     broken, begun = [], time.monotonic()
 
     def images():
@@ -8888,6 +8900,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
             try:
                 image = future.result()
                 is_told = is_told or warn_of_other_depth(path, lambda: [read_header(path, model.config)[2]], model)
+                warn_of_larger(path, image, model)
                 if isinstance(image, TiffRows) and model.config['size_policy'] == 'resize':
                     image.small = shrink_by_rows(image, *model.config['image_size'])   # a broken file fails here
                 yield target, image
@@ -8905,7 +8918,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
                 raise
             broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
-    others = f', {len(there)} were there already' if there else ''
+    others = f', {len(there)} were there already' * bool(there) + f', {older} in place of older ones' * bool(older)
     print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){others}')
     if written and save == 'mask' and (classes := model.config['num_classes']) > 2:
         print(f'They hold class numbers, 0 to {classes - 1}, which look black; save=palette adds colours')
@@ -8923,6 +8936,16 @@ def warn_of_other_depth(name, modes, model):
         log.warning('%s: stored as %s, what was trained on as %s; is the scale the same? uint8 and uint16 become 0 to '
                     '1, all else stays as it is', clean(name), ' and '.join(sorted(others)), model.pixels)
     return bool(others)
+
+
+def warn_of_larger(name, image, model):
+    """Warn once of an image that is shrunk much more than any trained on, as a whole field after tiles of fields."""
+    side, config = model.side, model.config
+    if side and config['size_policy'] == 'resize' and max(image.shape[:2]) > 2 * side:
+        how = 'type size_policy=crop' if max(config['image_size']) == side else f'predict tiles of {side} pixels'
+        log.warning('%s: its %d pixels are shrunk to image_size, in training at most %d were; if those were cut from '
+                    'such images %s', clean(name), max(image.shape[:2]), side, how)
+        model.side = None
 
 
 def list_inputs(inputs, output):
@@ -9101,7 +9124,8 @@ def images_to_score(folder, model, overrides, wanted=None):
     other, as_trained = 'data' in overrides, dict(model.config)
     with contextlib.suppress(UserError, LookupError, TypeError):       # a resume may have been told where they are
         now = {} if other else load_last(best_file(folder).parent)[0]['config']
-        model.config |= {key: now[key] for key in (OF_DATA | {'skip_broken'}) & now.keys() - overrides.keys()}
+        model.config |= {key: now[key] for key in (OF_DATA | {'skip_broken'}) & now.keys() - overrides.keys()
+                         if not find_fault(key, now[key])}
     if other:
         model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
         model.config |= {} if model.config['val_fraction'] else {'group_pattern': None}    # others have other names
@@ -9373,7 +9397,7 @@ def export(run, format='onnx', output=None, half=False):
             except ImportError as error:                               # or too old for this torch
                 advice = ': pip install -U onnx onnxscript onnxruntime' * (format == 'onnx')
                 raise UserError(f'{error}{advice}', 'cannot export') from None
-            except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+            except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError, LookupError) as error:
                 sizes = 'all sizes' if is_free else 'one size'
                 faults.append(f'{path} cannot be written for {sizes}: {in_words(error)}')
         else:

@@ -589,3 +589,8 @@ def test_the_real_command_ends_with_2_and_no_traceback(forks, folder):
     told = Path('output.txt').read_text()
     assert process.exitcode == 2, told
     assert 'images/b.jpg' in told and 'Traceback' not in told
+
+
+def test_a_set_that_is_a_link_to_itself_is_told_in_a_line(capsys):
+    os.symlink('loop', 'loop')
+    assert train_unet.main(['data=loop']) == 2 and 'loop' in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_right_settings_go_on_to_torch(command_line):
     assert command_line('num_epochs=5').returncode == 77
 
 
-@pytest.mark.parametrize('kind', ['ImportError', 'OSError'])           # the latter under Windows
+@pytest.mark.parametrize('kind', ['ImportError', 'OSError', 'AttributeError', 'ValueError'])       # DLLs, OpenCV, NumPy
 def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path, kind):
     """As where the system gives no memory for it."""
     (tmp_path / 'torch.py').write_text(f"raise {kind}('libtorch.so: failed to map segment from shared object')")

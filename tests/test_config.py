@@ -542,6 +542,17 @@ def test_things_in_place_of_names_are_told_where_they_go(overrides, told):
     assert told in problems_of(**overrides)[0]
 
 
+@pytest.mark.parametrize('value', [[np.ones(2)], [np.zeros((2, 2))], [[0, 0]]])
+def test_weights_that_are_no_numbers_are_refused(value):
+    assert 'class_weights' in problems_of(class_weights=value)[0]
+
+
+def test_a_colour_with_alpha_is_no_number_of_a_value():
+    """{0xFFFF0000: 1} was an OverflowError, {16777221: 1} the colour #000005."""
+    assert "a colour such as '#ff0000'" in problems_of(mask_values={0xFFFF0000: 1})[0]
+    assert problems_of(mask_values={2**24 + 5: 1}) and resolved(mask_values={2**24 - 1: 1})
+
+
 def test_a_table_as_data_is_told_where_it_goes():
     """What a comparison of a DataFrame gives has no truth."""
     class Table:

@@ -738,7 +738,7 @@ def test_an_epoch_without_a_sound_step_is_not_praised(small_set):
     assert 'no sound step' in first and 'best so far' not in first and 'no sound step' not in second
 
 
-def test_a_file_that_came_back_is_waited_for_again(small_set, monkeypatch):
+def test_a_file_that_came_back_is_waited_for_again(small_set, monkeypatch, caplog):
     waits = []
     monkeypatch.setattr(time, 'sleep', waits.append)
     config, _, _ = tu.resolve_config(None, {**SMALL, 'skip_broken': True, 'image_size': [32, 32], 'mean': [0.0]})
@@ -753,8 +753,24 @@ def test_a_file_that_came_back_is_waited_for_again(small_set, monkeypatch):
         left_out.append(data[0]['_left_out'])
         left_out.append(len(waits))
     assert left_out == [True, 2, True, 2, False, 2, True, 4]
+    assert caplog.text.count('left out: ') == 2                        # not again at each reading
     path.write_bytes(content)
     assert not data[0]['_left_out']                                    # what was left out is not kept
+
+
+def test_pixels_that_are_not_finite_are_not_waited_for(tmp_path, monkeypatch):
+    """A thousand tiles with NaN took ten minutes of an epoch."""
+    monkeypatch.setattr(time, 'sleep', lambda seconds: pytest.fail('waits'))
+    for number in range(4):
+        for kind in ('images', 'masks'):
+            (tmp_path / kind).mkdir(exist_ok=True)
+        np.save(tmp_path / f'images/{number}.npy', np.full((32, 32, 3), number / 4, np.float32))
+        np.save(tmp_path / f'masks/{number}.npy', np.eye(32, dtype=np.uint8))
+    config, _, _ = tu.resolve_config(None, {'data': str(tmp_path), 'skip_broken': True, 'image_size': 32, 'mean': 0})
+    config |= {'image_dtype': 'float32'}
+    data = tu.SegmentationDataset(tu.inspect_data(config), 'train', config, is_training=False)
+    np.save(data.name(0), np.full((32, 32, 3), np.nan, np.float32))
+    assert data[0]['_left_out'] and not data[1]['_left_out']
 
 
 @pytest.mark.parametrize('num_epochs', [9, 2])                         # it vanishes in the second

@@ -375,6 +375,19 @@ def test_too_little_memory_to_read_an_export_back_is_told_in_words(two, tmp_path
     assert 'm: Cannot allocate memory' in capsys.readouterr().err and not [*(tmp_path / 'new').iterdir()]
 
 
+def test_an_exporter_that_lacks_what_it_needs_is_told_in_a_line(two, tmp_path, monkeypatch, capsys):
+    """As with the ml_dtypes that an older TensorFlow asks for."""
+    lacking = Mock(side_effect=AttributeError("module 'ml_dtypes' has no attribute 'float4_e2m1fn'"))
+    monkeypatch.setattr(torch.onnx, 'export', lacking)
+    assert tu.main(['export', str(two[0]), '-o', str(tmp_path / 'm.onnx')]) == 2
+    assert "module 'ml_dtypes' has no attribute" in capsys.readouterr().err
+
+
+def test_several_formats_are_refused(two, capsys):
+    assert tu.main(['export', str(two[0]), "format=['onnx','pt2']"]) == 2
+    assert 'onnx, pt2, smp' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('name, half, told', [('m.onnx', False, 'ends in .pt2'), ('m.pt2', True, 'half=True')])
 def test_a_refused_export_leaves_no_folder(two, tmp_path, name, half, told):
     with pytest.raises(tu.UserError, match=told):

@@ -109,6 +109,13 @@ def test_wanted_number_of_classes_is_kept(tmp_path):
     assert inspect(folder, num_classes=7)[1].coding.num_classes == 7
 
 
+def test_too_few_classes_that_were_typed_are_the_first_that_is_told(tmp_path):
+    """The first line offered was a table that num_classes=3 refuses; who does not count the background meets it."""
+    mask = np.repeat(np.arange(4), 16)[:, None].repeat(64, 1)
+    told = [line for line in ask(with_masks(tmp_path, [mask] * 3), num_classes=3).problems if 'type ' in line]
+    assert 'type num_classes=4' in told[0] and inspect(tmp_path, num_classes=4)[1].coding.num_classes == 4
+
+
 def test_wanted_number_of_classes_explains_gaps(tmp_path):
     """59 classes of which few occur: the user said how many there are."""
     folder, _ = coded_set(tmp_path / 'set', [0, 5, 14, 55])

@@ -1334,7 +1334,14 @@ def test_files_typed_as_images_or_masks_are_refused(tmp_path):
     fill(tmp_path, [f'imgs/{n}.jpg' for n in range(4)], masks)
     assert 'anno/*.png: there is no such folder; type the folder alone, and image_pattern="{stem}.png" or ' \
         in (error := str(ask(tmp_path, images='imgs', masks='anno/*.png')))
-    assert 'other folders are tried with images=none masks=none' in error and 'were found that' not in error
+    assert 'others are tried with images=none masks=none' in error and 'were found that' not in error
+
+
+def test_a_pattern_of_the_run_is_named_where_other_data_have_none(tmp_path):
+    """evaluate RUN data=OTHER said that nothing was found, without the setting that nobody had typed."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    error = str(ask(tmp_path, mask_pattern='{stem}_label.png'))
+    assert 'others are tried with mask_pattern=none' in error and 'were found that' not in error
 
 
 def test_folders_given_by_their_whole_path_are_those_inside(tmp_path):

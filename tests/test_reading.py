@@ -143,6 +143,21 @@ def test_lit_pixels_of_a_bool_array_are_grey_in_grey(tmp_path):
     assert train_unet.read_image(str(tmp_path / 'x.npy'), {**train_unet.CONFIG, 'in_channels': 1}).max() == 76
 
 
+def test_an_array_whose_file_is_cut_while_it_is_read_is_named(tmp_path, monkeypatch):
+    """What is mapped into memory ended the program: SIGBUS."""
+    path, real = tmp_path / 'x.npy', np.load
+    np.save(path, np.zeros((512, 512, 3), np.uint8))
+
+    def load(*words, **settings):
+        array = real(*words, **settings)
+        os.truncate(path, 200)
+        return array
+
+    monkeypatch.setattr(np, 'load', load)
+    with pytest.raises(train_unet.DataError, match='x.npy: cannot be read'):
+        train_unet.read_image(str(path), train_unet.CONFIG)
+
+
 def test_black_and_white_bmp_of_eight_bits_is_read_whole(tmp_path):
     """Pillow 13 takes it for one bit per pixel."""
     folder = with_masks(tmp_path, [block(1, row) for row in range(4)], '.bmp', [0, 0, 0, 255, 255, 255])

@@ -2346,6 +2346,14 @@ def test_no_folder_of_images_alone_is_offered_where_class_lists_differ(tmp_path)
     assert 'data=' not in note
 
 
+def test_a_pipe_in_the_place_of_a_class_list_is_not_waited_for(tmp_path, make_pipe):
+    for folder in 'ab':
+        fill(tmp_path / folder, [f'images/{n}.png' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
+    (tmp_path / 'a/images/classes.txt').write_text('ground\ncell\n')
+    make_pipe(tmp_path / 'b/images/classes.txt')
+    assert len(inspect(tmp_path)[1].pairs.images) == 8
+
+
 @pytest.mark.parametrize('name', ['background', 'Background', '_background_', 'bg'])
 def test_a_white_background_that_a_file_names_is_the_background(tmp_path, name):
     masks = [255 - corner(2 + n, 3)[..., None].repeat(3, 2) for n in range(4)]

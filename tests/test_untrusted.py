@@ -167,11 +167,45 @@ def test_a_tile_larger_than_its_image_is_refused(tmp_path):
         tu.read_image(str(tmp_path / 'x.tif'), {**tu.CONFIG, 'max_image_pixels': 100_000})
 
 
-def test_a_matlab_bomb_of_the_other_byte_order_is_refused(tmp_path):
+@pytest.mark.parametrize('order', [b'MI', b'XX'])                       # scipy takes all but IM for it
+def test_a_matlab_bomb_of_the_other_byte_order_is_refused(tmp_path, order):
     content = zlib.compress(bytes(40_000_000))
-    (tmp_path / 'x.mat').write_bytes(bytes(126) + b'MI' + struct.pack('>II', 15, len(content)) + content)
+    (tmp_path / 'x.mat').write_bytes(bytes(126) + order + struct.pack('>II', 15, len(content)) + content)
     with pytest.raises(tu.DataError, match='unpacks to more than'):
         tu.read_mask(str(tmp_path / 'x.mat'), {**tu.CONFIG, 'max_image_pixels': 100_000})
+
+
+def test_a_hole_in_a_matlab_file_is_not_walked_through(tmp_path, monkeypatch):
+    """MATLAB's 7.3 is HDF5: its zeros were taken for elements, eight bytes at a time."""
+    asked, real = [], struct.unpack
+    monkeypatch.setattr(struct, 'unpack', lambda *words: asked.append(words) or real(*words))
+    with open(tmp_path / 'x.mat', 'wb') as file:
+        file.write(b'MATLAB 7.3 MAT-file'.ljust(124) + b'\0\2IM')
+        file.truncate(10**7)
+    with pytest.raises(tu.DataError, match='is of MATLAB 7.3; save it with -v7'):
+        tu.read_mask(str(tmp_path / 'x.mat'), tu.CONFIG)
+    assert len(asked) < 10
+
+
+def test_a_matlab_element_that_is_not_compressed_is_not_read_twice(tmp_path):
+    scipy.io.savemat(tmp_path / 'x.mat', {'groundtruth': np.eye(2000)})
+    tracemalloc.start()
+    tu.check_compressed(tmp_path / 'x.mat', 10**9)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+
+
+def test_a_page_that_names_itself_as_the_next_one_is_not_followed(tmp_path):
+    """It was, for ever."""
+    tifffile.imwrite(tmp_path / 'x.tif', np.full((8, 8), 7, np.uint8))
+    content = bytearray((tmp_path / 'x.tif').read_bytes())
+    start, = struct.unpack('<I', content[4:8])
+    following = start + 2 + 12 * struct.unpack('<H', content[start:start + 2])[0]
+    content[following:following + 4] = content[4:8]
+    (tmp_path / 'x.tif').write_bytes(content)
+    command = f'import train_unet as tu; print(tu.read_mask("{tmp_path}/x.tif", tu.CONFIG).max())'
+    done = subprocess.run([sys.executable, '-c', command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == '7\n' or 'DataError' in done.stderr
 
 
 def test_a_text_in_a_picture_that_explodes_is_refused():
@@ -331,6 +365,13 @@ def test_code_in_the_config_of_a_run_folder_is_never_executed(trained, capsys):
     assert tu.main(['resume=run']) == 2 and tu.main(['resume=auto', 'run_dir=run']) == 2
     assert tu.main(['--preset', 'run/config.py']) == 2 and tu.main(['--preset', 'run']) == 2
     assert capsys.readouterr().err.count('read, not executed') == 2 and not os.path.exists('harmed')
+
+
+@pytest.mark.parametrize('change', [{'val_fraction': 'x'}, {'group_pattern': '('}, {'data': 5}], ids=str)
+def test_settings_of_last_pt_that_make_no_sense_are_not_used(trained, change):
+    tu.save_checkpoint(Path('run/best.pt'), trained[0])
+    tu.save_checkpoint(Path('run/last.pt'), trained[0] | {'config': trained[0]['config'] | change})
+    assert tu.main(['evaluate', 'run']) == 0
 
 
 def test_a_link_in_a_run_folder_is_not_written_through(trained, set_folder, tmp_path):

@@ -806,6 +806,25 @@ def test_a_mask_corrected_by_hand_is_left_where_new_images_are_predicted(two, tm
             tu.predict(two[0], str(images), images, **words)
 
 
+@pytest.mark.parametrize('side, told', [(40, 'such images predict tiles of 40 pixels'),
+                                        (64, 'such images type size_policy=crop')])
+def test_an_image_of_which_tiles_were_trained_on_is_told(own, tmp_path, caplog, side, told):
+    """A whole field was shrunk to the size of a tile, and its mask was empty, without a word."""
+    with edited(own / 'best.pt') as saved:
+        assert saved['side'] == 40
+        saved['side'] = side
+    pixels = np.zeros((20, 2 * side + 1, 3), np.uint8)
+    for name, width in (('a', 2 * side), ('b', 2 * side + 1), ('c', 2 * side + 1)):
+        PIL.Image.fromarray(pixels[:, :width]).save(tmp_path / f'{name}.png')
+    files = [str(tmp_path / f'{name}.png') for name in 'abc']
+    assert tu.predict(own, files, tmp_path / 'out') == 0
+    assert caplog.text.count('are shrunk to image_size') == 1 and f'b.png: its {2 * side + 1} pixels' in caplog.text
+    assert told in caplog.text
+    caplog.clear()
+    tu.predict(own, files, tmp_path / 'more', size_policy='crop')
+    assert 'are shrunk' not in caplog.text
+
+
 def test_what_is_left_out_of_a_folder_is_told(two, tmp_path, caplog):
     """A telephone's HEIC were left out without a word, with exit code 0."""
     folder = save_images(tmp_path / 'p', 'a.jpg')
@@ -1298,7 +1317,10 @@ def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):
     assert sorted((tmp_path / 'out').iterdir()) == files and len(before) == len(files) - 1
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert tu.main(['predict', *words, 'skip_existing=1']) == 2
-    assert 'skip_existing=1: must be True or False' in capsys.readouterr().err
+    assert tu.main(['predict', *words]) == 0
+    printed = capsys.readouterr()
+    assert re.search(f'{len(files)} masks in .*, {len(files)} in place of older ones', printed.out)
+    assert 'skip_existing=1: must be True or False' in printed.err
 
 
 def test_data_that_have_moved_are_asked_for(small_set, capsys):
