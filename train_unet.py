@@ -461,7 +461,7 @@ def parse_overrides(words):
             name, equals, text = word[5:], '=', 'false'
         key = name.lstrip('-').replace('-', '_')
         key = SHORT_NAMES.get(key, key)
-        kinds = ['str'] if key in ('preset', 'format', 'split', 'save') else TYPES.get(key, [])
+        kinds = ['str'] if key == 'preset' else TYPES.get(key, [])
         is_file = os.path.exists(word) or glob.glob(word)
         if re.match('--|-.', word) and not equals and not is_file:
             values = ('true', 'false', 'auto', *FOREIGN.get(key, ()), *CHOICES.get(key, ()))
@@ -604,10 +604,10 @@ def validate_config(config):
         if key in ('device', 'amp_dtype') and type(value).__module__ == 'torch':       # torch.bfloat16
             value = str(value).removeprefix('torch.')
         value = value.tolist() if hasattr(value, 'tolist') else value  # NumPy
-        value = [*map(plain, value)] if isinstance(value, (list, tuple)) else value
-        value = {plain(code): plain(to) for code, to in value.items()} if isinstance(value, dict) else value
         if isinstance(value, str) and {'list', 'dict'} & {*kinds}:     # '384x512', or a line that was printed
             value = parse_value(value, kinds)
+        value = [*map(plain, value)] if isinstance(value, (list, tuple)) else value
+        value = {plain(code): plain(to) for code, to in value.items()} if isinstance(value, dict) else value
         value = SYNONYMS.get((key, shown(value).strip("'").lower()), value)
         if isinstance(value, str):                                     # unet is Unet
             words = {word.lower(): word for word in CHOICES.get(key, ())}
@@ -818,8 +818,8 @@ if __name__ == '__main__' and not has_other_machines():
         sys.exit(2)
 
 os.environ.setdefault('NO_ALBUMENTATIONS_UPDATE', '1')   # else importing it asks a server for a newer version
-if __name__ == '__main__':
-    os.environ.pop('MPLBACKEND', None)                   # a notebook's, which may not be there for what it starts
+if __name__ == '__main__' and 'IPython' not in sys.modules:    # a notebook's may not be there for what it starts
+    os.environ.pop('MPLBACKEND', None)
 
 
 class ImportedWhenUsed:
@@ -851,7 +851,8 @@ try:
 except (ImportError, AttributeError, OSError, ValueError, KeyboardInterrupt) as error:     # two OpenCVs, no DLL, NumPy
     if __name__ != '__main__':
         raise
-    what = '--force-reinstall opencv-python-headless' if re.search('libGL|cv2', str(error)) else '-r requirements.txt'
+    is_opencv = re.search("libGL|(?<!named ')cv2", str(error))         # another one is, or was, installed beside it
+    what = '--force-reinstall opencv-python-headless' if is_opencv else '-r requirements.txt'
     sys.exit(130 if isinstance(error, KeyboardInterrupt) else f'{error}: type  pip install {what}')
 
 log = logging.getLogger('train_unet')
@@ -1241,7 +1242,7 @@ DERIVED_WORDS = set('overlay overlays vis viz visual visualized visualization bl
                     'inv invgray ref depth dsm flows prediction predictions predicted predict pred preds results '
                     'visualisation visualisations visualizations merged superimposed blended binarisation '
                     'binarization distance distances dist distancemap distancemaps heatmap heatmaps weightmap '
-                    'weightmaps'.split())
+                    'weightmaps confidence'.split())
 SOUND_WORDS = {'good', 'ok', 'normal', 'healthy', 'negative', 'clean'}         # of images without what is looked for
 PLACE_WORDS = {*SPLIT_WORDS, *SET_WORDS, *IMAGE_WORDS, *MASK_WORDS}
 JPEG_SUFFIXES = ('.jpg', '.jpeg', '.jfif', '.jpe')
@@ -1724,8 +1725,9 @@ def match_split(images, masks):
 def unite_folders(images, masks):
     """Pairs where each image has its own folder of masks, one file per object (DSB-2018), beside it or named after its
     stem -> as match_pairs, the folders being the masks if some hold several files; None where files do not lie so."""
-    groups = grouped(masks, lambda mask: (mask.split, bare(mask.rest)))            # a/7_mask/ is of a/7.jpg too
-    places = {(image.split, bare(image.rest or image.stem)): image for image in images}
+    split = (lambda file: file.split) if any(mask.split for mask in masks) else lambda file: ''
+    groups = grouped(masks, lambda mask: (split(mask), bare(mask.rest)))           # a/7_mask/ is of a/7.jpg too
+    places = {(split(image), bare(image.rest or image.stem)): image for image in images}
     together = {os.path.dirname(image.path) for image in images} & {os.path.dirname(mask.path) for mask in masks}
     is_one_each = len(places) == len(images) and groups.keys() <= places.keys()
     is_one_each &= len({os.path.dirname(mask.path) for mask in masks}) == len(groups)      # no mask-0/ beside mask-1/
@@ -1979,6 +1981,13 @@ def doubts(pairs, splits, config):
     if any(image.split in ('val', 'test') and image.split != SPLITS[split] for image, split in zip(images, splits)):
         notes.append('no image is named for training: all of them were split afresh')
         named = set()
+    words = lambda image: {*folder_words(f'{image.rest} {image.kind} {image.stem}')}
+    theirs = lambda image, mask: '/'.join(part for part in mask.rest.split('/') if re.search('[A-Za-z]{3}', part)
+                                          and {*words(image), *SPLIT_WORDS}.isdisjoint(folder_words(part)))
+    tasks = {re.sub(r'\d', '', name): name for name in itertools.starmap(theirs, pairs)}       # p1/, p2/ are no tasks
+    if 1 < len(tasks) <= min(4, len(pairs) / 3) and '' not in tasks:
+        notes.append(f'masks lie in {" and in ".join(sorted(tasks.values()))}, which the folders of the images do '
+                     'not tell: if these are several tasks, name one of them in masks=')
     mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
     if count > 1:
         notes.append(f'{count} images have one and the same mask: {mask}')
@@ -2169,8 +2178,10 @@ def ways_to_split(stems, lists, root, parts, known):
         except OSError as error:                                       # else chance would split them
             raise DataError(f'{Path(root, folder, name)}: cannot be read: {error.strerror}') from None
         code = 'utf-16' if text[:2] in (b'\xff\xfe', b'\xfe\xff') else 'utf-8-sig'     # PowerShell's >
-        for line in text.decode(code, 'replace').splitlines():
-            first = re.split('[,;\t]', line)[0]
+        text = text.decode(code, 'replace')
+        is_numbered = text[:1] in (',', ';', '\t')                     # by pandas: a column without a name is first
+        for line in text.splitlines():
+            first = [*re.split('[,;\t]', line)[is_numbered:], ''][0]
             words = [] if name.lower().endswith('.csv') else [line.strip(), *line.split()[:1]]
             words = [*filter(may_be_read, words[1:]), *words, first]   # of '1.png 2.png' the first, but 'my (1).png'
             found = [*filter(None, (tail_of(word.strip(' "'), parts) for word in words))]         # not of a blank line
@@ -2278,22 +2289,24 @@ def with_namesakes(images, masks, notes):
 SEARCH = 10                        # seconds after which no more folders and names are tried
 
 
-def lines_that_pair(config, root, files):
-    """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
-    readable, begun = [file for file in files if may_be_read(file[1])], time.monotonic()
-    works = settings_that_pair(config, root, readable)
-    in_time = '' if time.monotonic() - begun < SEARCH else f' in {SEARCH} s (data=FOLDER leaves fewer to try)'
-    works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
+def unites_classes(answer):
+    """Whether an Answer unites masks that do not sound like the halves of one thing, such as lungs."""
+    return any(UNITED in mask and not re.search('(?i)left.*right', mask) for _, mask in answer.pairs)
+
+
+def likeliest_lines(works, root):
+    """Of {line: Answer} the lines to offer, the likeliest first."""
     in_all = lambda line: re.sub(rf'/({"|".join(SPLIT_WORDS)})(?=[/"])', '', line)         # mask/ for mask/train/
     works = {line: answer for line, answer in works.items() if not answer.pairs < works.get(in_all(line), answer).pairs}
     works, partners = without_crossed(works)
     of_program = lambda line: bool(RESULT_WORD.search(line.partition('mask')[2]))      # {stem}pred.png as masks
+    places = lambda line: {os.path.dirname(file) for pair in works[line].pairs for file in pair}
+    sides = lambda line: {read_place(relative(place, root))[0] for place in places(line)}
+    in_tests = functools.cache(lambda line: sides(line) == {'test'})
+    of_test = lambda line: in_tests(line) or 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
     most = max((len(works[line].pairs) for line in works if not of_program(line)), default=0)
-    of_test = lambda line: 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
-    united = lambda line: [mask for _, mask in works[line].pairs if UNITED in mask]
-    of_classes = lambda line: any(not re.search('(?i)left.*right', mask) for mask in united(line))
     plainest = lambda line: (of_test(line), of_program(line), -len(works[line].pairs), 'skip_' in line,
-                             'masks=' not in line, 'images="*"' in line, of_classes(line), len(line),
+                             'masks=' not in line, 'images="*"' in line, unites_classes(works[line]), len(line),
                              line.rfind('{stem}'))                     # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
@@ -2302,7 +2315,8 @@ def lines_that_pair(config, root, files):
     images_of = lambda line: {image for image, _ in works[line].pairs}
     lines, known = [], set().union(*map(images_of, enough))            # of them a better kind of masks may show few
     few = [line for line in works if line in partners
-           or 'masks=' in line and works[line].has_all_masks and images_of(line) <= known]
+           or ('masks=' in line or best and works[line].score > best[0]) and works[line].has_all_masks
+           and images_of(line) <= known]
     for line in [*enough, *sorted(few, key=plainest)]:                 # with masks= files may be left over
         answer = works[line]
         is_best = answer[:2] >= best or answer.score >= best[0] and ('masks=' in line or not answer.leaves_images)
@@ -2315,14 +2329,24 @@ def lines_that_pair(config, root, files):
         lines = [line, *(other for other in lines if other not in holds(line))]
     masks_of = lambda line: frozenset(mask for _, mask in works[line].pairs)
     is_sound = lambda line: not SOUND_WORDS.isdisjoint(folder_words(line.partition(' masks=')[0]))
-    lines = [line for line in lines if not is_sound(line)              # good/000 has no mask of the defects of bad/000
-             or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
+    return [line for line in lines if not is_sound(line)               # good/000 has no mask of the defects of bad/000
+            or not any(masks_of(line) & masks_of(other) for other in lines if not is_sound(other))]
+
+
+def lines_that_pair(config, root, files):
+    """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
+    readable, begun = [file for file in files if may_be_read(file[1])], time.monotonic()
+    works = settings_that_pair(config, root, readable)
+    in_time = '' if time.monotonic() - begun < SEARCH else f' in {SEARCH} s (data=FOLDER leaves fewer to try)'
+    works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
+    lines = likeliest_lines(works, root)
+    masks_of = lambda line: frozenset(mask for _, mask in works[line].pairs)
     bands = ['if these are the bands of one image join them first, as one .tif or .npy, and type in_channels=...'] \
         * (max(Counter(map(masks_of, lines)).values(), default=0) > 1)         # other images have the same masks
     empty = ['images without a mask are left out; those that show nothing to find can be learnt from, once each has a '
              'mask of zeros'] * leave_images([*map(works.get, lines)], root, files)
-    note = lambda line: ', masks united: one class' * bool(united(line)) \
-        + ', unless you draw them into one mask' * of_classes(line)
+    note = lambda line: ', masks united: one class' * any(UNITED in mask for mask in masks_of(line)) \
+        + ', unless you draw them into one mask' * unites_classes(works[line])
     told = lambda line, pairs, note: f'    {line}   ({counted(len(pairs), "pair")}{note})'
     together = lines_of_kinds({line: works[line] for line in lines}, config, root, readable)
     lines = [told(line, works[line].pairs, note(line)) for line in lines]
@@ -2330,10 +2354,11 @@ def lines_that_pair(config, root, files):
     lines = [told(line, pairs, f', by {rule}') for line, (pairs, rule) in lists_there(root, files).items()] + lines
     if lines:
         lines = ['type one of these, each tried on your files:', *shorten(lines[:24], 6), *empty, *bands]
-    elif told := [f'{key}=none' for key in ('images', 'masks', 'image_pattern', 'mask_pattern') if config[key]]:
-        lines = [f'others are tried with {" ".join(told)}']            # of a run they cannot be left out
     else:
-        lines = data_above(root) or [
+        typed = [f'{key}=none' for key in ('images', 'masks', 'image_pattern', 'mask_pattern') if config[key]]
+        above = [] if config['images'] and config['masks'] else data_above(root)
+        others = [f'others are tried with {" ".join(typed)}'] * bool(typed)            # a run's cannot be left out
+        lines = above or others or [
             f'no folders or names were found{in_time} that pair them otherwise, as images/ and masks/ would; polygons, '
             'run lengths, volumes and stacks are to be drawn first, as a picture (or .npy, .mat) for each image']
     lines.append('a list file (data=list.csv, with the columns image,mask) tells how any other files belong together')
@@ -2455,7 +2480,7 @@ def settings_that_pair(config, root, files):
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
     is_of_another = other_images(root, files)
     has_photos = any(flat(os.path.join(root, *file)) < 0.9 for file in files[::len(files) // 8 + 1])
-    folders = () if config['images'] and config['masks'] else folder_answers(files)    # typed: not questioned
+    folders = () if config['images'] and config['masks'] else folder_answers(files, has_photos)        # not questioned
     answers = itertools.zip_longest(pattern_answers(files), folders)
     answers, again = [{}, *filter(None, itertools.chain.from_iterable(answers))], []
     for settings, which in itertools.chain(((settings, -1) for settings in answers), again):
@@ -2513,10 +2538,11 @@ def other_images(root, files):
     there = Counter(posixpath.join(folder, bare(name)).lower() for folder, name in files)
     roles = {folder: read_place(folder)[1] for folder, _ in files}
     mask_role = 'mask' if 'mask' in roles.values() else ''
+    of_image_role = {posixpath.join(*file).lower() for file in files if roles[file[0]] == 'image'}
     of_images, of_masks = ({word for file in files if (roles[file[0]] == mask_role) is are_masks
                             for word in words_in(posixpath.join(*file))} for are_masks in (False, True))
     clips = {part for folder, role in roles.items() if role != mask_role for part in folder.lower().split('/')
-             if not part.isdigit() and not told_role(part)}            # perhaps without a mask
+             if not part.isdigit() and not told_role(part) and part not in SPLIT_WORDS}        # perhaps without a mask
 
     def is_of_another(image, mask):
         image, mask = (relative(path, root).replace(os.sep, '/').lower() for path in (image, mask))
@@ -2524,8 +2550,12 @@ def other_images(root, files):
         (stem, suffix), (mask_stem, _) = map(os.path.splitext, (name, mask_name))
         namesake, itself = posixpath.join(folder, bare(mask_stem) + suffix), posixpath.join(place, bare(mask_name))
         mine, other = words_in(image) - words_in(mask), words_in(mask) - words_in(image)
-        return bare(mask_stem) != bare(stem) and there[namesake] > (namesake == itself) \
-            or mine & of_masks and other & of_images or other & words_in(mask_name) & clips
+        ours, theirs = ({*way.split('/')} - {''} for way in (folder, place))           # tissue/ is not of cell/
+        swaps = itertools.product(ours - theirs, theirs - ours)
+        rivals = {posixpath.join(folder.replace(*swap), name) for swap in swaps} - {mask}
+        return rivals & of_image_role or bare(mask_stem) != bare(stem) and there[namesake] > (namesake == itself) \
+            or mine & of_masks and other & of_images \
+            or other & words_in(mask_name) & clips - {posixpath.basename(place)}
     return is_of_another
 
 
@@ -2541,9 +2571,13 @@ def are_numbered(pairs, images, masks):
     if numbers and before == [numbers[0] - 1] != numbers_in(images):
         return True
     of_images, of_masks = (numbers_in([*side, *left]) for side, left in zip(zip(*pairs), (images, masks)))
+    first, second = pairs[0]
+    is_count = lambda numbers: numbers[:1] in ([0], [1]) and numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    if images and masks and second.stem.startswith('Label_') and is_count(of_masks) and not is_count(of_images):
+        return True                                                    # MATLAB's Label_7 is of the seventh image
     if len(images) != len(masks):
         return False
-    (first, second), words = pairs[0], {re.sub(r'\d+$', '', image.stem) for image in [*next(zip(*pairs)), *images]}
+    words = {re.sub(r'\d+$', '', image.stem) for image in [*next(zip(*pairs)), *images]}
     are_numbers = first.stem.isdigit() or len(words) == 1 and first.stem != second.stem            # frame_1 and mask_1
     if are_numbers and 2 * len(images) >= len(pairs):                  # frames 2, 4, 6 and masks 1, 2, 3
         return True
@@ -2602,13 +2636,15 @@ def folder_shapes(files, shared):
     return {shape: covered for covered, shape in shapes}, everywhere
 
 
-def folder_answers(files):
+def folder_answers(files, has_photos=True):
     """images= and masks= for any two folders that may belong together."""
     shared = shared_folder(files)
     shapes, everywhere = folder_shapes(files, shared)
     if top_pictures(files):                                            # x.jpg beside masks/ and other folders
         shapes['.'] = {''}
     role = {shape: read_place(shape[len(shared):].lstrip('/'))[1] for shape in shapes}
+    if has_photos and {*role.values()} == {'mask'}:                    # below semantic_labeling/ the last name tells
+        role = {shape: told_role(posixpath.basename(shape)) for shape in shapes}
     is_derived = lambda shape: 'image' in role.values() and DERIVED_WORDS & {*folder_words(shape)}       # an overlay
     in_name = lambda shape: IMAGE_WORDS & {*folder_words(posixpath.basename(shape))}       # seg_images/: of seg_masks/
     may_be_images = {shape for shape in shapes if role[shape] == 'image'
@@ -3498,7 +3534,8 @@ def guess_coding(values, images, areas, special, palette, wanted, counts_up, los
                                     '(JPEG noise or soft edges): above 127 is foreground')
     noise = ['the masks are JPEG, whose noise makes values of its own: masks want PNG'] if lossy else []
     lines = explain_values(values, images, areas, plain, special, counts_up, lossy)
-    lines[1:] = sorted(lines[1:], key=lambda line: wanted != 'auto' and 'type num_classes=' not in line)
+    if wanted != 'auto' and len(plain) == highest + 1:                 # 0 to 3 of num_classes=3
+        lines[1:] = sorted(lines[1:], key=lambda line: 'type num_classes=' not in line)
     raise DataError(noise + lines, 'the mask values are not clear')
 
 
@@ -3850,7 +3887,9 @@ def same_file(first, second):
 
 def same_shape(first, second):
     """Whether two sizes (H, W) have the same aspect ratio, give or take a pixel."""
-    return abs(first[0] / first[1] * second[1] - second[0]) <= max(1, second[1] / first[1], second[0] / first[0])
+    is_picture = min(*first, *second) > 4                              # boxes as .npy are 5 numbers wide
+    tolerance = max(1, second[1] / first[1], second[0] / first[0])
+    return is_picture and abs(first[0] / first[1] * second[1] - second[0]) <= tolerance or [*first] == [*second]
 
 
 def may_be_scaled(mask, image, config):
@@ -7445,7 +7484,8 @@ def resume_config(folder, preset, overrides):
         if value == 'auto' and key not in ('class_weights', 'device', 'cache_images', 'num_workers'):  # of the machine
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
-    anew = f'; a new run with {as_typed("initial_weights", folder)} begins with its weights'
+    anew = f'; a new run with {as_typed("initial_weights", folder)} begins with its weights' \
+        * (folder / 'best.pt').exists()
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})'
              + anew * (key in ('num_classes', 'mask_values')) for key in changed if key in FIXED_ON_RESUME]
     sizes = [settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config)]
@@ -8890,8 +8930,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     refuse_overwriting(files, output, skip_existing)
     there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
     files = [(path, mask) for path, mask in files if mask not in there]
-    older = sum(mask.exists() for _, mask in files)
-    broken, begun = [], time.monotonic()
+    broken, older, begun = [], 0, time.monotonic()
 
     def images():
         is_told = False
@@ -8909,8 +8948,10 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
 
     for target, image, bands in predict_stream(model, images(), dtype, tta=tta):
         output.mkdir(parents=True, exist_ok=True)                      # if it fails, at the first mask
+        is_older = target.exists()
         try:
             write_prediction(target, image, bands, model, save)
+            older += is_older
         except DataError as error:                                     # a large file may be broken further down
             broken.append(error.problems[0])
         except (RuntimeError, OSError) as error:
@@ -8941,7 +8982,8 @@ def warn_of_other_depth(name, modes, model):
 def warn_of_larger(name, image, model):
     """Warn once of an image that is shrunk much more than any trained on, as a whole field after tiles of fields."""
     side, config = model.side, model.config
-    if side and config['size_policy'] == 'resize' and max(image.shape[:2]) > 2 * side:
+    if isinstance(side, int) and config['size_policy'] == 'resize' \
+            and max(image.shape[:2]) > max(2 * side, *config['image_size']):
         how = 'type size_policy=crop' if max(config['image_size']) == side else f'predict tiles of {side} pixels'
         log.warning('%s: its %d pixels are shrunk to image_size, in training at most %d were; if those were cut from '
                     'such images %s', clean(name), max(image.shape[:2]), side, how)
@@ -9367,7 +9409,7 @@ def export(run, format='onnx', output=None, half=False):
     its preprocessing parameters. half stores the weights as float16 (onnx, smp).
     """
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
-    if format not in writers:
+    if format not in [*writers]:                                       # a list has no hash
         raise UserError(f'format={format!r}: choose from {", ".join(writers)}', 'cannot export')
     if half and format == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')

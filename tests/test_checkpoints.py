@@ -657,6 +657,11 @@ def test_a_setting_that_defines_the_run_cannot_change_on_resume(run_of_two):
             tu.train(resume='run', **change)
     with pytest.raises(tu.ConfigError, match='initial_weights=run begins with its weights'):
         tu.train(resume='run', num_classes=3)                          # what somebody wants who found one class more
+    with pytest.raises(tu.ConfigError, match='initial_weights=run begins with its weights'):
+        tu.train(resume='run', mask_values={255: 1})
+    with pytest.raises(tu.ConfigError) as caught:
+        tu.train(resume='run', seed=5)
+    assert 'initial_weights' not in str(caught.value)
     assert len(final()['history']) == 2
 
 

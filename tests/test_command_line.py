@@ -90,12 +90,27 @@ def test_a_library_that_cannot_be_loaded_is_told_in_a_line(tmp_path, kind):
                                               'pip install -r requirements.txt\n')
 
 
-def test_an_opencv_that_wants_a_display_is_told_how_to_be_replaced(tmp_path):
+@pytest.mark.parametrize('error, advice', [
+    ("ImportError('libGL.so.1: cannot open shared object file')", '--force-reinstall opencv-python-headless'),
+    ('AttributeError("module \'cv2\' has no attribute \'gapi\'")', '--force-reinstall opencv-python-headless'),
+    ('ModuleNotFoundError("No module named \'cv2\'")', '-r requirements.txt')])
+def test_an_opencv_that_wants_a_display_is_told_how_to_be_replaced(tmp_path, error, advice):
     """As opencv-python beside opencv-python-headless in a container: pip calls the requirements satisfied."""
-    (tmp_path / 'cv2.py').write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
+    (tmp_path / 'cv2.py').write_text(f'raise {error}')
     done = subprocess.run([sys.executable, ROOT / 'train_unet.py', 'check'], capture_output=True, text=True, timeout=60,
                           env={**os.environ, 'PYTHONPATH': str(tmp_path)})
-    assert done.returncode == 1 and done.stderr.endswith('pip install --force-reinstall opencv-python-headless\n')
+    assert done.returncode == 1 and done.stderr.endswith(f'pip install {advice}\n')
+
+
+@pytest.mark.parametrize('line', ['import train_unet', 'import IPython, runpy, sys; sys.argv[1:] = ["export", "no"]; '
+                                  'runpy.run_path("train_unet.py", run_name="__main__")'])
+def test_the_backend_of_a_notebook_stays_its_own(line):
+    """After %run train_unet.py its kernel showed no plots any more."""
+    pytest.importorskip('IPython')
+    told = 'import atexit, os; atexit.register(lambda: print(os.environ.get("MPLBACKEND"))); '
+    done = subprocess.run([sys.executable, '-c', told + line], capture_output=True, text=True, timeout=60, cwd=ROOT,
+                          env={**os.environ, 'MPLBACKEND': 'agg'})
+    assert done.stdout == 'agg\n', done.stderr
 
 
 # --- where the output goes ------------------------------------------------------------

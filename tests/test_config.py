@@ -547,6 +547,10 @@ def test_weights_that_are_no_numbers_are_refused(value):
     assert 'class_weights' in problems_of(class_weights=value)[0]
 
 
+def test_weights_of_which_none_is_above_0_are_refused():
+    assert 'one of them must be above 0' in problems_of(class_weights=[0, 0])[0]
+
+
 def test_a_colour_with_alpha_is_no_number_of_a_value():
     """{0xFFFF0000: 1} was an OverflowError, {16777221: 1} the colour #000005."""
     assert "a colour such as '#ff0000'" in problems_of(mask_values={0xFFFF0000: 1})[0]
@@ -582,6 +586,7 @@ def test_numbers_and_names_of_numpy_become_pythons_own():
 @pytest.mark.parametrize('key, line, value', [
     ('mask_values', '{0: 0, 255: 1}', {0: 0, 255: 1}), ('mask_values', '>127', '>127'),
     ('class_names', '[a,b]', ['a', 'b']), ('class_weights', '[1,5]', [1, 5]), ('class_weights', 'auto', 'auto'),
+    ('class_weights', '1,5', [1, 5]),
     ('image_size', '384x512', [384, 512]),
     ('group_pattern', '[12]', '[12]')])
 def test_a_line_that_was_printed_can_be_given_to_train(key, line, value):
@@ -915,6 +920,10 @@ def test_a_package_that_lacks_what_it_needs_is_told_at_its_first_use(tmp_path, m
     (tmp_path / 'unfit.py').write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     with pytest.raises(train_unet.UserError, match='nms does not exist.*pip install -r requirements.txt'):
         train_unet.ImportedWhenUsed('unfit').anything
+    for kind in (OSError, ValueError):                                 # a DLL; numpy.dtype size changed
+        (tmp_path / f'of_{kind.__name__}.py').write_text(f"raise {kind.__name__}('it does not suit')")
+        with pytest.raises(train_unet.UserError, match='it does not suit: type  pip install -r requirements.txt'):
+            train_unet.ImportedWhenUsed(f'of_{kind.__name__}').anything
     (tmp_path / 'older.py').write_text('from os import a_name_that_came_later')
     with pytest.raises(train_unet.UserError, match='a_name_that_came_later.*pip install -r requirements.txt'):
         train_unet.ImportedWhenUsed('older').anything

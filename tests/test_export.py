@@ -386,6 +386,8 @@ def test_an_exporter_that_lacks_what_it_needs_is_told_in_a_line(two, tmp_path, m
 def test_several_formats_are_refused(two, capsys):
     assert tu.main(['export', str(two[0]), "format=['onnx','pt2']"]) == 2
     assert 'onnx, pt2, smp' in capsys.readouterr().err
+    with pytest.raises(tu.UserError, match='onnx, pt2, smp'):
+        tu.export(two[0], format=['onnx', 'pt2'])
 
 
 @pytest.mark.parametrize('name, half, told', [('m.onnx', False, 'ends in .pt2'), ('m.pt2', True, 'half=True')])

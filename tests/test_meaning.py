@@ -116,6 +116,12 @@ def test_too_few_classes_that_were_typed_are_the_first_that_is_told(tmp_path):
     assert 'type num_classes=4' in told[0] and inspect(tmp_path, num_classes=4)[1].coding.num_classes == 4
 
 
+def test_numbers_far_apart_are_a_table_also_where_too_few_classes_were_typed(tmp_path):
+    mask = np.repeat([0, 85, 170, 255], 16)[:, None].repeat(64, 1)
+    told = [line for line in ask(with_masks(tmp_path, [mask] * 3), num_classes=4).problems if 'type ' in line]
+    assert 'mask_values="{0: 0, 85: 1, 170: 2, 255: 3}"' in told[0]
+
+
 def test_wanted_number_of_classes_explains_gaps(tmp_path):
     """59 classes of which few occur: the user said how many there are."""
     folder, _ = coded_set(tmp_path / 'set', [0, 5, 14, 55])

@@ -256,6 +256,18 @@ def test_a_mistake_within_is_not_taken_for_the_hubs():
         1 / 0
 
 
+def test_a_package_that_a_proxy_needs_is_told_in_a_line(monkeypatch):
+    """httpx wants socksio for a SOCKS proxy."""
+    def lack(*args, **settings):
+        raise ImportError("the 'socksio' package is not installed")
+
+    monkeypatch.setattr('segmentation_models_pytorch.Unet', lack)
+    monkeypatch.setattr('segmentation_models_pytorch.encoders.get_preprocessing_params', lack)
+    with pytest.raises(tu.ConfigError, match='socksio.*encoder_weights=None starts from scratch'):
+        build(encoder_weights='imagenet')
+    assert tu.encoder_statistics({'encoder': 'resnet18', 'encoder_weights': 'ssl', 'in_channels': 3})[0][0] == 123.675
+
+
 def test_an_encoder_that_cannot_be_dilated_is_named():
     """timm asserts it."""
     with pytest.raises(tu.ConfigError, match="architecture='DeepLabV3Plus' with encoder='tu-hrnet_w18_small'"):

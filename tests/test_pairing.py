@@ -1342,6 +1342,7 @@ def test_a_pattern_of_the_run_is_named_where_other_data_have_none(tmp_path):
     fill(tmp_path, [f'images/{n}.png' for n in range(4)], [f'masks/{n}.png' for n in range(4)])
     error = str(ask(tmp_path, mask_pattern='{stem}_label.png'))
     assert 'others are tried with mask_pattern=none' in error and 'were found that' not in error
+    assert 'the other half lies beside it' in str(ask(tmp_path / 'images', mask_pattern='{stem}_label.png'))
 
 
 def test_folders_given_by_their_whole_path_are_those_inside(tmp_path):

@@ -391,6 +391,15 @@ def test_bands_beyond_red_green_blue_are_kept_at_their_depth(tmp_path, dtype, ch
     assert image == pytest.approx(values / (65535 if dtype == np.uint16 else 1), abs=1e-4)
 
 
+def test_a_stack_for_a_network_that_is_trained_is_told_what_it_wants(tmp_path):
+    for suffix, told in (('tif', True), ('npy', False)):
+        path = str(tmp_path / f'x.{suffix}')
+        (tifffile.imwrite if told else np.save)(path, np.ones((9, 8, 5), np.uint8))
+        with pytest.raises(DataError) as caught:
+            train_unet.read_image(path, {**train_unet.CONFIG, 'mean': [0.0] * 3})
+        assert ('each page wants a file of its own' in str(caught.value)) is told
+
+
 def test_a_fourth_band_of_an_array_is_not_dropped(tmp_path):
     array = np.random.default_rng(0).integers(0, 255, (8, 8, 4)).astype(np.uint8)
     np.save(tmp_path / 'x.npy', array)

@@ -2374,3 +2374,205 @@ def test_black_keeps_its_place_among_three_classes(tmp_path):
     folder = with_masks(tmp_path, masks)
     (folder / 'class_dict.csv').write_text('name,r,g,b\nroad,128,0,0\nground,0,0,0\ntree,0,128,0\n')
     assert line_of_list(ask(folder))[0]['class_names'] == ['road', 'ground', 'tree']
+
+
+# --- layouts met in a hundred published sets of each kind ------------------------------
+
+
+def lay_out(folder, images, masks):
+    """Pictures that differ, and masks with a corner each, under these names."""
+    for number, name in enumerate(images):
+        save(folder / name, scene(number, 48))
+    for number, name in enumerate(masks):
+        save(folder / name, corner(number % 16, number // 2 % 16, 1, 48))
+
+
+# name, images, masks, the first line that is offered, and what none of the lines may hold
+LAYOUTS = [
+    ('OCELOT: two views, one of them labelled', [f'images/{view}/{n}.jpg' for view in ('cell', 'tissue')
+                                                             for n in range(4)],
+     [f'annotations/tissue/{n}.png' for n in range(4)], 'images="images/tissue" masks="annotations"', 'images/cell"'),
+    ('SUN-SEG: tests in folders further down',
+     [*(f'TrainData/Frame/{n}.jpg' for n in range(16)),
+      *(f'TestData/{k}/Frame/{n:02d}.jpg' for k in 'ab' for n in range(12))],
+     [*(f'TrainData/GT/{n}.png' for n in range(16)),
+      *(f'TestData/{k}/GT/{n:02d}.png' for k in 'ab' for n in range(12))],
+     'images="TrainData/Frame" masks="TrainData/GT"', 'nothing'),
+    ('MVTec: masks of tests alone', [*(f'{k}/train/good/{n:03d}.png' for k in 'ab' for n in range(4)),
+                                     *(f'{k}/test/hole/{n:03d}.png' for k in 'ab' for n in range(4))],
+     [f'{k}/ground_truth/hole/{n:03d}_mask.png' for k in 'ab' for n in range(4)],
+     'images="*/*" masks="*/ground_truth" skip_unpaired=True', 'nothing'),
+    ('BDD100K: train in the name of each mask',
+     [f'seg/images/{s}/{c}{n}.jpg' for s, c in (('train', 'a'), ('val', 'b')) for n in range(4)],
+     [f'seg/{kind}/{s}/{c}{n}_train_{end}.png' for kind, end in (('labels', 'id'), ('color_labels', 'color'))
+      for s, c in (('train', 'a'), ('val', 'b')) for n in range(4)],
+     'images="seg/images" masks="seg/labels"', 'labels/train'),
+    ('Vaihingen: its name sounds like masks', [f'ISPRS_semantic_labeling/top/a{n}.tif' for n in range(4)],
+     [f'ISPRS_semantic_labeling{place}/a{n}.tif' for place in ('/gts', '_ground_truth') for n in range(4)],
+     'images="ISPRS_semantic_labeling/top" masks="ISPRS_semantic_labeling/gts"', 'nothing'),
+    ('MATLAB: masks are counted, images have gaps', [f'images/{n:03d}.jpg' for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)],
+     [f'PixelLabelData/Label_{n}.png' for n in range(1, 9)], None, 'PixelLabelData'),
+    ('a moon: its ground is beside it', [*(f'images/render/render{n:04d}.png' for n in range(1, 8)),
+                                         *(f'real/PCAM{n}.png' for n in range(1, 4))],
+     [*(f'images/ground/ground{n:04d}.png' for n in range(1, 8)), *(f'real/g_PCAM{n}.png' for n in range(1, 4))],
+     'images="images/render" masks="images/ground"', 'nothing'),
+]
+
+
+@pytest.mark.parametrize('images, masks, first, unwanted', [case[1:] for case in LAYOUTS],
+                         ids=[case[0] for case in LAYOUTS])
+def test_layouts_of_published_sets(tmp_path, images, masks, first, unwanted):
+    lay_out(tmp_path, images, masks)
+    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert not [line for line in lines if re.search(unwanted, line)]
+    assert first is None or lines[0].split('   (')[0] == first
+
+
+def test_few_well_named_masks_are_offered_beside_many_pictures(tmp_path):
+    """CT-ICH: the bone window was offered as the masks of the brain window; 318 of 2,814 images have a mask."""
+    lay_out(tmp_path, [f'{p:03d}/{window}/{n}.jpg' for p in range(4) for window in ('brain', 'bone')
+                       for n in range(1, 13)], [f'{p:03d}/brain/{n}_HGE_Seg.jpg' for p in range(4) for n in (3, 4)])
+    for path in tmp_path.glob('*/bone/*'):
+        save(path, np.asarray(PIL.Image.open(path).convert('L')) // 64 * 64)
+    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    assert lines[0].startswith('skip_unpaired=True   (8 pairs')
+
+
+def test_two_tasks_under_one_name_are_told(tmp_path):
+    lay_out(tmp_path, [f'images/{kind}/{kind}{n}.jpg' for kind in ('100k', '10k') for n in range(6)],
+            [f'labels/{task}/masks/{kind}{n}.png' for task, kind in (('drivable', '100k'), ('sem_seg', '10k'))
+             for n in range(6)])
+    note, = [note for note in inspect(tmp_path)[1].notes if 'several tasks' in note]
+    assert 'masks lie in labels/drivable and in labels/sem_seg,' in note
+
+
+@pytest.mark.parametrize('images, masks', [('images/img-{0}/{0}{1}.png', 'masks/gt-{0}/{0}{1}.png'),
+                                           ('images/{0}_{1}.png', 'masks/{0}/{0}_{1}.png'),
+                                           ('images/{0}{1}.png', 'masks/{1}_{0}/{0}{1}.png')])
+def test_folders_that_the_images_have_too_are_no_tasks(tmp_path, images, masks):
+    names = [(kind, n) for kind in ('London', 'Paris') for n in range(6)]
+    lay_out(tmp_path, *([form.format(*name) for name in names] for form in (images, masks)))
+    assert 'several tasks' not in ' '.join(inspect(tmp_path)[1].notes)
+
+
+def test_masks_of_images_that_were_lost_are_not_counted(tmp_path):
+    """4.jpg was lost, 11 and 12 have no masks yet: each mask is named after its image."""
+    lay_out(tmp_path, [f'images/{n}.jpg' for n in (1, 2, 3, *range(5, 13))],
+            [f'masks/{n}_mask.png' for n in range(1, 11)])
+    assert any('(9 pairs)' in line for line in ask(tmp_path).problems)
+
+
+def test_a_label_in_a_list_is_no_number_of_an_image(tmp_path):
+    """patient,label: the label 1 is the stem of 1.png, and patients were torn apart."""
+    names = [f'p{p}/{n}' for p in range(6) for n in range(3)]
+    lay_out(tmp_path, [f'images/{name}.png' for name in names], [f'masks/{name}.png' for name in names])
+    for split, patients in (('train', range(4)), ('val', (4,)), ('test', (5,))):
+        rows = [f'p{p},{p % 2}' for p in patients]
+        (tmp_path / f'{split}.csv').write_text('\n'.join(['patient,label', *rows]))
+    assert split_sizes(inspect(tmp_path)[1]) == [12, 3, 3]
+
+
+def test_lists_with_a_number_before_the_name_tell_the_split(tmp_path):
+    """DeepFish, written by pandas: ,ID,labels. By its folders all images in valid/, with fish, validated."""
+    names = [f'{kind}/f{n}' for n in range(9) for kind in [('valid', 'valid', 'empty')[n % 3]]]
+    lay_out(tmp_path, [f'images/{name}.jpg' for name in names], [f'masks/{name}.png' for name in names])
+    for split, some in (('train', names[:5]), ('val', names[5:7]), ('test', names[7:])):
+        rows = [f'{at},{name},1' for at, name in enumerate(some)]
+        (tmp_path / f'{split}.csv').write_text('\n'.join([',ID,labels', *rows]))
+    data = inspect(tmp_path)[1]
+    assert [names_of(data, split) for split in train_unet.SPLITS] == [{f'f{n}' for n in some} for some in
+                                                              (range(5), range(5, 7), range(7, 9))]
+
+
+def test_boxes_of_numbers_are_no_masks_to_be_enlarged(tmp_path):
+    """NASA's marine debris: (2, 5) is of the shape of (96, 128), give or take a pixel."""
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', scene(n, 96)[:, :64])
+        np.save(tmp_path / f'labels_{n}.npy', np.ones((3, 2)))
+    told = str(ask(tmp_path, images='images', masks='.', mask_pattern='labels_{stem}.npy'))
+    assert 'rescale_masks=True' not in told
+
+
+def lines_offered(folder, **overrides):
+    return [line.strip().split('   (')[0] for line in ask(folder, **overrides).problems if line.startswith('    ')]
+
+
+@pytest.mark.parametrize('images, masks, first', [
+    ([f'images/{n}.jpg' for n in range(1, 10)], [f'masks/{k}/{n}.png' for k in (1, 2) for n in range(1, 10)],
+     'images="images" masks="masks/1"'),
+    ([f'images/{n}.jpg' for n in (1, 2, 3, *range(5, 13))], [f'masks/{n}_mask.png' for n in range(1, 11)],
+     'images="images" masks="masks" skip_unpaired=True'),
+    ([f'images/{n}.jpg' for n in range(1, 13)], [f'masks/mask_{n}.png' for n in range(1, 11)] + ['masks/extra.png'],
+     'images="images" masks="masks" skip_unpaired=True'),
+    ([f'images/{k}/{n}.jpg' for k in 'ab' for n in (1, 2, 3)],
+     [f'masks/{k}/{p}/{n}.png' for k in 'ab' for p in (1, 2, 3) for n in (1, 2, 3)],
+     'images="images/a" masks="masks/a/*"'),
+    ([f'test_A/{n}.jpg' for n in range(20)] + [f'train_A/{n}.jpg' for n in range(20, 40)] +
+     [f'figs/{n}.png' for n in 'abc'],
+     [f'test_B/{n}.png' for n in range(20)] + [f'figs/{n}_gt.png' for n in 'abc'], 'images="test_A" masks="test_B"'),
+], ids=['two persons', 'a photograph is lost', 'a whole count', 'persons below kinds', 'figures'])
+def test_lines_that_were_right_are_offered(tmp_path, images, masks, first):
+    lay_out(tmp_path, images, masks)
+    assert lines_offered(tmp_path)[0] == first
+
+
+def test_a_flat_picture_beside_some_images_is_not_offered_for_masks_of_another_shape(tmp_path):
+    lay_out(tmp_path, [f'pics/{n}.jpg' for n in range(6)], [f'pics/{n}_inst.png' for n in range(5)])
+    for n in range(6):
+        save(tmp_path / f'gt/{n}_gt.png', corner(n, n, 1, 48)[:30, :40])
+    assert lines_offered(tmp_path)[0] == 'image_pattern="{stem}.jpg" mask_pattern="{stem}_gt.png"'
+
+
+def test_lists_of_patients_with_a_label_tell_the_split(tmp_path):
+    """The label 1 is the name of 1.png, too."""
+    lay_out(tmp_path, *([f'{k}/p{n // 3}/{n}.png' for n in range(18)] for k in ('images', 'masks')))
+    for split, some in (('train', (0, 1, 2)), ('val', (3,)), ('test', (4, 5))):
+        (tmp_path / f'{split}.csv').write_text('\n'.join(['patient,label', *(f'p{p},{p % 2}' for p in some)]))
+    assert len(names_of(inspect(tmp_path)[1], 'test')) == 6
+
+
+def test_folders_of_splits_are_no_tasks_and_tasks_keep_their_numbers(tmp_path):
+    lay_out(tmp_path / 'a', [f'{s}/rgb/{n}.jpg' for s, some in (('train', range(6)), ('test', range(6, 9)))
+                             for n in some], [f'masks/{s}ing2018/{n}.png' for s, some in
+                                              (('train', range(6)), ('test', range(6, 9))) for n in some])
+    assert 'several tasks' not in ' '.join(inspect(tmp_path / 'a')[1].notes)
+    lay_out(tmp_path / 'b', [f'images/{n}.jpg' for n in range(12)],
+            [f'masks/{"roads2018" if n < 6 else "water2019"}/{n}.png' for n in range(12)])
+    assert 'in roads2018 and in water2019,' in ' '.join(inspect(tmp_path / 'b')[1].notes)
+
+
+def test_drive_in_one_folder_is_offered_its_masks(tmp_path):
+    names = [(s, n) for s, numbers in (('training', range(21, 26)), ('test', range(1, 6))) for n in numbers]
+    lay_out(tmp_path, [f'{s}/{n:02d}_{s}.png' for s, n in names],
+            [f'{s}/{n:02d}_{kind}.png' for s, n in names for kind in ('manual1', 'mask')])
+    assert 'mask_pattern="{stem}manual1.png" skip_unpaired=True' in lines_offered(tmp_path)
+
+
+def test_other_numbers_among_the_images_do_not_undo_the_pairs(tmp_path):
+    lay_out(tmp_path, [f'images/{c}_6.jpg' for c in 'abcdef'] + ['images/chart1.jpg', 'images/chart2.jpg'],
+            [f'masks/{c}_0.png' for c in 'abcdef'])
+    assert len(inspect(tmp_path, skip_unpaired=True)[1].pairs.images) == 6
+
+
+def test_data_too_low_is_told_beside_a_pattern(tmp_path):
+    lay_out(tmp_path, [f'images/{n}.png' for n in range(6)], [f'masks/{n}_m.png' for n in range(6)])
+    assert 'lies beside it' in str(ask(tmp_path / 'images', mask_pattern='{stem}_m.png'))
+
+
+def test_one_folder_called_images2_is_no_second_kind(tmp_path):
+    lay_out(tmp_path, [f'images/p{p}/{n}.jpg' for p in (1, 2) for n in range(6)],
+            [f'masks/p{p}/images{"2" * (p == 2)}/{n}.png' for p in (1, 2) for n in range(6)])
+    assert len(inspect(tmp_path, images='images', masks='masks')[1].pairs.images) == 12
+
+
+def test_masks_alone_are_not_offered_as_images(tmp_path):
+    lay_out(tmp_path, [], [f'labels_v{v}/{k}/{n}.png' for v, k in ((1, 'ids'), (1, 'colors'), (2, 'ids'))
+                           for n in range(6)])
+    assert not [line for line in lines_offered(tmp_path) if 'masks=' in line]
+
+
+def test_folders_of_masks_without_a_split_go_with_images_that_have_one(tmp_path):
+    lay_out(tmp_path, [f'images/{"train" if n < 6 else "test"}/{n}.jpg' for n in range(9)],
+            [f'masks/{n}/{part}.png' for n in range(9) for part in range(2)])
+    data = inspect(tmp_path)[1]
+    assert 'one folder per image' in data.pairs.rule and len(names_of(data, 'test')) == 3

@@ -1877,8 +1877,9 @@ def test_pictures_find_enough_memory_too(small_set, monkeypatch):
     assert (tu.train(**{**SMALL, 'num_epochs': 1}).run_dir / 'samples.png').exists()
 
 
-def test_a_tensorboard_that_is_broken_is_told_in_a_line(tmp_path, monkeypatch):
-    (tmp_path / 'tensorboard.py').write_text("raise TypeError('Descriptors cannot be created directly.')")
+@pytest.mark.parametrize('kind', ['TypeError', 'AttributeError'])
+def test_a_tensorboard_that_is_broken_is_told_in_a_line(tmp_path, monkeypatch, kind):
+    (tmp_path / 'tensorboard.py').write_text(f"raise {kind}('Descriptors cannot be created directly.')")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if re.match(r'(torch\.utils\.)?tensorboard\b', name)]:
         monkeypatch.delitem(sys.modules, name)
