@@ -9010,7 +9010,8 @@ def list_inputs(inputs, output):
         for place in filter(os.path.isdir, places):
             found |= {os.path.join(place, *entry): os.path.join(*entry) for entry in list_files(Path(place))}
         if not os.path.isfile(item):                                   # a file that was typed is tried, whatever it is
-            others = [clean(name) for name in found.values() if not may_be_read(os.path.basename(name))]
+            others = [clean(name) for name in found.values()
+                      if not may_be_read(base := os.path.basename(name)) and base[0] != '.']       # a Mac's .DS_Store
             if others and len(others) < len(found):
                 log.info('no images, left out: %s', '; '.join(shorten(others, 3)))
             found = {path: name for path, name in found.items()

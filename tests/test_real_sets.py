@@ -2423,9 +2423,9 @@ LAYOUTS = [
                          ids=[case[0] for case in LAYOUTS])
 def test_layouts_of_published_sets(tmp_path, images, masks, first, unwanted):
     lay_out(tmp_path, images, masks)
-    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
+    lines = typed_lines(ask(tmp_path))
     assert not [line for line in lines if re.search(unwanted, line)]
-    assert first is None or lines[0].split('   (')[0] == first
+    assert first is None or lines[0] == first
 
 
 def test_few_well_named_masks_are_offered_beside_many_pictures(tmp_path):
@@ -2434,8 +2434,15 @@ def test_few_well_named_masks_are_offered_beside_many_pictures(tmp_path):
                        for n in range(1, 13)], [f'{p:03d}/brain/{n}_HGE_Seg.jpg' for p in range(4) for n in (3, 4)])
     for path in tmp_path.glob('*/bone/*'):
         save(path, np.asarray(PIL.Image.open(path).convert('L')) // 64 * 64)
-    lines = [line.strip() for line in ask(tmp_path).problems if line.startswith('    ')]
-    assert lines[0].startswith('skip_unpaired=True   (8 pairs')
+    assert typed_lines(ask(tmp_path))[0] == 'skip_unpaired=True'
+    assert len(inspect(tmp_path, skip_unpaired=True)[1].pairs.images) == 8
+
+
+def test_maps_of_confidence_are_no_images(tmp_path):
+    """KITTI-360: beside raw pictures of other names they were offered as the images of the classes."""
+    lay_out(tmp_path, [f'rgb/x{n}_y.png' for n in range(12)] + [f'semantics/confidence/{n:04d}.png' for n in range(8)],
+            [f'semantics/semantic/{n:04d}.png' for n in range(8)])
+    assert not [line for line in typed_lines(ask(tmp_path)) if 'images="semantics' in line]
 
 
 def test_two_tasks_under_one_name_are_told(tmp_path):
@@ -2453,23 +2460,6 @@ def test_folders_that_the_images_have_too_are_no_tasks(tmp_path, images, masks):
     names = [(kind, n) for kind in ('London', 'Paris') for n in range(6)]
     lay_out(tmp_path, *([form.format(*name) for name in names] for form in (images, masks)))
     assert 'several tasks' not in ' '.join(inspect(tmp_path)[1].notes)
-
-
-def test_masks_of_images_that_were_lost_are_not_counted(tmp_path):
-    """4.jpg was lost, 11 and 12 have no masks yet: each mask is named after its image."""
-    lay_out(tmp_path, [f'images/{n}.jpg' for n in (1, 2, 3, *range(5, 13))],
-            [f'masks/{n}_mask.png' for n in range(1, 11)])
-    assert any('(9 pairs)' in line for line in ask(tmp_path).problems)
-
-
-def test_a_label_in_a_list_is_no_number_of_an_image(tmp_path):
-    """patient,label: the label 1 is the stem of 1.png, and patients were torn apart."""
-    names = [f'p{p}/{n}' for p in range(6) for n in range(3)]
-    lay_out(tmp_path, [f'images/{name}.png' for name in names], [f'masks/{name}.png' for name in names])
-    for split, patients in (('train', range(4)), ('val', (4,)), ('test', (5,))):
-        rows = [f'p{p},{p % 2}' for p in patients]
-        (tmp_path / f'{split}.csv').write_text('\n'.join(['patient,label', *rows]))
-    assert split_sizes(inspect(tmp_path)[1]) == [12, 3, 3]
 
 
 def test_lists_with_a_number_before_the_name_tell_the_split(tmp_path):
@@ -2493,10 +2483,6 @@ def test_boxes_of_numbers_are_no_masks_to_be_enlarged(tmp_path):
     assert 'rescale_masks=True' not in told
 
 
-def lines_offered(folder, **overrides):
-    return [line.strip().split('   (')[0] for line in ask(folder, **overrides).problems if line.startswith('    ')]
-
-
 @pytest.mark.parametrize('images, masks, first', [
     ([f'images/{n}.jpg' for n in range(1, 10)], [f'masks/{k}/{n}.png' for k in (1, 2) for n in range(1, 10)],
      'images="images" masks="masks/1"'),
@@ -2513,14 +2499,14 @@ def lines_offered(folder, **overrides):
 ], ids=['two persons', 'a photograph is lost', 'a whole count', 'persons below kinds', 'figures'])
 def test_lines_that_were_right_are_offered(tmp_path, images, masks, first):
     lay_out(tmp_path, images, masks)
-    assert lines_offered(tmp_path)[0] == first
+    assert typed_lines(ask(tmp_path))[0] == first
 
 
 def test_a_flat_picture_beside_some_images_is_not_offered_for_masks_of_another_shape(tmp_path):
     lay_out(tmp_path, [f'pics/{n}.jpg' for n in range(6)], [f'pics/{n}_inst.png' for n in range(5)])
     for n in range(6):
         save(tmp_path / f'gt/{n}_gt.png', corner(n, n, 1, 48)[:30, :40])
-    assert lines_offered(tmp_path)[0] == 'image_pattern="{stem}.jpg" mask_pattern="{stem}_gt.png"'
+    assert typed_lines(ask(tmp_path))[0] == 'image_pattern="{stem}.jpg" mask_pattern="{stem}_gt.png"'
 
 
 def test_lists_of_patients_with_a_label_tell_the_split(tmp_path):
@@ -2545,7 +2531,7 @@ def test_drive_in_one_folder_is_offered_its_masks(tmp_path):
     names = [(s, n) for s, numbers in (('training', range(21, 26)), ('test', range(1, 6))) for n in numbers]
     lay_out(tmp_path, [f'{s}/{n:02d}_{s}.png' for s, n in names],
             [f'{s}/{n:02d}_{kind}.png' for s, n in names for kind in ('manual1', 'mask')])
-    assert 'mask_pattern="{stem}manual1.png" skip_unpaired=True' in lines_offered(tmp_path)
+    assert 'mask_pattern="{stem}manual1.png" skip_unpaired=True' in typed_lines(ask(tmp_path))
 
 
 def test_other_numbers_among_the_images_do_not_undo_the_pairs(tmp_path):
@@ -2568,7 +2554,7 @@ def test_one_folder_called_images2_is_no_second_kind(tmp_path):
 def test_masks_alone_are_not_offered_as_images(tmp_path):
     lay_out(tmp_path, [], [f'labels_v{v}/{k}/{n}.png' for v, k in ((1, 'ids'), (1, 'colors'), (2, 'ids'))
                            for n in range(6)])
-    assert not [line for line in lines_offered(tmp_path) if 'masks=' in line]
+    assert not [line for line in typed_lines(ask(tmp_path)) if 'masks=' in line]
 
 
 def test_folders_of_masks_without_a_split_go_with_images_that_have_one(tmp_path):
