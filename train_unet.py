@@ -391,7 +391,8 @@ def quoted(path):
 
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
-    script = sys.argv[0] if os.path.basename(sys.argv[0]) == Path(__file__).name else Path(__file__).name
+    name = Path(__file__).name
+    script = sys.argv[0] if os.path.basename(sys.argv[0]) == name else name if os.path.isfile(name) else __file__
     of_project = ' python' * (not re.search('(environments|archive|builds)-v', sys.prefix))    # else of the script
     python = f'uv run{of_project}' if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
     return clean(' '.join([python, quoted(script), *words]))
@@ -441,8 +442,8 @@ def parse_value(text, kinds=()):
     words = {'none': None, 'null': None, 'true': True, 'false': False}
     if text.lower() in words:
         return words[text.lower()]
-    if re.fullmatch(r'\d{1,9}x\d{1,9}', text):
-        return [int(n) for n in text.split('x')]
+    if re.fullmatch(r'\d{1,9}[xX]\d{1,9}', text):
+        return [int(n) for n in text.lower().split('x')]
     try:
         return read_literal(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
@@ -702,6 +703,12 @@ def idle(verb, overrides):
             if SHORT_NAMES.get(key, key) in IDLE.get(verb, ())]
 
 
+def wrong_flags(words):
+    """Problems with those words of single commands that are True or False."""
+    return [f'{key}={shown(value)}: must be True or False' for key, value in words.items()
+            if key in FLAGS and 'bool' not in type(value).__name__]                    # or of NumPy
+
+
 def parse_command(argv):
     """The command line -> Command, its settings validated; --help ends here. Raises ConfigError; needs no torch."""
     if {'-h', '--help', 'help'} & set(argv):
@@ -717,7 +724,12 @@ def parse_command(argv):
     verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
     overrides, paths = parse_overrides(words)
     output = overrides.pop('run_dir', None) if verb in ('predict', 'export') else None
-    own = {key: overrides.pop(key) for key in OWN_WORDS.get(verb, ()) if key in overrides}
+    own_words = OWN_WORDS.get(verb, ())
+    own = {key: overrides.pop(key) for key in own_words if key in overrides}
+    for key in [key for key in overrides if key not in {*TYPES, *SHORT_NAMES, *FOREIGN} and not key_meant(key)]:
+        if hint := did_you_mean(key, own_words, cutoff=0.75):
+            problems.append(f'unknown key {shown(key)}{hint}')
+            del overrides[key]
     needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder{" and images" * (not extra)}, as in  {command_line(verb, needed)}')
@@ -739,14 +751,14 @@ def parse_command(argv):
         else:
             hint = VERBS.get(word, '') or key_meant(key, COMMANDS) or '; type KEY=VALUE'
         problems.append(f'{word!r} is no command and no key=value{hint}')
-    problems += [f'{key}={shown(own[key])}: must be True or False' for key in FLAGS
-                 if not isinstance(own.get(key, False), bool)]
+    problems += wrong_flags(own)
     resolve_config(preset, overrides, found=problems)
     return Command(verb, paths, preset, overrides, own, output)
 
 
 EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'image_pattern': '{stem}.jpg',
-            'mask_pattern': '{stem}_label.png', 'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34'}
+            'mask_pattern': '{stem}_label.png', 'mask_values': '{255: 1}', 'device': 'cuda:0', 'encoder': 'resnet34',
+            'image_size': '384x512'}
 FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
          'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
 OF_YOUR_OWN = {'loss': '; a function goes into loss_fn', 'data': '; Datasets go into train_data and val_data',
@@ -860,6 +872,7 @@ log.setLevel(log.level or logging.INFO)
 log.propagate = False                                                  # Colab's root logger would write each line again
 logging.getLogger('PIL').addHandler(logging.NullHandler())             # it reports TIFFs that tifffile reads instead
 warnings.filterwarnings('ignore', 'Palette images with Transparency')  # to lose transparency is meant
+warnings.filterwarnings('ignore', 'Grad strides do not match')         # of 1x1 convolutions in channels_last, under DDP
 logging.getLogger('timm.models._builder').setLevel(logging.ERROR)      # it lists weights of the classifier's head
 logging.getLogger('tifffile').setLevel(logging.CRITICAL)               # what matters is raised, with the file's name
 
@@ -949,19 +962,29 @@ def is_follower():
     return (os.environ.get('WORLD_SIZE') or '1') != '1' and os.environ.get('RANK', '0') != '0'
 
 
+def processes_started(config):
+    """How many processes torchrun started. However many they are, the effective batch stays that of the config, of
+    which each takes an equal share; ConfigError if it cannot be shared evenly."""
+    text = os.environ.get('WORLD_SIZE', '').strip() or '1'
+    if not text.isdecimal():
+        raise ConfigError(f'WORLD_SIZE={shown(text)} is in the environment: no number of processes; unset it')
+    count = max(world().size, int(text))
+    effective = config['batch_size'] * config['accumulation_steps']
+    if count > 1 and (effective % count or effective < 2 * count):
+        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
+                          'two for each: start a number that divides it, or type another batch_size; if you started '
+                          'one alone unset WORLD_SIZE')
+    return count
+
+
 def join_processes(config):
-    """Under torchrun, meet the other processes -> the device of this one. However many they are, the effective batch
-    stays that of the config, of which each takes an equal share; ConfigError if it cannot be shared evenly."""
-    count, device = max(world().size, int(os.environ.get('WORLD_SIZE') or 1)), choose_device(config['device'])
+    """Under torchrun, meet the other processes -> the device of this one."""
+    count, device = processes_started(config), choose_device(config['device'])
     if count == 1:
         if (tasks := os.environ.get('SLURM_STEP_NUM_TASKS', '1')) != '1' and os.environ.get('SLURM_PROCID') == '0':
             warn([f'srun started {tasks} tasks, and each of them trains a run of its own; README has the line with '
                   'torchrun for one run on several GPUs'])
         return device
-    effective = config['batch_size'] * config['accumulation_steps']
-    if effective % count or effective < 2 * count:
-        raise ConfigError(f'{count} processes cannot share an effective batch of {effective} images evenly, at least '
-                          'two for each: start a number that divides it, or type another batch_size')
     if device.type == 'cuda':
         gpus = torch.cuda.device_count()
         rank = world().rank or int(os.environ.get('RANK') or 0)        # no LOCAL_RANK: srun, or a group of the user's
@@ -1483,10 +1506,10 @@ def collect(config, root, files, which):
         ignored[f'in {folder}, whose name is neither of images nor of masks'].append(os.path.basename(file.path))
     if '' in sources and not images and not loose and all(both := tell_apart(masks)):      # in annotations/ alone
         images, masks = both
-    elif '' in sources and is_whole(masks) and is_whole(images or loose):      # two copies, one in mri-segmentation/
+    elif '' in sources and not config['mask_pattern'] and (
+            not masks                                                  # together in one folder, perhaps named Imgs
+            or is_whole(masks) and is_whole(images or loose)):         # two copies, one in mri-segmentation/
         images, masks = tell_apart([*(images or loose), *masks])
-    elif '' in sources and not masks and not config['mask_pattern']:   # together in one folder, perhaps named Imgs
-        images, masks = tell_apart(images or loose)
     elif not images:                                                   # the names of their folders tell no role
         images = loose
     masks = without_results(images, masks, ignored)
@@ -1989,6 +2012,13 @@ def doubts(pairs, splits, config):
     if 1 < len(tasks) <= min(4, len(pairs) / 3) and '' not in tasks:
         notes.append(f'masks lie in {" and in ".join(sorted(tasks.values()))}, which the folders of the images do '
                      'not tell: if these are several tasks, name one of them in masks=')
+    are_named = lambda file: bool(RESULT_WORD.search(os.path.basename(file.path)))
+    named_so = [are_named(mask) and not are_named(image) for image, mask in pairs]
+    made = [mask.path for (_, mask), split in zip(itertools.compress(pairs, named_so), splits[named_so])
+            if SPLITS[split] != 'train']
+    if made and not all(named_so):
+        notes.append(f'{counted(len(made), "mask")}, such as {made[0]}, by their names are results of a program: a '
+                     'score on them is no score against the truth')
     mask, count = Counter(mask.path for _, mask in pairs).most_common(1)[0]
     if count > 1:
         notes.append(f'{count} images have one and the same mask: {mask}')
@@ -2287,12 +2317,32 @@ def with_namesakes(images, masks, notes):
     return [*itertools.filterfalse(is_left_out, images)]
 
 
-SEARCH = 10                        # seconds after which no more folders and names are tried
+SEARCH = 10                        # seconds of work after which no more folders and names are tried
+
+
+def seconds_at_work():
+    """Those of this thread, as others may keep the machine busy, and a third of the clock's, as drives may be slow."""
+    return np.array([time.thread_time(), time.monotonic() / 3])
 
 
 def unites_classes(answer):
     """Whether an Answer unites masks that do not sound like the halves of one thing, such as lungs."""
     return any(UNITED in mask and not re.search('(?i)left.*right', mask) for _, mask in answer.pairs)
+
+
+def lines_of_copies(works, root):
+    """The lines whose images are named as augmented ones, with the numbers of the fewer images of another line."""
+    numbers = functools.cache(lambda line: {(*re.findall(r'\d+', os.path.basename(image)),)
+                                            for image, _ in works[line].pairs})
+    augmented = {line for line in works
+                 if all(AUGMENTED.search(relative(image, root)) for image, _ in works[line].pairs)}
+
+    def are_of(line, other):                                           # image_0_51 is of 0, but 20_007 not of 20_050
+        rows = ({found[i:j] for i, j in itertools.combinations(range(len(found) + 1), 2)} for found in numbers(line))
+        return works[other].is_whole and len(works[other].pairs) < len(works[line].pairs) \
+            and all(not row.isdisjoint(numbers(other)) for row in rows)
+
+    return {line for line in augmented if any(are_of(line, other) for other in works.keys() - augmented)}
 
 
 def likeliest_lines(works, root):
@@ -2305,14 +2355,16 @@ def likeliest_lines(works, root):
     sides = lambda line: {read_place(relative(place, root))[0] for place in places(line)}
     in_tests = functools.cache(lambda line: sides(line) == {'test'})
     of_test = lambda line: in_tests(line) or 'test' in map(SPLIT_WORDS.get, re.findall('[a-z]+', line))
-    most = max((len(works[line].pairs) for line in works if not of_program(line)), default=0)
-    plainest = lambda line: (of_test(line), of_program(line), -len(works[line].pairs), 'skip_' in line,
+    copies = lines_of_copies(works, root)
+    most = max((len(works[line].pairs) for line in works if not of_program(line) and line not in copies), default=0)
+    plainest = lambda line: (of_test(line), of_program(line), line in copies, -len(works[line].pairs), 'skip_' in line,
                              'masks=' not in line, 'images="*"' in line, unites_classes(works[line]), len(line),
                              line.rfind('{stem}'))                     # the last: x_m.png is of x.png
     enough = [line for line in sorted(works, key=plainest)             # one folder of several may lack a few masks
               if len(works[line].pairs) >= (0.5 if 'masks=' in line else 0.75) * most]
-    # those of a test come last, and set no measure: its folders may have the better names
-    best = max((works[line][:2] for line in enough if of_test(line) == of_test(enough[0])), default=None)
+    # those of a test, or of turned copies, come last and set no measure: their folders may have the better names
+    kind = lambda line: (of_test(line), line in copies)
+    best = max((works[line][:2] for line in enough if kind(line) == kind(enough[0])), default=None)
     images_of = lambda line: {image for image, _ in works[line].pairs}
     lines, known = [], set().union(*map(images_of, enough))            # of them a better kind of masks may show few
     few = [line for line in works if line in partners
@@ -2336,9 +2388,9 @@ def likeliest_lines(works, root):
 
 def lines_that_pair(config, root, files):
     """What to type instead: list files; then, of the settings that pair the most when tried, the likeliest; advice."""
-    readable, begun = [file for file in files if may_be_read(file[1])], time.monotonic()
+    readable, begun = [file for file in files if may_be_read(file[1])], seconds_at_work()
     works = settings_that_pair(config, root, readable)
-    in_time = '' if time.monotonic() - begun < SEARCH else f' in {SEARCH} s (data=FOLDER leaves fewer to try)'
+    in_time = '' if max(seconds_at_work() - begun) < SEARCH else ' in the time for it (data=FOLDER leaves fewer to try)'
     works = works or settings_that_pair(config | {'rescale_masks': 'stretch'}, root, readable)     # asked for next
     lines = likeliest_lines(works, root)
     masks_of = lambda line: frozenset(mask for _, mask in works[line].pairs)
@@ -2475,7 +2527,7 @@ Answer = namedtuple('Answer', 'score is_whole pairs has_all_masks leaves_images'
 
 def settings_that_pair(config, root, files):
     """{line to type: Answer}, of settings that work."""
-    works, shifted, deadline = {}, set(), time.monotonic() + SEARCH
+    works, shifted, begun = {}, set(), seconds_at_work()
     flat = functools.cache(lambda path: flatness(path, config))
     size = functools.cache(lambda path: size_in_header(path, config))
     held = Counter(os.path.dirname(os.path.join(root, *file)) for file in files)
@@ -2485,7 +2537,7 @@ def settings_that_pair(config, root, files):
     answers = itertools.zip_longest(pattern_answers(files), folders)
     answers, again = [{}, *filter(None, itertools.chain.from_iterable(answers))], []
     for settings, which in itertools.chain(((settings, -1) for settings in answers), again):
-        if time.monotonic() > deadline:
+        if max(seconds_at_work() - begun) > SEARCH:
             break
         try:
             pairs, rule, _, images, masks = pair_roles(config | settings | {'skip_unpaired': True}, root, files, which)
@@ -3158,7 +3210,7 @@ def convert_pixels(array, path, config):
         array = (grey.round() if array.dtype.kind in 'iu' else grey).astype(array.dtype)
     elif found != channels:
         advice = f'; type in_channels={found}' if config['mean'] == 'auto' else \
-            '; arrays are height x width x channels' * (len(array) == channels) or \
+            '; arrays are height x width x channels, tensors channels first' * (channels in array.shape[:2]) or \
             '; of a stack each page wants a file of its own' * str(path).lower().endswith(('.tif', '.tiff'))   # trained
         raise DataError(f'{path}: has {found} channels, in_channels={channels}{advice}')
     if array.dtype == np.uint8:                                        # float32: beside deeper images, scaled alike
@@ -3583,7 +3635,8 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     elif (not lossy or max(values) <= 127) and plain[:1] in ([0], [COLOUR]):
         is_void = counts_up and plain[-1] < 254                        # 255 is no object's id, but lies around them
         also_255 = ' ignore_index=None' if 255 in special and len(values) > 2 and not is_void else ''
-        lines.insert(1 if are_ids else len(lines), f'if they are ids of objects, so that all but 0 (black) is '
+        cut_out = ', or pictures cut out on black' * (colours and many)
+        lines.insert(1 if are_ids else len(lines), f'if they are ids of objects{cut_out}, so that all but 0 (black) is '
                                                    f'foreground, type mask_values=nonzero{also_255}')
     if not colours and not lossy and len(plain) > 2 and 0 <= plain[0] and plain[-1] < 255:
         are_classes = many and (has_main or plain == [*range(len(plain))]) and plain[-1] < 254 and not are_ids
@@ -5109,7 +5162,7 @@ def settle(config, hardware, data, is_demo):
     is_sparse = least_shown(data.rarity[data.pairs.rows('train')], config) > 0
     choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
            + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
-    choose('learning_rate', *usual_rate(config))
+    choose('learning_rate', *usual_rate(config, count))
     steps = config['num_epochs'] * per_epoch
     choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'),
            f'averages over {"two steps" if steps <= 40 else "5 % of the run" if steps <= 200_000 else "10,000 steps"}')
@@ -5162,9 +5215,11 @@ def usual_workers(config, hardware, fits):
     return room, 'no more batches fit into /dev/shm; docker run --shm-size=8g gives more'
 
 
-def usual_rate(config):
-    """The learning rate that follows the effective batch -> (rate, reason)."""
+def usual_rate(config, images=math.inf):
+    """The learning rate that follows the effective batch, at most all training `images` -> (rate, reason). Fewer
+    than 8 count as 8: by a smaller rate they learn less."""
     effective, name = config['batch_size'] * config['accumulation_steps'], config['optimizer'].lower()
+    effective = min(effective, max(8, images))
     if 'sgd' in name:                                                  # ASGD too
         rate, most, words = 0.02 * effective / 8, 0.1, '0.02 x '
     elif 'adam' in name or name == 'rmsprop':
@@ -5922,7 +5977,8 @@ def compute_metrics(counts):
 
     All pixels of all images together, not a mean of batches. What cannot occur, 0 / 0, is NaN (a class neither in
     truth nor in prediction) and left out of the mean. For two classes the score is the foreground's. 'constant_iou' is
-    the score of calling every pixel foreground, or of the most frequent class.
+    the score of calling every pixel foreground, or of the most frequent class. What you add here is in Result.best;
+    of what epoch_row names there is a row for each epoch.
     """
     counts = counts.cpu().double()                                     # Apple GPUs have no float64
     hit, truth, predicted = counts.diag(), counts.sum(1), counts.sum(0)
@@ -6712,8 +6768,9 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     lower = safer_dtype(state.dtype, state.device)
     layer = find_nonfinite(state, window, loss_fn, state.dtype)[1]
     if lower:
-        raise Rewind(f'{in_a_row or "nothing but"} unsound steps in a row in {state.dtype} ({layer}): back to the last '
-                     f'checkpoint, precision {state.dtype} -> {lower}', dtype=lower)
+        many = f'{counted(in_a_row, "unsound step")} in a row' if in_a_row else 'nothing but unsound steps'
+        raise Rewind(f'{many} in {state.dtype} ({layer}): back to the last checkpoint, precision {state.dtype} -> '
+                     f'{lower}', dtype=lower)
     files = [name for number in range(len(window)) for name in names(number)]
     limit = config['grad_clip'] or math.inf
     clip = 'grad_clip=1.0' if limit > 1 else f'a lower grad_clip (now {limit:g})'
@@ -6726,7 +6783,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         advice += ['batch and weights are saved; run them again (with model and loss_fn, if you gave them): '
                    f'import train_unet; train_unet.replay({str(path)!r})']
     raise TrainingDiverged([
-        f'{in_a_row} steps in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
+        f'{counted(in_a_row, "step")} in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), *advice])
 
 
@@ -7380,6 +7437,10 @@ class Result:
     stopped_by: int = 0            # number of the signal that ended the run early; 0: it ran to its end
     is_saved: bool = True          # False: the disk did not take the newest weights
 
+    def __fspath__(self):
+        """What takes a run folder takes the Result too: evaluate(result), load(result)."""
+        return os.fspath(self.run_dir)
+
     def _repr_html_(self):
         """In a notebook: the best score, the last ten epochs, the curves and the samples."""
         score = ', '.join(f'{key} {self.best[key]:.4f}' for key in ('iou', 'dice', 'loss') if key in self.best)
@@ -7574,6 +7635,7 @@ def prepare(config, sources, device, decode=False, own_data=False):
         if not config['channels_last']:
             log.info('channels_last = False  (faster on Tensor Cores alone, which this run does not use)')
     if own_data:
+        warn(['data: no effect beside train_data and val_data'] * (sources['data'] == 'you'))
         return settle_own(config), hardware, precision, None, {}
     if config['data'] == 'demo' and os.path.isdir('demo'):
         warn(['data=demo is the built-in set; data=demo/ is the folder'])
@@ -7715,8 +7777,11 @@ def build_state(model, config, precision, device, sizes=()):
         model = laid_out(model, config, device)
     if isinstance(model, SegmentationModel):
         try_size(model, sizes)
-    engine = None
+    optimizer, engine = build_optimizer(model, config, device), None   # refuses what cannot train, before DDP would
     if world().size > 1:
+        if device.type == 'cpu' and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+            raise UserError('the network has SyncBatchNorm, which several processes share on GPUs alone: give it '
+                            'BatchNorm here, or start one process')
         images = min(config['batch_size'], config['batch_size'] * config['accumulation_steps'] // world().size)
         if device.type == 'cuda' and images < 4:                       # too few for statistics of their own
             model = timm.layers.convert_sync_batchnorm(model)          # torch's drops BatchNormAct2d's activation
@@ -7725,7 +7790,7 @@ def build_state(model, config, precision, device, sizes=()):
             find_unused_parameters=has_idle_parameters(model))
         engine.broadcast_buffers = False                               # the argument's name differs among versions
     model.train()                                                      # all of it: a part may have come in eval mode
-    return TrainState(model, build_optimizer(model, config, device), build_scaler(precision.dtype, config, device),
+    return TrainState(model, optimizer, build_scaler(precision.dtype, config, device),
                       Parts(model).copy() if config['ema_decay'] else None, precision.dtype, config['batch_size'],
                       engine=engine)
 
@@ -8372,11 +8437,14 @@ def resume_state(state, run, config, precision, hardware, sources):
         state.best_score = -math.inf
     if ahead := from_first(lambda: best_beyond(run.folder, state.epoch)):
         (state.best_score, state.best_epoch), run.unsaved = ahead, None        # what waits is older
-    if state.epoch < config['num_epochs']:
+    in_vain = epochs_in_vain(state.history, state.best_epoch, config)
+    ends = [f'num_epochs={state.epoch + 1} or more'] * (state.epoch >= config['num_epochs']) + [
+        'a larger early_stopping_patience, or None,'] * (in_vain >= (config['early_stopping_patience'] or math.inf))
+    if ends:
+        log.info('%s has ended: %s goes on', path, ' and '.join(ends))
+    else:
         log.info('Continuing %s at epoch %d, step %d, with %s at once', path, state.epoch + 1, state.step,
                  counted(state.batch_size, 'image'))
-    else:
-        log.info('%s has all its epochs: num_epochs=%d or more goes on', path, state.epoch + 1)
     return {key: value for key, value in saved.items() if key not in ('model', 'optimizer', 'average', 'weights')}
 
 
@@ -8428,9 +8496,10 @@ def tell_data(data, config, sources, why):
     for key, reason in why.items():
         log.info('%s = %s  (%s)', key, config[key], reason)
     several, effective = world().size, config['batch_size'] * config['accumulation_steps']
-    passes = math.ceil(effective // several / config['batch_size'])
-    log.info('batch: %d images at once x %d%s = effective batch %d', math.ceil(effective // several / passes), passes,
-             f' x {several} processes' * (several > 1), effective)
+    passes, count = math.ceil(effective // several / config['batch_size']), len(data.pairs.rows('train'))
+    log.info('batch: %d images at once x %d%s = effective batch %d%s', math.ceil(effective // several / passes), passes,
+             f' x {several} processes' * (several > 1), effective,
+             f', more than the {count} training images: these make one step' * (count < effective))
 
 
 def tell_detail(dataset, most=20):
@@ -8825,10 +8894,10 @@ def load(path, device='auto', model=None, settings=()):
     return loaded.to(device).eval()
 
 
-def load_with(run, overrides, verb):
+def load_with(run, overrides, verb, **flags):
     """Load a trained model for a command with typed settings, and set TF32 -> (model, {CONFIG key: typed value},
     dtype)."""
-    config, sources, _ = resolve_config(None, overrides, found=idle(verb, overrides))
+    config, sources, _ = resolve_config(None, overrides, found=wrong_flags(flags) + idle(verb, overrides))
     typed = {key for key, origin in sources.items() if origin == 'you'}
     fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
     if fixed:
@@ -8917,7 +8986,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     skip_existing: leave out images that have a mask there. A file that cannot be read costs no other. A TIFF of more
     than 34 million pixels is read by rows where it can be; its mask is a TIFF, written by rows.
     """
-    model, _, dtype = load_with(run, overrides, 'predict')
+    model, _, dtype = load_with(run, overrides, 'predict', tta=tta, skip_existing=skip_existing)
     if save not in ('mask', 'palette', 'overlay', 'probability'):
         raise UserError(f'save={save!r}: choose from mask, palette, overlay, probability', 'nothing to predict')
     if threshold is not None:
@@ -9126,7 +9195,7 @@ def evaluate(folder, split=None, tta=False, **overrides):
     """
     if split not in (None, *SPLITS):
         raise ConfigError(f'split={split!r}: choose from {", ".join(SPLITS)}')
-    model, overrides, dtype = load_with(folder, overrides, 'evaluate')
+    model, overrides, dtype = load_with(folder, overrides, 'evaluate', tta=tta)
     other, typed = 'data' in overrides, split
     drawn = [key for key in ('seed', 'val_fraction', 'fold', 'group_pattern') if key in overrides and not other]
     if drawn:
@@ -9413,6 +9482,8 @@ def export(run, format='onnx', output=None, half=False):
     writers = {'onnx': (export_onnx, '.onnx'), 'pt2': (export_pt2, '.pt2'), 'smp': (export_smp, '_smp')}
     if format not in [*writers]:                                       # a list has no hash
         raise UserError(f'format={format!r}: choose from {", ".join(writers)}', 'cannot export')
+    if problems := wrong_flags({'half': half}):
+        raise ConfigError(problems)
     if half and format == 'pt2':
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu', None, OFF)
@@ -9769,6 +9840,8 @@ def check(preset=None, **overrides):
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
     device = choose_device(config['device'])
+    if (count := processes_started(config)) > 1:
+        warn([f'check looks at one process with the whole batch, of which each of the {count} takes a share'])
     try:
         with as_learnt(config) if config['resume'] else contextlib.nullcontext():
             config, hardware, precision, data, why = prepare(config, sources, device, decode=True)

@@ -1097,8 +1097,15 @@ def test_auto_starts_continues_and_does_not_continue_what_is_done(toys):
 
 def test_a_run_that_stopped_early_is_done_for_resume_auto(small_set):
     settings = {**SMALL, 'run_dir': 'auto', 'num_epochs': 30, 'early_stopping_patience': 1, 'learning_rate': 1e-9}
-    assert len(tu.train(**settings).history) < 30
+    result = tu.train(**settings)
+    assert len(result.history) < 30
     assert tu.find_resume({**tu.CONFIG, **settings, 'resume': 'auto'}, False) is None
+    tu.train(resume=result)                                            # what to type is told, not where it continues
+    told = (result.run_dir / 'log.txt').read_text().rpartition('Network:')[2]
+    assert 'has ended: a larger early_stopping_patience, or None, goes on' in told and 'Continuing' not in told
+    tu.train(resume=result, num_epochs=len(result.history))            # both of them hold
+    told = (result.run_dir / 'log.txt').read_text().rpartition('Network:')[2]
+    assert f'has ended: num_epochs={len(result.history) + 1} or more and a larger early_stopping_patience' in told
 
 
 def test_resume_auto_finds_a_run_that_died_between_two_renames(run_of_two):

@@ -161,7 +161,7 @@ def test_the_four_commands_follow_from_each_other(tmp_path, capsys, monkeypatch)
     steps = [('evaluate', 'best.pt'), ('predict', 'worst.png'), ('export', 'predictions/007.png'), ('', 'model.onnx')]
     for word, file in steps:
         python, script, *words = shlex.split(typed)
-        assert (python, script) == (Path(sys.executable).name, 'train_unet.py')
+        assert (python, Path(script).name) == (Path(sys.executable).name, 'train_unet.py')
         assert tu.main(words) == 0
         assert (tmp_path / 'runs' / 'set-1' / file).exists()
         printed = capsys.readouterr().out
@@ -190,6 +190,7 @@ def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
 def test_the_next_line_names_python_as_it_was_called(monkeypatch, executable, name):
     """Debian and macOS have no python, only python3; uv installs the packages for itself alone."""
     monkeypatch.setattr('sys.executable', executable)
+    monkeypatch.chdir(Path(tu.__file__).parent)
     assert tu.command_line('evaluate', 'runs/x') == f'{name} train_unet.py evaluate runs/x'
     monkeypatch.setenv('UV', '/usr/bin/uv')
     for prefix, began in (('/home/u/.cache/uv/environments-v2/train-unet-7a04', 'uv run'),
@@ -197,3 +198,19 @@ def test_the_next_line_names_python_as_it_was_called(monkeypatch, executable, na
                           ('/home/u/project/.venv', 'uv run python')):     # of a project: with its torch
         monkeypatch.setattr('sys.prefix', prefix)
         assert tu.command_line('evaluate', 'runs/x') == f'{began} train_unet.py evaluate runs/x'
+
+
+def test_the_next_line_names_the_file_where_a_notebook_lies_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert f' {tu.quoted(tu.__file__)} check' in tu.command_line('check')
+    (tmp_path / 'train_unet.py').touch()
+    assert ' train_unet.py check' in tu.command_line('check')
+
+
+def test_the_next_line_names_the_script_as_it_was_called_from_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'train_unet.py').mkdir()                               # a clone: no file that python runs
+    monkeypatch.setattr('sys.argv', ['ipykernel_launcher.py'])
+    assert f' {tu.quoted(tu.__file__)} check' in tu.command_line('check')
+    monkeypatch.setattr('sys.argv', ['/x/y/train_unet.py'])
+    assert ' /x/y/train_unet.py check' in tu.command_line('check')

@@ -43,7 +43,8 @@ def write_preset(text, name='mine.py'):
 
 
 @pytest.mark.parametrize('text, value', [
-    ('8', 8), ('1e-3', 0.001), ('512x384', [512, 384]), ('none', None), ('None', None),
+    ('8', 8), ('1e-3', 0.001), ('512x384', [512, 384]), ('512X384', [512, 384]),
+    ('16*32', '16*32'), ('none', None), ('None', None),
     ('null', None), ('true', True), ('False', False), ('[1, 2]', [1, 2]), ('(1, 2)', (1, 2)),
     ('{255: 1}', {255: 1}), ('data/set', 'data/set'), ('16-mixed', '16-mixed'), ('', ''),
     ('[' * 300, '[' * 300), ('__import__("os")', '__import__("os")'),
@@ -655,6 +656,34 @@ def test_a_mistake_gets_what_to_type_instead(overrides, told):
 def test_a_secret_is_refused_and_not_repeated(key):
     told = str(problems_of(**{key: 'hunter2'}))
     assert f'unknown key {key!r}' in told and 'hunter2' not in told
+
+
+@pytest.mark.parametrize('typed, meant', [
+    ('predict runs/x x.png treshold=0.3', 'threshold'), ('evaluate runs/x spilt=test', 'split'),
+    ('export runs/x fromat=pt2', 'format'), ('predict runs/x x.png skip_exist=True', 'skip_existing')])
+def test_words_of_a_command_are_suggested_for_what_is_like_them(typed, meant):
+    with pytest.raises(ConfigError) as error:
+        train_unet.parse_command(typed.split())
+    key = typed.split()[-1].partition('=')[0]
+    assert error.value.problems == [f"unknown key {key!r}: did you mean {meant!r}?"]
+
+
+def test_words_of_commands_that_are_no_flags_are_not_taken_for_them():
+    typed = train_unet.parse_command('predict runs/x x.png threshold=0.3 save=overlay tta=True'.split())
+    assert typed.own == {'threshold': 0.3, 'save': 'overlay', 'tta': True}
+    assert not train_unet.wrong_flags({'tta': np.bool_(True), 'half': False})
+
+
+@pytest.mark.parametrize('typed, told', [('evaluate runs/x val_split=0.2', "'val_fraction'"),
+                                         ('predict runs/x x.png saved_to=m', ': the keys are those')])
+def test_keys_come_before_words_of_a_command(typed, told):
+    with pytest.raises(train_unet.ConfigError, match=told):
+        train_unet.parse_command(typed.split())
+
+
+def test_a_size_that_is_a_product_is_told_the_form():
+    with pytest.raises(train_unet.ConfigError, match=r"image_size='24\*40': .*as in image_size=384x512"):
+        train_unet.parse_command(['image_size=24*40'])
 
 
 def test_terminal_escapes_are_made_visible():

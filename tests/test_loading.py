@@ -1132,6 +1132,15 @@ def test_the_learning_rate_says_its_rule(settings, rate, told):
     assert found == rate and why.endswith(told)
 
 
+def test_the_learning_rate_is_that_of_the_images_that_there_are(small_set):
+    config, data = inspect(small_set, batch_size=8, accumulation_steps=100)
+    count = len(data.pairs.rows('train'))
+    settled, why = train_unet.settle({**config, 'image_dtype': 'uint8'}, Hardware('cpu', ''), data, False)
+    assert f'an effective batch of {count}' in why['learning_rate'] and count < 20
+    assert settled['learning_rate'] == pytest.approx(2e-3 * (count / 8) ** 0.5, rel=0.03)
+    assert train_unet.usual_rate(train_unet.CONFIG, 3)[0] == 0.002     # a smaller rate made fewer images learn less
+
+
 @pytest.mark.parametrize('kind, free, workers', [('mps', 2**33, 0), ('mps', 2**10, 3), ('cuda', 2**33, 3)])
 def test_apple_gpus_want_no_workers_where_the_images_fit(monkeypatch, small_set, kind, free, workers):
     """They are spawned there, and share no memory."""

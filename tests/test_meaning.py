@@ -857,6 +857,27 @@ def test_jpeg_masks_are_offered_a_level_above_their_noise_not_nonzero(tmp_path, 
     assert all((mask_of(data, config, str(n)) == disc).mean() > 0.98 for n in range(4))
 
 
+def test_colour_pictures_cut_out_on_black_are_called_so(tmp_path):
+    """Number plates in colour, as PNG, were ids of objects alone."""
+    colours = np.random.default_rng(0).integers(60, 200, (4, 24, 24, 3))
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((24, 24, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', colours[n] * (np.mgrid[:24, :24].sum(0) < 20)[..., None])
+    assert 'ids of objects, or pictures cut out on black, so that all but 0 (black) is foreground' in str(ask(tmp_path))
+
+
+@pytest.mark.parametrize('colours', [True, False])
+def test_few_colours_and_grey_ids_are_no_cut_outs(tmp_path, colours):
+    draw = np.random.default_rng(0)
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((24, 24, 3)) + n)
+        area = np.mgrid[:24, :24].sum(0) < 20
+        parts = np.array([[0, 0, 0], [200, 0, 0], [0, 200, 0]])[draw.integers(1, 3, (24, 24))] if colours \
+            else draw.integers(1, 200, (24, 24))
+        save(tmp_path / f'masks/{n}.png', parts * (area[..., None] if colours else area))
+    assert 'cut out on black' not in str(ask(tmp_path))
+
+
 def test_pictures_cut_out_on_white_are_offered_all_but_white(tmp_path):
     """Skin of photographs on a white page: nonzero would be all of it, and >127 the page."""
     disc = (np.mgrid[:64, :64] ** 2).sum(0) < 1000

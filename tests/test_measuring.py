@@ -187,9 +187,10 @@ def test_what_resizing_costs_the_masks_is_told_before_and_after_a_training(tmp_p
 
 
 @pytest.mark.parametrize('sizes, processes, told', [
-    ((8, 1), 1, '8 images at once x 1 = effective batch 8'), ((4, 2), 1, '4 images at once x 2 = effective batch 8'),
-    ((8, 1), 4, '2 images at once x 1 x 4 processes = effective batch 8'),
-    ((4, 3), 2, '3 images at once x 2 x 2 processes = effective batch 12')])
+    ((8, 1), 1, '8 images at once x 1 = effective batch 8\n'),
+    ((4, 2), 1, '4 images at once x 2 = effective batch 8\n'),
+    ((8, 1), 4, '2 images at once x 1 x 4 processes = effective batch 8\n'),
+    ((4, 3), 2, '3 images at once x 2 x 2 processes = effective batch 12, more than the 10 training images: these')])
 def test_the_batch_is_told_as_each_process_takes_it(small_set, monkeypatch, caplog, sizes, processes, told):
     caplog.set_level('INFO')
     config, data = inspect(small_set, batch_size=sizes[0], accumulation_steps=sizes[1])
@@ -294,7 +295,7 @@ def test_tune_prints_a_table_and_writes_a_preset_that_trains(small_set, capsys, 
     assert tu.tune(seconds=0.1, **overrides) == 0
     printed = capsys.readouterr().out
     assert 'not measured: bfloat16' in printed and 'no compiler' in printed
-    line = re.search(r'use it with:  \S+ train_unet.py (.*)', printed)[1]
+    line = re.search(r'use it with:  \S+ \S*train_unet.py (.*)', printed)[1]
     assert tu.parse_command(shlex.split(line)).overrides['image_size'] == [32, 32]
     speeds = re.findall(r'^float32\S*.*?(\d+\.\d) +(\d+\.\d\d)x', printed, re.MULTILINE)
     assert len(speeds) == 2 and speeds[0][1] == '1.00'
@@ -365,7 +366,7 @@ def test_the_line_that_tune_prints_can_be_typed(capsys):
              'compile': True, 'tf32_matmul_precision': 'highest', 'channels_last': False,
              'decoder_channels': [16, 12, 8, 8, 8]}
     tu.write_winner(best, hardware, 2, {'loss': 'dice', 'use_amp': True}, typed)
-    line = re.search(r'use it with:  \S+ train_unet.py (.*)', capsys.readouterr().out)[1]
+    line = re.search(r'use it with:  \S+ \S*train_unet.py (.*)', capsys.readouterr().out)[1]
     command = tu.parse_command(shlex.split(line))
     assert command.overrides == {'learning_rate': 0.01} | {key: typed[key] for key in ('data', 'num_epochs',
                                                                                      'decoder_channels')}
@@ -568,7 +569,7 @@ def test_check_is_not_ready_for_fewer_epochs_than_are_done(own, capsys):
 def test_the_line_of_check_can_be_typed_whatever_python_gave(small_set, capsys):
     assert tu.check(**TINY | {'image_size': np.array([32, 32]), 'mean': [np.float64(90)] * 3}, data=small_set,
                     std=torch.tensor([50.0] * 3), amp_dtype=torch.bfloat16) == 0
-    line = re.search(r'ready: \S+ train_unet.py (.*)', capsys.readouterr().out)[1]
+    line = re.search(r'ready: \S+ \S*train_unet.py (.*)', capsys.readouterr().out)[1]
     typed = tu.parse_command(shlex.split(line)).overrides
     assert [typed[key] for key in ('image_size', 'mean', 'std', 'amp_dtype')] == [
         [32, 32], [90.0] * 3, [50.0] * 3, 'bfloat16']

@@ -1186,6 +1186,15 @@ def test_a_pattern_for_masks_counts_in_a_folder_named_images_too(tmp_path, kind)
     assert 'found 18 images and 0 masks' in str(ask(tmp_path, mask_pattern='{stem}_typo.png'))
 
 
+def test_a_typed_pattern_that_fits_images_and_masks_alike_is_not_dropped(tmp_path):
+    """Of week 1 alone; all twelve were trained on, week 2 among them."""
+    names = [f'w{week}_{n}' for week in (1, 2) for n in range(6)]
+    fill(tmp_path, [f'{name}_image.png' for name in names], [f'{name}_mask.png' for name in names])
+    ask(tmp_path, mask_pattern='w1_{stem}.png')
+    lines = typed_lines(ask(tmp_path, mask_pattern='{stem}_msak.png'))
+    assert lines == ['mask_pattern="{stem}mask.png"']
+
+
 def test_a_pattern_that_fits_images_too_counts_where_no_folder_tells(tmp_path):
     """images/0.png and ids/0.png: {stem}.png fits both."""
     fill(tmp_path, [f'images/{n}.png' for n in range(6)], [f'ids/{n}.png' for n in range(6)])

@@ -359,6 +359,57 @@ def test_statistics_are_shared_where_a_gpu_has_few_images(monkeypatch, images, w
     assert any(isinstance(module, nn.SyncBatchNorm) for module in state.model.modules()) == wanted
 
 
+def test_shared_statistics_of_a_network_of_ones_own_are_refused_on_cpus(monkeypatch):
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, 2))
+    monkeypatch.setattr(nn.parallel, 'DistributedDataParallel', lambda network, devices, **_: network)
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.SyncBatchNorm(4)))
+    with pytest.raises(train_unet.UserError, match='SyncBatchNorm.* on GPUs alone: give it BatchNorm here'):
+        train_unet.build_state(model, train_unet.CONFIG | {'learning_rate': 0.1}, None, torch.device('cpu'))
+
+
+def test_a_frozen_network_is_told_before_processes_share_it(monkeypatch):
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, 2))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1)).requires_grad_(False)    # DistributedDataParallel refuses it in its words
+    with pytest.raises(train_unet.UserError, match='has no weights to train'):
+        train_unet.build_state(model, train_unet.CONFIG | {'learning_rate': 0.1}, None, torch.device('cpu'))
+
+
+def test_fewer_training_images_than_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(0, 4))
+    with pytest.raises(train_unet.UserError, match='3 training images for 4 processes: start fewer'):
+        train_unet.build_loaders(range(3), range(3), train_unet.CONFIG, torch.device('cpu'))
+
+
+def test_processes_count_the_broken_files_of_all_and_save_by_the_first_ones_clock(monkeypatch):
+    monkeypatch.setattr(train_unet, 'world', lambda: train_unet.World(1, 2))
+    monkeypatch.setattr(train_unet, 'from_all', lambda ours: [(0, True, ['first.png']), ours])
+    state, saved = SimpleNamespace(left_out={'second.png': 1}), []
+    run = SimpleNamespace(asked=0, last_save=time.monotonic(), launcher=os.getppid(), save=lambda *_: saved.append(1))
+    train_unet.Run.agree(run, state, {'checkpoint_minutes': 10}, ['second.png'])
+    assert state.left_out == {'first.png': 1, 'second.png': 2} and saved == [1]
+
+
+def test_what_torch_says_of_strides_is_not_shown():
+    code = "import warnings, train_unet; train_unet.CONFIG; " \
+           "warnings.warn('Grad strides do not match bucket view strides. ...')"
+    done = subprocess.run([sys.executable, '-c', code], cwd=os.path.dirname(train_unet.__file__), capture_output=True,
+                          text=True)
+    assert done.returncode == 0 and 'Grad strides' not in done.stderr
+
+
+def test_each_process_has_two_images_of_a_step(monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '4')
+    with pytest.raises(train_unet.ConfigError, match='at least two for each'):
+        train_unet.processes_started({'batch_size': 4, 'accumulation_steps': 1})
+    assert train_unet.processes_started({'batch_size': 4, 'accumulation_steps': 2}) == 4
+
+
+def test_check_says_that_processes_share_the_batch(monkeypatch, small_set, caplog, capsys):
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    train_unet.check(data='set', device='cpu', encoder='tu-test_five_convs', image_size=32, encoder_weights=None)
+    assert 'check looks at one process with the whole batch, of which each of the 2' in caplog.text
+
+
 PART = "(model(batch['x']) -"
 
 
@@ -427,6 +478,11 @@ def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(monkeyp
     monkeypatch.setenv('WORLD_SIZE', '3')
     words = 'cannot share an effective batch of 8 images evenly, at least two for each'
     with pytest.raises(train_unet.ConfigError, match=words):
+        train_unet.join_processes({'device': 'cpu', 'batch_size': 2, 'accumulation_steps': 4})
+    with pytest.raises(train_unet.ConfigError, match=words):           # not "ready", which the training would not be
+        train_unet.check(device='cpu', batch_size=2, accumulation_steps=4)
+    monkeypatch.setenv('WORLD_SIZE', 'four')
+    with pytest.raises(train_unet.ConfigError, match="WORLD_SIZE='four' is in the environment"):
         train_unet.join_processes({'device': 'cpu', 'batch_size': 2, 'accumulation_steps': 4})
 
 
@@ -634,7 +690,7 @@ def test_what_ends_a_process_is_in_the_log_and_the_others_say_one_line(undisturb
     assert 'process 1:   broken.png: cannot be read' in log_text
     for text in (printed[1], log_text):
         assert 'broken.png: cannot be read' in text
-        assert re.search(r'It goes on with:  \S+ train_unet.py resume=run', text)
+        assert re.search(r'It goes on with:  \S+ \S*train_unet.py resume=run', text)
     assert 'process 0: another one has ended; unless it was killed it says why' in printed[0]
     assert 'Traceback' not in ''.join(printed)
 

@@ -2418,3 +2418,10 @@ def test_too_little_shared_memory_is_not_taken_for_samples_of_other_shapes(words
     with pytest.raises(tu.DataError, match='samples 3, 4 make no batch.*too little shared memory') as caught:
         tu.Plain(Large(12), seed=0).__getitems__([3, 4])
     assert 'of one shape' not in str(caught.value)
+
+
+@pytest.mark.parametrize('typed, told', [({'data': 'set'}, True), ({}, False)])
+def test_data_beside_datasets_of_ones_own_is_told(tmp_path, monkeypatch, caplog, typed, told):
+    monkeypatch.chdir(tmp_path)
+    train(**typed)
+    assert ('data: no effect beside train_data' in caplog.text) is told

@@ -74,6 +74,18 @@ def test_a_torch_device_and_a_single_path_are_taken_from_python(two, tmp_path):
         assert written(tmp_path / str(number)) == ['003.png']
 
 
+@pytest.mark.parametrize('call', [
+    lambda run, data: tu.evaluate(run, tta='False'), lambda run, data: tu.export(run, format='smp', half='False'),
+    lambda run, data: tu.predict(run, data, tta='False'), lambda run, data: tu.predict(run, data, skip_existing=1)])
+def test_from_python_too_a_flag_is_true_or_false(two, call):
+    """'False' was true: metrics.json of mirrored images, weights in float16."""
+    run, data = two
+    before = {path: path.stat().st_mtime for path in tu.Path(run).rglob('*')}
+    with pytest.raises(tu.ConfigError, match="='False': must be True or False|=1: must be True or False"):
+        call(run, data / 'images')
+    assert {path: path.stat().st_mtime for path in tu.Path(run).rglob('*')} == before
+
+
 @pytest.mark.parametrize('run, told', [('nowhere', 'nowhere: there is no such file'),
                                        ('.', 'best.pt: there is no such file; a run folder holds a best.pt once')])
 def test_a_run_that_is_not_there_is_told_in_words(run, told, capsys):
@@ -288,6 +300,14 @@ def test_a_trained_network_is_not_advised_to_take_other_channels(two):
     assert 'has 7 channels, in_channels=3' in str(error.value) and 'type' not in str(error.value)
     with pytest.raises(tu.UserError, match='has 50 channels, in_channels=3; arrays are height x width x channels'):
         tu.load(two[0]).predict(np.zeros((3, 40, 50), np.uint8))
+    with pytest.raises(tu.UserError, match='has 40 channels, in_channels=3; .*tensors channels first'):
+        tu.load(two[0]).predict(torch.zeros((40, 50, 3), dtype=torch.uint8))
+
+
+def test_a_result_stands_for_its_run_folder(two):
+    result = tu.Result([], {}, None, tu.Path(two[0]))
+    image = np.zeros((40, 50, 3), np.uint8)
+    assert (tu.load(result).predict(image) == tu.load(two[0]).predict(image)).all()
 
 
 def test_images_stored_otherwise_than_those_trained_on_are_told(tmp_path, capsys, caplog):
