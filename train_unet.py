@@ -170,7 +170,7 @@ CONFIG = {
     'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
     'oversample_foreground': 0.9,  # least share of an epoch that shows any class but 0: if fewer images do they come
                                   # again, augmented anew, rarer classes more often, in place of some of the others;
-                                  # 0: each once
+                                  # crops of these, and a third of the others, lie around it; 0: each once, anywhere
     'ema_decay': 'auto',          # moving average of the weights, which is what is validated; None: off; 'auto': over
                                   # 5 % of the run, 10,000 steps at most; off for Dataset objects given to train()
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
@@ -189,7 +189,8 @@ CONFIG = {
     'growth_factor': 2.0,         # ... its rise after growth_interval sound steps,
     'backoff_factor': 0.5,        # ... its fall after an overflow,
     'growth_interval': 2000,      # ... in optimizer steps
-    'max_bad_steps': 5,           # unsound steps in a row before precision steps down (to bfloat16 if native, float32)
+    'max_bad_steps': 5,           # unsound steps in a row before precision steps down (to bfloat16 if native, float32);
+                                  # of float16, which seeks its scale, those of a finite loss only below scale 1
 
     # --- speed and memory ---
     'device': 'auto',             # 'cuda', 'cuda:1', 'mps', 'cpu'; 'auto': the first of these that this machine has
@@ -486,6 +487,7 @@ PRESETS_THERE = ', '.join(PRESETS) or 'none, as configs/ is not beside the scrip
 def load_preset(name):
     """The literal dict of a preset: a name in configs/, a file or a run. Read, never executed. Raises ConfigError if
     there is no such file or it holds anything but `config = {literals}`."""
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name  # a Path, or a Result
     path = Path(str(name))
     try:
         path = PRESETS.get(str(name)) or Path(os.path.expanduser(path))
@@ -552,11 +554,12 @@ def translate(settings, notes):
     return own, problems
 
 
-def resolve_config(preset=None, overrides=None, base=None, found=()):
+def resolve_config(preset=None, overrides=None, base=None, found=(), words=()):
     """CONFIG (or `base`), overridden by the preset, then by the overrides -> (config, sources, notes).
 
     `sources` says for each key where its value came from; `notes` are translations to be told to the user.
-    Raises ConfigError with every problem at once, those already `found` among them.
+    Raises ConfigError with every problem at once, those already `found` among them. What no key is like may be meant
+    for one of `words`, those of the command alone.
     """
     config, sources, notes, problems = {}, dict.fromkeys(TYPES, 'default'), [], [*found]
     layers = [('default', base or CONFIG)]
@@ -572,7 +575,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=()):
             if key in TYPES:
                 config[key], sources[key] = value, origin
                 continue
-            hint = key_meant(shown(key).strip("'")) or ': the keys are those of CONFIG'
+            name = shown(key).strip("'")
+            hint = key_meant(name) or did_you_mean(name, words, cutoff=0.75) or ': the keys are those of CONFIG'
             if verbs := [verb for verb, words in OWN_WORDS.items() if key in words]:
                 hint = f': it is a word of {" and ".join(verbs)}'
             problems.append(f'unknown key {shown(key)}{hint}')
@@ -726,10 +730,6 @@ def parse_command(argv):
     output = overrides.pop('run_dir', None) if verb in ('predict', 'export') else None
     own_words = OWN_WORDS.get(verb, ())
     own = {key: overrides.pop(key) for key in own_words if key in overrides}
-    for key in [key for key in overrides if key not in {*TYPES, *SHORT_NAMES, *FOREIGN} and not key_meant(key)]:
-        if hint := did_you_mean(key, own_words, cutoff=0.75):
-            problems.append(f'unknown key {shown(key)}{hint}')
-            del overrides[key]
     needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder{" and images" * (not extra)}, as in  {command_line(verb, needed)}')
@@ -742,17 +742,21 @@ def parse_command(argv):
         if word in COMMANDS:
             hint = ': the command comes first'
         elif os.path.exists(word):
-            is_run = os.path.isfile(os.path.join(word, 'config.py'))
-            meant = 'resume' if is_run else 'preset' if word.endswith('.py') else 'data'
-            hint = '; type ' + as_typed(meant, Path(word))
-            hint += ', or evaluate, predict or export before it' * is_run
-        elif key in {'preset', *CONFIG, *SHORT_NAMES}:
+            is_run = word.endswith('.pt') or os.path.isfile(os.path.join(word, 'config.py'))
+            is_preset = word.endswith('.py') or is_run and verb == 'tune'
+            place = 'demo/' if Path(word) == Path('demo') else Path(word)      # which data=demo is not
+            place = place.parent if is_preset and word.endswith('.pt') else place
+            hint = '; type ' + as_typed('preset' if is_preset else 'resume' if is_run else 'data', place)
+            hint += ', or evaluate, predict or export before it' * (is_run and verb == 'train')
+            if re.search(r'(?i)\.(png|jpe?g|tiff?|bmp|gif|webp)$', word):
+                hint = f'; {command_line("predict", "RUN", quoted(word))} finds its mask'
+        elif key in {'preset', *CONFIG, *SHORT_NAMES, *own_words}:
             hint = f'; type {key}=VALUE'
         else:
             hint = VERBS.get(word, '') or key_meant(key, COMMANDS) or '; type KEY=VALUE'
         problems.append(f'{word!r} is no command and no key=value{hint}')
     problems += wrong_flags(own)
-    resolve_config(preset, overrides, found=problems)
+    resolve_config(preset, overrides, found=problems, words=own_words)
     return Command(verb, paths, preset, overrides, own, output)
 
 
@@ -850,7 +854,7 @@ class ImportedWhenUsed:
 try:
     import cv2
     import numpy as np
-    from PIL import Image, ImageDraw, ImageFont, ImageOps, PngImagePlugin, UnidentifiedImageError
+    from PIL import Image, ImageDraw, ImageFile, ImageFont, ImageOps, PngImagePlugin, UnidentifiedImageError
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -1250,7 +1254,7 @@ def seed_of(*numbers):
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
 SPLIT_WORDS = {word: split for split, words in {
-    'train': 'train training trn tr trainval', 'val': 'val valid validation vd dev eval evaluation',
+    'train': 'train training trn tr trainval', 'val': 'val valid validate validation vd dev eval evaluation',
     'test': 'test testing tst ts te holdout'}.items() for word in words.split()}
 LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
 SET_WORDS = {'crop', 'crops', 'set', 'data', 'split'}
@@ -1602,7 +1606,7 @@ def existing_folder(path):
     if re.search('[\a\b\t\n\v\f\r].', str(path)):
         advice = '; a backslash was read as the beginning of a tab or the like: write D:/train'
     elif '*' in path.name and may_be_read(path.name):
-        pattern = as_typed('image_pattern', '{stem}' + path.suffix)
+        pattern = as_typed('image_pattern', path.name.replace('*', '{stem}', 1))
         advice = f'; type the folder alone, and {pattern} or mask_pattern for its files'
     raise DataError(f'{path}: there is no such folder{advice}')
 
@@ -1869,7 +1873,7 @@ def read_tables(path):
     return tables
 
 
-def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None):
+def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, val_fraction=1):
     """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or else to
     the nearest folder above in which the first image is found."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
@@ -1906,7 +1910,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None):
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
         problems = [f'{" and ".join(map(str, used))}: {image} is listed {count} times'
                     for image, count in times.items() if count > 1]
-    if pairs and not {image.split for image, _ in pairs} & {'', 'train'}:      # in folders it is accepted (doubts)
+    if val_fraction and pairs and not {image.split for image, _ in pairs} & {'', 'train'}:     # in folders: doubts
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
         advice = [f'to leave out the {unpaired} without a mask type skip_unpaired=True'] if pairs and unpaired else []
@@ -1949,7 +1953,8 @@ def find_pairs(config):
         raise ConfigError(f'{", ".join(lone)}: without data; type data=PATH too (data=. is this folder)')
     root = write_demo(DEMO_FOLDER) if config['data'] == 'demo' else Path(os.path.expanduser(config['data']))
     if root.suffix.lower() == '.csv' and root.is_file():
-        (pairs, rule), files = read_list(root, *map(config.get, ('skip_unpaired', 'mask_pattern', 'image_pattern'))), []
+        keys = 'skip_unpaired', 'mask_pattern', 'image_pattern', 'val_fraction'                # 0 in evaluate
+        (pairs, rule), files = read_list(root, *map(config.get, keys)), []
         notes = [f'{key}: no effect, the list names the files' for key in lone if key in ('images', 'masks')]
     else:
         files = list_files(existing_folder(root))
@@ -2011,7 +2016,8 @@ def doubts(pairs, splits, config):
     tasks = {re.sub(r'\d', '', name): name for name in some}           # p1/, p2/ are no tasks
     if 1 < len(tasks) <= min(4, len(pairs) / 3) and '' not in tasks:
         notes.append(f'masks lie in {" and in ".join(sorted(tasks.values()))}, which the folders of the images do '
-                     'not tell: if these are several tasks, name one of them in masks=')
+                     'not tell: if these are several tasks, name one of them in masks=, with images= and '
+                     'skip_unpaired=True')
     are_named = lambda file: bool(RESULT_WORD.search(os.path.basename(file.path)))
     named_so = [are_named(mask) and not are_named(image) for image, mask in pairs]
     made = [mask.path for (_, mask), split in zip(itertools.compress(pairs, named_so), splits[named_so])
@@ -2561,7 +2567,8 @@ def settings_that_pair(config, root, files):
         differ = any(None not in two and len({*two}) > 1 for two in sizes)
         score = likelihood(image, mask, flat_images, flat_masks) - differ / 2
         score -= skip and rule.startswith('the last number')           # 003 of the good ones, and of the broken ones
-        if any(UNITED in path and not flat(path) for _, path in some):
+        unions = [mask.path for _, mask in pairs[::len(pairs) // 20 + 1] if UNITED in mask.path]
+        if not all(map(flat, unions)):
             continue                                                   # masks that overlap: drawn by several people
         where = {os.path.dirname(file.path) for pair in pairs for file in pair} if 'masks' in settings else held
         digits = [re.findall(r'\d+', settings.get(f'{role}_pattern', '')) for role in ('image', 'mask')]
@@ -2872,9 +2879,22 @@ DAMAGED = {b'version https://git-lfs': 'is a pointer of Git LFS, not the file: t
            b'PK\3\4': 'is an archive; of an .npz save the array alone with numpy.save, as .npy'}    # by how they begin
 
 
+@contextlib.contextmanager
+def pillow_as_it_was():
+    """Put back afterwards what open_pillow sets for the whole process."""
+    switches = (Image, 'MAX_IMAGE_PIXELS'), (ImageFile, 'LOAD_TRUNCATED_IMAGES')
+    before = [getattr(*switch) for switch in switches]
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before):
+            setattr(*switch, value)
+
+
 def open_pillow(path, config):
     """An opened, not yet decoded Pillow image."""
     Image.MAX_IMAGE_PIXELS = None                                      # check_pixels has a limit that users can set
+    ImageFile.LOAD_TRUNCATED_IMAGES = False                            # a notebook's True makes grey of what is lost
     if not os.path.getsize(path):
         raise ValueError('is empty')
     try:
@@ -3566,9 +3586,9 @@ def guess_coding(values, images, areas, special, palette, wanted, counts_up, los
     plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
     between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
     if set(values) <= {0, 255, 65535} and special <= {255} and (wanted in ('auto', 2) or 65535 in values):
-        tops = sorted(values.keys() - {0}) or [255]
-        return Coding({0: 0} | dict.fromkeys(tops, 1), None, 2,
-                      f'0 is background, {" and ".join(map(str, tops))} foreground')
+        tops = sorted(values.keys() - {0})
+        return Coding({0: 0} | dict.fromkeys(tops or [255], 1), None, 2, '0 is background, ' + (
+            f'{" and ".join(map(str, tops))} foreground' if tops else 'and there is nothing else'))
     is_rare_void = 255 not in special or share_of([1], values) > void / 10
     if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or wanted == 'auto' and is_rare_void):
         doubt = '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'
@@ -3592,6 +3612,12 @@ def guess_coding(values, images, areas, special, palette, wanted, counts_up, los
     raise DataError(noise + lines, 'the mask values are not clear')
 
 
+def has_more_classes(line, config):
+    """Whether a line has a mask_values for more classes than num_classes, if that is a number."""
+    numbers = re.findall(r': (\d+)[,}]', line.partition('"{')[2])
+    return config['num_classes'] != 'auto' and any(config['num_classes'] <= int(n) < IGNORE for n in numbers)
+
+
 def numbered(codes):
     """A table that makes each of the codes a class, in their order; white is the first where there is no black."""
     white = COLOUR + 0xffffff if COLOUR not in codes else None         # what is painted on is the background
@@ -3603,16 +3629,16 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     images: {code: how many pixels, images}; plain, special: the codes that are not ignored, and those that are."""
     if not plain:
         return [f'they hold nothing but {", ".join(map(name_code, sorted(special)))}, which usually mark what is to be '
-                f'ignored; if they are classes type mask_values={suggest(numbered(special))}']
+                'ignored' + f'; if they are classes type mask_values={suggest(numbered(special))}' * (len(special) > 1)]
     colours, many = plain[-1] >= COLOUR, len(plain) > MOST_CLASSES
     what = 'colours' if colours else 'values'
     lines = [list_values(values, images, plain, special)] + many * [
         'so many look like ids of objects (instance masks), like noise, such as that of JPEG, or like photographs']
-    noisy, has_main, usual = has_soft_edges(plain, areas) or lossy and not colours, False, max(plain, key=values.get)
+    noisy = has_soft_edges(plain, areas) or lossy and not colours
+    usual, main, has_main = max(plain, key=values.get), [], False
     if noisy:
         codes = [code for code in values if (code >= COLOUR if colours else 0 <= code < 256)]
-        reach = 48 if colours else 16
-        seen = values if colours and lossy else areas                  # in areas of colours, too, JPEG makes noise
+        reach, seen = 48 if colours else 16, values if colours and lossy else areas    # JPEG makes areas of noise, too
         main = [code for code in peaks(seen, codes, reach) if any(map(areas.get, nearest(codes, [code], reach // 4)))]
         near = nearest(codes, main, reach)
         shown = [code for code in codes if near.get(code) != usual]    # all but the background
@@ -3627,7 +3653,7 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     are_ids = counts_up or falls([images[code] for code in plain if code not in (0, COLOUR)]) \
         or plain[:1] in ([0], [COLOUR]) and not has_main and len(filled) > MOST_CLASSES \
         and 2 * sum(images[code] == 1 for code in filled) > len(filled)
-    if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values)):
+    if lossy and plain[:1] in ([0], [COLOUR]) and (level := emptiest_level(values, main)):
         lines.append(f'if all but black is foreground, as in pictures cut out on black, type mask_values=">{level}"')
     elif many and not lossy and (usual == COLOUR + 0xffffff or 0 < usual == plain[0] < COLOUR):
         ground = 'white is foreground, as in pictures cut out on white,' if colours else f'{usual} is foreground'
@@ -3660,12 +3686,14 @@ def explain_values(values, images, areas, plain, special, counts_up, lossy):
     return lines
 
 
-def emptiest_level(values):
+def emptiest_level(values, main=()):
     """The level of brightness around which the fewest pixels lie, between black with its noise of JPEG and where most
-    light is, up to 127. 0 if >127 says nearly the same, as of black and white. values: {code: pixels}."""
+    light is, up to 127 and below the darkest of the `main` codes above 32. 0 if >127 says nearly the same, as of black
+    and white. values: {code: pixels}."""
     brightest = channels([*values]).max(1)                             # of red, green and blue
     pixels, levels = np.bincount(brightest, [*values.values()], 256), np.arange(256)
-    most = min(127, int(levels ** 2 @ pixels / max(1, levels @ pixels)))
+    darkest = min((level for level in channels([*main]).max(1).tolist() if level > 32), default=255)
+    most = min(127, int(levels ** 2 @ pixels / max(1, levels @ pixels)), darkest - 8)
     level = int(np.convolve(pixels, np.ones(9), 'same')[:most + 1].argmin())
     return level if pixels[level + 1:128].sum() > pixels[level + 1:].sum() / 20 else 0
 
@@ -4026,8 +4054,12 @@ def scan(pairs, config, decode=False):
     found = look_at(pairs.images, pairs.masks, config, decode)
     problems = [problem for _, problem in found if problem]
     if problems and not (config['skip_broken'] and len(problems) < len(found)):
-        are_cut_out = all('mask_values=alpha' in problem for problem in problems)      # then those sound are empty
+        are_cut_out = all('type mask_values=alpha' in problem for problem in problems) \
+            and all(len(record['codes']) < 2 for record, _ in found if record)         # those sound are empty
         is_most_sound = 2 * len(problems) <= len(found)
+        if is_most_sound:                                              # else the others would not fit
+            problems = [problem if hasattr(problem, 'sizes') else re.sub(r'; type in_channels=\d+$', '', problem)
+                        for problem in problems]
         advice = ['to leave them out type skip_broken=True'] * (is_most_sound and not are_cut_out)
         sizes = [problem.sizes for problem in problems if hasattr(problem, 'sizes')]
         scaled = sum(same_shape(*two) for two in sizes)
@@ -4035,8 +4067,13 @@ def scan(pairs, config, decode=False):
         squeezed = [(kind, *seen) for kind, seen, least in kinds if len(seen) == 1 and len(sizes) > least]
         strange = Counter(mask for mask, image in sizes if mask != image[::-1])        # not turned
         crossed = (strange & Counter(image for _, image in sizes)).total()
+        turned = sum(mask == image[::-1] for mask, image in sizes)
         if 2 * crossed >= len(sizes) and len({mask[0] / image[0] for mask, image in sizes}) > 1:
             advice.insert(0, f'{crossed} of these masks have the size of another of these images: are they of those?')
+        elif 2 * turned > len(sizes):
+            squeezed = '; if they were squeezed type rescale_masks=stretch' * (turned == len(found))
+            advice.insert(0, f'{turned} of these masks have the sides of their images the other way round: if they lie '
+                             f'turned by 90 degrees save them upright, as their images are{squeezed}')
         elif squeezed and scaled < len(sizes):
             (kind, (height, width)), *_ = squeezed
             advice.insert(0, f'if these {kind} were squeezed to {width} x {height} pixels type rescale_masks=stretch')
@@ -4079,6 +4116,7 @@ def inspect_data(config, decode=False):
                              all('JPEG' in kind for kind in kinds))
     except DataError as error:
         error.problems[1:1] = offer_names(pairs.class_lists, values)
+        error.problems = [line + ' num_classes=auto' * has_more_classes(line, config) for line in error.problems]
         raise
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
     found = [{meaning[code] for code in codes} for codes in masks]     # class ids
@@ -4279,7 +4317,7 @@ def find_leaks(pairs, records, firsts, config):
 
 def folder_without(pairs, rows):
     """What to type for the smallest folder with a split that names tell, if it lacks the images of these rows."""
-    images = [*map(os.fsdecode, pairs.images)]                         # raw/ beside processed/train and processed/val
+    images = [os.fsdecode(image).removeprefix(f'.{os.sep}') for image in pairs.images]  # raw/ beside processed/train
     are_in = lambda place, rows: [images[row].startswith(f'{place}{os.sep}') for row in rows]
     held = Path(shared_start([images[row] for row in np.flatnonzero(pairs.splits)]) + 'x').parent
     place = next((place for place in (held, *held.parents) if any(are_in(place, pairs.rows('train')))), None)
@@ -4342,7 +4380,8 @@ def doubts_of_sets(pairs, records):
 def doubts_of_classes(data, found, config):
     """Notes on classes that training or validation lacks. found: the class ids of each mask."""
     notes, count = [], data.coding.num_classes
-    are_lacking = lambda rows: {i for i in data.classes if 0 < i < count}.difference(*(found[row] for row in rows))
+    scored = range(int(count == 2), count)                             # of two classes the foreground alone is scored
+    are_lacking = lambda rows: {i for i in data.classes if i in scored}.difference(*(found[row] for row in rows))
     unseen = [str(i) for i in range(count) if not data.shares[i] and data.shares[1:].any()]
     if unseen:
         notes.append(f'no training mask has class {", ".join(shorten(unseen))}: what is not seen is not learnt, yet '
@@ -4357,7 +4396,9 @@ def doubts_of_classes(data, found, config):
         names = ', '.join(shorten(map(str, sorted(lacking))))
         drawn = np.flatnonzero(data.pairs.drawn)
         seed = seed_for_all(drawn, held_out, are_lacking, config)
-        advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images'
+        advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images' \
+            if any(sum(i in found[row] for row in drawn) > 1 for i in lacking) \
+            else '; one image alone shows it' * (len(lacking) == 1)
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(lacking - are_lacking(drawn)))     # else test images alone show it
     rarity = data.rarity[data.pairs.rows('train')]
@@ -4812,6 +4853,22 @@ def shrink_by_rows(image, height, width, step=256):
     return mean.round().astype(np.uint8) if band.dtype == np.uint8 else mean.astype(np.float32)
 
 
+def around_foreground(image, mask, height, width, rng):
+    """The part of an image and its mask (H, W), at most height x width pixels, with a pixel of any class but 0 in it;
+    the class (each as likely), its pixel, and where that lies are drawn at random. All of both if there is none."""
+    kinds = 1 + np.flatnonzero(cv2.calcHist([mask], [0], None, [256], [0, 256])[1:IGNORE])
+    if not len(kinds):
+        return image, mask
+    shows = mask == rng.choice(kinds)
+    counts = np.count_nonzero(shows, axis=1)
+    row = rng.choice(len(counts), p=counts / counts.sum())
+    pixel = row, rng.choice(np.flatnonzero(shows[row]))
+    top, left = (rng.integers(max(0, at - side + 1), max(0, min(at, size - side)) + 1) if size > side else 0
+                 for at, side, size in zip(pixel, (height, width), mask.shape))
+    part = np.s_[top:top + height, left:left + width]
+    return image[part], mask[part]
+
+
 def shared_zeros(shape, dtype=np.uint8):
     """An array of zeros in anonymous memory: forked workers share it, and the size of /dev/shm does not limit it."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -4833,6 +4890,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.largest = max(map(math.prod, data.sizes))                 # pixels
         self.height, self.width = config['image_size']
         self.is_resized = config['size_policy'] == 'resize'
+        self.aims = is_training and not self.is_resized and config['oversample_foreground'] > 0
         self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
         is_shifted = is_training and config['in_channels'] > 4 and config['image_dtype'] == 'float32'
@@ -4937,6 +4995,10 @@ class SegmentationDataset(torch.utils.data.Dataset):
             raise DataError(f'{self.name(index)}: holds values beyond 0 to 1, and augment={self.config["augment"]} has '
                             'steps that limit float images to 0..1; leave these out')
         seed = seed_of(self.config['seed'], epoch, index)
+        draws = np.random.default_rng(seed)
+        is_again = index >= len(self)                                  # it comes for its foreground
+        if self.aims and (is_again or draws.random() < 1 / 3):         # as in nnU-Net (Isensee et al. 2021)
+            image, mask = around_foreground(image, mask, self.height, self.width, draws)
         # set_random_seed would give every transform the same draws
         self.augmentation.set_random_state(np.random.default_rng(seed), random.Random(seed))
         with naming(lambda: f'{self.name(index)}: augment={self.config["augment"]} fails on it in epoch {epoch + 1}'):
@@ -6268,8 +6330,8 @@ def verify_checkpoint(path):
         raise OSError(f'{path}: {what}')
     with open(path, 'rb') as file:
         head = file.read(9)
-    is_image = may_be_read(os.path.basename(path))                     # typed before the run
-    if is_image or head[:4] == b'\x80\2\x8a\n' or head[8:] == b'{':     # torch's form before 1.6, safetensors
+    is_other = may_be_read(os.path.basename(path)) or Path(path).suffix in ('.onnx', '.py', '.txt', '.csv', '.json')
+    if is_other or head[:4] == b'\x80\2\x8a\n' or head[8:] == b'{':     # torch's form before 1.6, safetensors
         raise OSError(f'{path} is no checkpoint of this program: {OF_ANOTHER}')
     try:
         with zipfile.ZipFile(path) as file:
@@ -6722,8 +6784,8 @@ class OneTooLarge(UserError):
     title = 'out of memory'
 
 
-TOO_LARGE = ('one image at a time does not fit into memory either; type device=cpu, or a smaller image_size; in a '
-             'training also activation_checkpointing=True, a smaller encoder or --preset low_memory')
+TOO_LARGE = ('one image at a time does not fit into memory either; type a smaller image_size, on a GPU device=cpu; in '
+             'a training also activation_checkpointing=True, in a new one a smaller encoder or --preset low_memory')
 ONE_IMAGE = ('BatchNorm cannot train on one image whose feature maps are one pixel: type batch_size=2 or more, a '
              'larger image_size, progressive_resizing=0, give more images, or start fewer processes')
 
@@ -6842,11 +6904,18 @@ def find_nonfinite(state, window, loss_fn, dtype):
 
 
 def replay(path, model=None, loss_fn=None):
-    """Run the bad_batch.pt of a diverged run once more -> the first layer that is not finite, in words.
+    """Run the bad_batch.pt of a diverged run (or its folder) once more -> the first layer that is not finite, in words.
 
-    A network and a loss of your own are given as they were to train.
+    A network and a loss of your own are given as they were to train. Raises UserError for a file without a batch.
     """
-    saved = load_checkpoint(path)
+    try:
+        path = Path(os.path.expanduser(path))
+        path = path / 'bad_batch.pt' if path.is_dir() else path        # a run folder, or a Result
+        saved = load_checkpoint(path)
+    except OSError as error:
+        raise UserError(str(error), 'cannot replay') from None
+    if not isinstance(saved.get('window'), list):
+        raise UserError(f'{path}: holds no batch; wanted is the bad_batch.pt of a run that diverged', 'cannot replay')
     if is_settled(saved):
         model = load(path, 'cpu', model, OFF)
     elif model is None or loss_fn is None:
@@ -7531,6 +7600,13 @@ FIXED_ON_RESUME = set('architecture encoder decoder_channels in_channels num_cla
                       'seed val_fraction fold group_pattern ema_decay mean std initial_weights init_scale'.split())
 
 
+def refuse_own_data(config, run):
+    """UserError for the settings of a run on data sets of the user's own, which only Python has."""
+    if config['data'] == OWN_DATA:
+        raise UserError(f'{run}: was trained on data sets of your own: go on from Python, with what it began '
+                        'with', 'cannot resume')
+
+
 def resume_config(folder, preset, overrides):
     """The settings that the last checkpoint was trained with, changed by the typed ones -> as resolve_config, with
     'default' as the source of all that did not change. ConfigError for changes that a resumed run cannot have."""
@@ -7542,18 +7618,26 @@ def resume_config(folder, preset, overrides):
     for key in ('data', 'initial_weights', 'augment'):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
             config[key] = trained[key]
+    if config['optimizer'].lower() == trained['optimizer'].lower():    # sgd is SGD
+        config['optimizer'] = trained['optimizer']
+    if config['use_amp'] is False and sources['amp_dtype'] == 'default':       # nobody typed it
+        config['amp_dtype'] = trained['amp_dtype'] = 'auto'
     for key, value in config.items():                                  # 'auto': what it was settled to
         if value == 'auto' and key not in ('class_weights', 'device', 'cache_images', 'num_workers'):  # of the machine
             config[key] = trained[key]
     changed = [key for key in CONFIG if config[key] != trained[key]]
+    is_kept = type(trained['progressive_resizing']) is float and sources['progressive_resizing'] == 'default'
+    if is_kept and config['num_epochs'] > trained['num_epochs']:       # or images would be small once more
+        config['progressive_resizing'] *= trained['num_epochs'] / config['num_epochs']
     anew = f'; a new run with {as_typed("initial_weights", folder)} begins with its weights' \
         * (folder / 'best.pt').exists()
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})'
              + anew * (key in ('num_classes', 'mask_values')) for key in changed if key in FIXED_ON_RESUME]
     sizes = [settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config)]
     if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
-        fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume; a smaller '
-                     'batch_size wants more accumulation_steps')
+        steps, rest = divmod(sizes[0], config['batch_size'])
+        fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume'
+                     + f'; with batch_size={config["batch_size"]} type accumulation_steps={steps}' * (not rest))
     if 'num_epochs' in changed and isinstance(done := saved.get('epoch'), int) and config['num_epochs'] < done:
         fixed.append(f'num_epochs={config["num_epochs"]}: {done} are done already')
     if config['run_dir'] != 'auto' and os.path.realpath(config['run_dir']) != os.path.realpath(folder):
@@ -7600,13 +7684,14 @@ def as_learnt(config, coding='', other=False):
     try:
         yield
     except DataError as error:
-        is_beyond = lambda line: any(config['num_classes'] <= int(number) < IGNORE
-                                     for number in re.findall(r': (\d+)[,}]', line.partition('"{')[2]))
-        rest = [line for line in error.problems if not re.search(refused, line) and not is_beyond(line)]
+        of_file = lambda line: ': cannot be read: ' in line            # which one, is to be told all the same
+        rest = [line if other else line.removesuffix('; type mask_values=alpha') for line in error.problems
+                if of_file(line) or not re.search(refused, line) and not has_more_classes(line, config)]
         if len(rest) < len(error.problems):
             known = f'{config["num_classes"]} classes' + (f': {clean(coding)}' if coding else '')
-            error.problems = [*rest, f'(the network knows {known}; others want a run of their own, which '
-                              'initial_weights=RUN begins with these weights)']
+            rest.append(f'(the network knows {known}; others want a run of their own, which initial_weights=RUN begins '
+                        'with these weights)')
+        error.problems = rest
         raise
 
 
@@ -7643,8 +7728,10 @@ def prepare(config, sources, device, decode=False, own_data=False):
     if config['resume']:                                               # which refuses these lines
         data.notes = [note for note in data.notes if not re.search(rf'\b({"|".join(FIXED_ON_RESUME)})=', note)]
     if not len(data.pairs.rows('train')):
-        raise DataError(['no training image is left: they are broken, do not fit their masks, or are in folders of '
-                         'other splits', *data.notes])
+        is_list = os.path.isfile(os.path.expanduser(config['data']))
+        raise DataError(['no training image is left: they are broken, do not fit their masks, or are in '
+                         + ('lines of other splits (without the column chance splits)' if is_list else
+                            'folders of other splits'), *data.notes])
     if np.count_nonzero(data.shares) < 2:
         raise DataError(['every pixel of the training masks is of one class, or ignored: there is nothing to learn; '
                          'say in mask_values what the values mean, or draw another split, with another seed or '
@@ -7993,6 +8080,7 @@ def usual_settings():
     with contextlib.ExitStack() as settings, torch.inference_mode(False), torch.enable_grad():
         settings.callback(set_random_states, random_states())
         settings.callback(setattr, torch.backends.cudnn, 'benchmark', torch.backends.cudnn.benchmark)
+        settings.enter_context(pillow_as_it_was())
         mode = torch.get_deterministic_debug_mode()
         settings.callback(lambda: torch.get_deterministic_debug_mode() == mode         # the compiler's switch too
                           or torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1))
@@ -8030,16 +8118,15 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         raise UserError('another training is at work in this process; give each a process of its own')
     run, is_new = None, False
     try:
-        forget_shown()
         config, sources, notes = resolve_config(preset, overrides)
         if train_data is not None:
             config['data'] = OWN_DATA
         folder = find_resume(config, sources['num_epochs'] != 'default')       # each process, before any may write
         if folder:
             config, sources, notes = resume_config(folder, preset, overrides)
-        if config['data'] == OWN_DATA and train_data is None:
-            raise UserError(f'{folder or preset}: was trained on data sets of your own: go on from Python, with what '
-                            'it began with', 'cannot resume')
+        if train_data is None:
+            refuse_own_data(config, folder or preset)
+        forget_shown()
         device = join_processes(config)
         refuse_differences(config, folder)
         config['resume'] = str(folder) if folder else None
@@ -8550,12 +8637,15 @@ def warn_of_held_parts(model):
 
 
 def warn_of_size(model, precision):
-    """Tell the size of a network, and warn if it is too large for float16."""
+    """Tell the size of a network, and warn if it is too large for float16, or has no parts to be recomputed."""
     size = sum(p.numel() for p in model.parameters())
     log.info('Network: %s, %.2f million parameters', network_name(model), size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
         warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
               'easily; bfloat16 or float32 is safer'])
+    saves = isinstance(model, SegmentationModel) and model.config['activation_checkpointing']
+    if saves and not any(isinstance(module, Checkpointed) for module in model.modules()):
+        warn(['activation_checkpointing: no effect, the network has no blocks of several layers to recompute'])
 
 
 def amp_settings(dtype):
@@ -8593,11 +8683,13 @@ def is_trivial(metrics):
     return 0 < constant < 1 and metrics['iou'] <= constant + min(constant, 0.05 * (1 - constant))
 
 
-def warn_if_trivial(metrics):
+def warn_if_trivial(metrics, config):
     """Say what to look at where next to nothing was learnt."""
     if is_trivial(metrics):
+        is_left = not config['class_weights'] and config['data'] != OWN_DATA       # which has a loss of its own
+        weights = 'class_weights=auto (rare foreground), ' * is_left
         warn([f'IoU {metrics["iou"]:.4f} is not, or hardly, better than that of the same class everywhere, '
-              f'{metrics["constant_iou"]:.4f}. More epochs, class_weights=auto (rare foreground), a larger image_size '
+              f'{metrics["constant_iou"]:.4f}. More epochs, {weights}a larger image_size '
               'or a lower learning_rate may help; do the masks lie on their images (see samples.png of check)?'])
 
 
@@ -8618,7 +8710,7 @@ def tell_best(best, epoch, config):
         names = class_names(config if fits else {'class_names': None}, len(ious))
         for name, iou, dice in zip(names, ious, best['dice_per_class']):
             log.info('    %-18s IoU %.3f  Dice %.3f', name, iou, dice)
-    warn_if_trivial(best)
+    warn_if_trivial(best, config)
 
 
 def tell_end(state, run, is_saved, can_evaluate):
@@ -8660,7 +8752,7 @@ def finish(state, val_data, config, run):
                 draw_samples(model, val_data, run.folder / 'samples.png', state.dtype)
         except (OSError, ImportError, ValueError, RuntimeError, MemoryError, UserError) as error:  # broken matplotlib
             log.warning('the pictures could not be written: %s', error)
-    tell_end(state, run, is_saved, isinstance(val_data, SegmentationDataset) and not model.is_own)
+    tell_end(state, run, is_saved, bool(best) and isinstance(val_data, SegmentationDataset) and not model.is_own)
     columns = dict.fromkeys(key for row in state.history for key in row)       # an event has all of them too, as None
     history = [columns | row if row['event'] else row for row in state.history]
     return Result(history, best, model, run.folder, run.asked, is_saved)
@@ -8811,6 +8903,15 @@ def read_all(dataset, indices, skip_broken=True):
             log.warning('left out: %s', error.problems[0])
 
 
+@contextlib.contextmanager
+def without_latex():
+    """Draw without it where a notebook, or a matplotlibrc, has set text.usetex: it may not be installed."""
+    import matplotlib
+    with matplotlib.rc_context({'text.usetex': False}):
+        yield
+
+
+@without_latex()
 def draw_curves(history, path):
     """curves.png: loss and IoU over the epochs."""
     from matplotlib.figure import Figure                               # imported late: only pictures need it
@@ -8869,6 +8970,10 @@ def load(path, device='auto', model=None, settings=()):
             config |= {'use_amp': 'bfloat16' in units, 'amp_dtype': 'auto'}    # float16 may overflow here
         if problems := validate_config(config):
             raise UserError([f'{path}: {problem}' for problem in problems], trouble)
+        settings = dict(settings)
+        problems = [f'unknown key {key!r}: the keys are those of CONFIG' for key in settings if key not in CONFIG]
+        if problems := problems or validate_config(settings):
+            raise ConfigError(problems)
         if math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
         config |= {'amp_dtype': 'auto'} if 'use_amp' in settings and not settings['use_amp'] else {}
@@ -8897,7 +9002,8 @@ def load(path, device='auto', model=None, settings=()):
 def load_with(run, overrides, verb, **flags):
     """Load a trained model for a command with typed settings, and set TF32 -> (model, {CONFIG key: typed value},
     dtype)."""
-    config, sources, _ = resolve_config(None, overrides, found=wrong_flags(flags) + idle(verb, overrides))
+    config, sources, _ = resolve_config(None, overrides, found=wrong_flags(flags) + idle(verb, overrides),
+                                        words=OWN_WORDS[verb])
     typed = {key for key, origin in sources.items() if origin == 'you'}
     fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
     if fixed:
@@ -8915,14 +9021,18 @@ def load_with(run, overrides, verb, **flags):
     return model, settings, precision.dtype
 
 
+@pillow_as_it_was()
 def as_image(image, config):
     """A path, PIL image, array (H, W[, C]) or tensor (C, H, W) -> (H, W, C) array as the network wants it."""
     name = 'the image'
     if isinstance(image, (str, os.PathLike)):
-        name = os.fspath(image)
+        name = os.path.expanduser(image)
         image = read_array(name, config)
     elif isinstance(image, Image.Image):
-        image = pillow_pixels(ImageOps.exif_transpose(image), config['in_channels'], image.format)
+        try:                                                           # Image.open has read no pixels yet
+            image = pillow_pixels(ImageOps.exif_transpose(image), config['in_channels'], image.format)
+        except UNREADABLE as error:
+            raise DataError(f'{name}: cannot be read: {in_words(error)}') from None
     elif torch.is_tensor(image):
         image = to_float32(image.detach().cpu()).numpy()
         is_unit = image.dtype == np.float32 and image.size and 0 <= image.min() and image.max() <= 1
@@ -8951,6 +9061,8 @@ def predict_stream(model, images, dtype=None, tta=False):
     network batch_size at a time; in the other size policies the tiles of one image do.
     `tta` averages over the image and its mirror images (test-time augmentation).
     """
+    if problems := wrong_flags({'tta': tta}):
+        raise ConfigError(problems)
     config, device = model.config, next(model.parameters()).device
     forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
@@ -8992,8 +9104,8 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
     if threshold is not None:
         is_for_it = model.config['num_classes'] == 2 and save != 'probability'
         if not (is_for_it and isinstance(threshold, (float, np.floating)) and 0 < threshold < 1):
-            raise UserError(f'threshold={shown(threshold)}: must be above 0 and below 1, for masks of two classes',
-                            'nothing to predict')
+            problem = 'must be above 0 and below 1' if is_for_it else 'is for masks of two classes alone; leave it out'
+            raise UserError(f'threshold={shown(threshold)}: {problem}', 'nothing to predict')
         model.threshold = float(threshold)
     output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
@@ -9029,7 +9141,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
                 raise
             broken.append(f'{target}: cannot be written: {in_words(error)}')
     written, seconds = len(files) - len(broken), max(1e-9, time.monotonic() - begun)
-    others = f', {len(there)} were there already' * bool(there) + f', {older} in place of older ones' * bool(older)
+    others = f', {len(there)} there already' * bool(there) + f', {older} in place of older ones' * bool(older)
     print(f'{counted(written, "mask")} in {clean(output)} ({written / seconds:.1f} images/s in {dtype}){others}')
     if written and save == 'mask' and (classes := model.config['num_classes']) > 2:
         print(f'They hold class numbers, 0 to {classes - 1}, which look black; save=palette adds colours')
@@ -9370,7 +9482,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     agreement = lambda row: right(row) + (right(row) if math.isnan(row['iou']) else row['iou'])
     worst = {row['index']: f'   IoU {row["iou"]:.3f}, {row["wrong_pixels"]:.1%} wrong'
              for row in sorted(images, key=agreement)[:12]}
-    trouble = None
+    trouble, made = None, ['metrics.json', 'worst.png', 'confusion.png', 'curves.png']
     try:
         write_file(folder / 'metrics.json', json.dumps(content, indent=1).encode())
         draw_samples(model, dataset, folder / 'worst.png', captions=worst, tta='tta' in changed)
@@ -9379,9 +9491,10 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
             draw_curves(load_last(run)[0]['history'], folder / 'curves.png')
     except OSError as error:                                           # a full disk, or a run that others may only read
         trouble = error
-    except ImportError as error:                                       # a broken matplotlib
+    except (ImportError, RuntimeError, ValueError) as error:           # a broken matplotlib
         log.warning('the pictures could not be written: %s', error)
-    there = [name for name in ('metrics.json', 'worst.png', 'confusion.png', 'curves.png') if (folder / name).exists()]
+        made = made[:1]                                                # others are of earlier evaluations
+    there = [name for name in made if (folder / name).exists()]
     is_all = of_what and split == 'train' and not of_what.endswith('train')    # of other data that name no split
     what = 'images' if is_all else f'{split} images'
     what += f' of {clean(model.config["data"])}' if of_what else ''
@@ -9400,7 +9513,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
     tell_detail(dataset)
-    warn_if_trivial(tuned)
+    warn_if_trivial(tuned, model.config)
     if trouble:
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
@@ -9450,6 +9563,7 @@ def evaluation_folder(run, of_what, data):
         return folder
 
 
+@without_latex()
 def draw_confusion(counts, names, path):
     """confusion.png: share of each true class (row) that was predicted as each class (column)."""
     from matplotlib.figure import Figure
@@ -9836,6 +9950,7 @@ def check(preset=None, **overrides):
         if config['run_dir'] != 'auto':
             refuse_data(config)
             refuse_used(folder)
+    refuse_own_data(config, config['resume'] or preset)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
@@ -9915,6 +10030,7 @@ def tune(preset=None, seconds=60.0, **overrides):
         raise ConfigError([f'seconds={shown(seconds)}: must be a number above 0'])
     config, sources, notes = resolve_config(preset, overrides, found=idle('tune', overrides))
     validate_config(overrides)                                         # as in check
+    refuse_own_data(config, preset)
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
     warn([*notes, *precision.warnings])
@@ -10185,13 +10301,15 @@ def main(argv=None):
     for stream in (sys.stdout, sys.stderr):                            # Windows' encodings lack most letters
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors='backslashreplace')
+    after = contextlib.ExitStack()                                     # a notebook's %run goes on afterwards
+    after.callback(setattr, warnings, 'showwarning', warnings.showwarning)
     warnings.showwarning = lambda message, *_, **__: log.warning('%s', message)    # cleaned: a file may quote itself
     try:
         verb, paths, preset, overrides, own, output = parse_command(argv)
         for name in ('SIGTERM', 'SIGHUP') if __name__ == '__main__' and verb != 'train' else ():
             number = getattr(signal, name, None)                       # nohup ignores SIGHUP, Windows has none
             if number and signal.getsignal(number) == signal.SIG_DFL:  # exits through finally: no half-written file
-                signal.signal(number, lambda number, _: sys.exit(128 + number))
+                after.callback(signal.signal, number, signal.signal(number, lambda number, _: sys.exit(128 + number)))
         if verb == 'train':
             result = train(preset, **overrides)
             return 128 + result.stopped_by if result.stopped_by else int(not result.is_saved)
@@ -10234,6 +10352,7 @@ def main(argv=None):
         return 2
     finally:
         log.setLevel(level)
+        after.close()
 
 
 if __name__ == '__main__':

@@ -636,7 +636,8 @@ def test_a_resumed_run_ends_well_though_its_best_file_is_damaged(run_of_two):
     damage(tu.Path('run/best.pt'), 'cut')
     result = tu.train(resume='run')  # nothing better comes: it was done
     assert [row['epoch'] for row in result.history] == [1, 2]
-    assert 'best.pt is damaged' in (result.run_dir / 'log.txt').read_text()
+    told = (result.run_dir / 'log.txt').read_text()
+    assert 'best.pt is damaged' in told and 'Next:' not in told.rpartition('best.pt is damaged')[2]
 
 
 # --- settings at a resume -------------------------------------------------------------
@@ -703,6 +704,35 @@ def test_what_does_nothing_at_a_resume_is_not_said_to_change_the_result(run_of_o
     assert ask(weight_decay=0.1) == ['weight_decay: 0.01 -> 0.1 may change the result of the run']
 
 
+def test_a_run_that_goes_on_for_longer_has_no_small_images_once_more(run_of_two):
+    """A finished run went back to images of half the size."""
+    patch_last(lambda saved: saved['config'].update(progressive_resizing=0.5))
+    ask = lambda **typed: tu.resume_config(tu.Path('run'), None, typed)[0]['progressive_resizing']
+    assert ask(num_epochs=8) == 0.125 and ask() == ask(num_workers=0) == 0.5
+    assert ask(num_epochs=8, progressive_resizing=0.75) == 0.75 and ask(num_epochs=8, progressive_resizing=0.5) == 0.5
+    assert ask(num_epochs=2) == 0.5
+    patch_last(lambda saved: saved['config'].update(num_epochs=8))
+    assert ask(num_epochs=4) == 0.5                                    # fewer than it was to have
+    patch_last(lambda saved: [saved['config'].update(num_epochs=2), saved['config'].pop('progressive_resizing')])
+    assert ask(num_epochs=8) == 'auto'                                 # of an earlier version
+    patch_last(lambda saved: saved['config'].update(progressive_resizing=0.5))
+    sides, small = [], tu.at_half_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tu, 'at_half_size', lambda batch, device: sides.append(1) or small(batch, device))
+        tu.train(resume='run', num_epochs=6)
+    assert not sides
+
+
+def test_words_at_a_resume_that_mean_what_the_run_has(run_of_one):
+    """The optimizer was another one, and amp_dtype, which nobody typed, without effect."""
+    patch_last(lambda saved: [saved['config'].update(optimizer='SGD'), saved['asked'].update(
+        use_amp=True, amp_dtype='bfloat16')])
+    config, _, notes = tu.resume_config(tu.Path('run'), None, {'optimizer': 'sgd', 'use_amp': False})
+    assert config['optimizer'] == 'SGD' and len(notes) == 1 and notes[0].startswith('use_amp: True -> False')
+    wish = tu.resolve_precision(config, tu.detect_hardware(torch.device('cpu')))
+    assert wish.dtype == 'float32' and not [note for note in wish.warnings if 'amp_dtype' in note]
+
+
 def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
     config, _, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'auto', 'early_stopping_patience': 3})
     assert config['class_weights'] == 'auto' and len(notes) == 2
@@ -710,8 +740,11 @@ def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
 
 
 def test_the_effective_batch_stays_what_it_was(toy_of_one):
-    with pytest.raises(tu.ConfigError, match='must stay 4 on resume'):
-        train_own(resume='run', run_dir='auto', batch_size=8)
+    for size, told in ((8, 'stay 4 on resume'), (3, 'stay 4 on resume'),
+                       (2, 'stay 4 on resume; with batch_size=2 type accumulation_steps=2')):
+        with pytest.raises(tu.ConfigError) as error:
+            train_own(resume='run', run_dir='auto', batch_size=size)
+        assert error.value.problems[0].endswith(told)
     train_own(resume='run', run_dir='auto', batch_size=2, accumulation_steps=2)
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,14 @@ def test_a_signal_before_there_is_anything_to_save_is_told(monkeypatch, capsys):
     monkeypatch.setattr(os, 'walk', walk)
     assert tu.main(['data=.', 'device=cpu']) == 143
     assert 'stopped by SIGTERM' in capsys.readouterr().err
+
+
+def test_a_command_leaves_warnings_and_signals_as_they_were(two, tmp_path, monkeypatch):
+    """%run in a notebook: SIGTERM no longer ended the kernel, and the user's own warnings lost their lines."""
+    monkeypatch.setattr(tu, '__name__', '__main__')
+    told, heard = warnings.showwarning, [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    assert tu.main(['predict', str(two[0]), str(two[1] / 'images/000.png'), '-o', str(tmp_path)]) == 0
+    assert warnings.showwarning is told and heard == [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
 
 
 @pytest.mark.parametrize('executable, name', [('/usr/bin/python3', 'python3'), ('/env/bin/python', 'python'),

@@ -175,6 +175,24 @@ def test_a_run_after_an_unknown_command_is_told_with_the_commands_it_may_stand_a
         parse_command(['infer', str(tmp_path)])
 
 
+@pytest.mark.parametrize('words, told', [
+    (['tune', 'runs/x'], "'runs/x' is no command and no key=value; type preset=runs/x"),
+    (['tune', 'runs/x/best.pt'], '; type preset=runs/x'),
+    (['check', 'runs/x'], "'runs/x' is no command and no key=value; type resume=runs/x"),
+    (['runs/x/best.pt'], "type resume=runs/x/best.pt, or evaluate, predict or export before it"),
+    (['demo/'], '; type data=demo/'), (['predict', 'runs/x', 'a.png', '--save'], '; type save=VALUE'),
+    (['a photo.PNG'], ' predict RUN "a photo.PNG" finds its mask'), (['list.csv'], '; type data=list.csv')])
+def test_a_path_alone_is_told_with_what_takes_it(words, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs('runs/x')
+    os.makedirs('demo')
+    for name in ('runs/x/config.py', 'runs/x/best.pt', 'a photo.PNG', 'list.csv'):
+        open(name, 'w').close()
+    with pytest.raises(ConfigError) as error:
+        parse_command(words)
+    assert error.value.problems[0].endswith(told)
+
+
 @pytest.mark.parametrize('words', [['data=demo', '-o'], ['--preset='], ['preset=0']])
 def test_nothing_typed_is_dropped_in_silence(words):
     with pytest.raises(ConfigError):

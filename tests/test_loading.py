@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_loading.py
 """
 import gc
+import itertools
 import json
 import logging
 import multiprocessing
@@ -628,6 +629,63 @@ def test_training_sees_more_of_the_few_images_with_foreground(tmp_path, share, s
                            oversample_foreground=share)
     loader, _ = train_unet.build_loaders(data, data, config, CPU)
     assert sum(bool(mask.any()) for batch in loader for mask in batch['mask']) == seen
+
+
+def small_discs(folder):
+    """Images of 200 x 160 pixels, of which a disc of 4 x 4 in each and the ignored frame are not class 0."""
+    for n in range(10):
+        mask = np.zeros((160, 200))
+        mask[[0, -1]], mask[7 * n + 20:7 * n + 24, 30:34] = 255, 1
+        save(folder / f'images/{n}.png', np.repeat(mask[..., None] == 1, 3, 2) * 200)
+        save(folder / f'masks/{n}.png', mask)
+    return folder
+
+
+@pytest.mark.parametrize('share, again, least, most', [(0.9, 0, 0.27, 0.55), (0.9, 1, 1, 1), (0.0, 0, 0, 0.2)])
+def test_crops_lie_around_foreground(tmp_path, share, again, least, most):
+    """A third of them, and all of images that come again in an epoch: of large images hardly any showed some."""
+    data, _ = dataset(small_discs(tmp_path / 'set'), val_fraction=0.0, augment='none', image_size=32, num_classes=2,
+                      size_policy='crop', oversample_foreground=share, mask_values={0: 0, 1: 1})
+    crops = [data[epoch, index + again * len(data)] for epoch in range(10) for index in range(len(data))]
+    shows = [(crop['mask'] == 1).any().item() for crop in crops]
+    assert least <= np.mean(shows) <= most
+    assert all(torch.equal(crop['image'][0] > 0, crop['mask'] == 1) for crop in crops)
+    places = {tuple(np.argwhere(crop['mask'].numpy() == 1)[0]) for crop in itertools.compress(crops, shows)}
+    assert len(places) >= 0.7 * sum(shows)                             # not always in the middle
+
+
+def test_a_crop_around_foreground_lies_anywhere_with_it_inside():
+    rng, mask = np.random.default_rng(0), np.zeros((50, 70), np.uint8)
+    mask[3, 66], mask[:, 0] = 1, train_unet.IGNORE
+    seen = set()
+    for _ in range(300):
+        image, part = train_unet.around_foreground(np.arange(3500).reshape(50, 70), mask, 8, 20, rng)
+        assert part.shape == image.shape == (8, 20) and part.any()
+        seen.add(int(image[0, 0]))
+    assert seen == {70 * top + left for top in range(4) for left in range(47, 51)}
+    _, tall = train_unet.around_foreground(mask, mask, 60, 20, rng)    # what lacks is filled afterwards
+    assert tall.shape == (50, 20) and tall.any()
+    empty = np.where(mask == 1, 0, mask)
+    assert train_unet.around_foreground(empty, empty, 8, 20, rng)[1] is empty
+
+
+def test_crops_lie_around_rare_classes_as_often_as_around_common_ones():
+    """Of a class of 3,600 pixels and a far one of 16 crops showed the second less often than without any aim."""
+    rng, mask, rows = np.random.default_rng(0), np.zeros((160, 200), np.uint8), set()
+    mask[10:70, 10:70], mask[100:104, 150:190:13] = 1, 2
+    crops = [train_unet.around_foreground(mask, mask, 32, 32, rng)[1] for _ in range(200)]
+    assert 0.4 < np.mean([(crop == 2).any() for crop in crops]) < 0.6
+    turned = np.asfortranarray(mask)                                   # of a .mat
+    assert train_unet.around_foreground(turned, turned, 32, 32, rng)[1].any()
+
+
+def test_crops_lie_around_all_of_the_foreground():
+    rng, mask = np.random.default_rng(0), np.zeros((60, 300), np.uint8)
+    mask[5:25], mask[50, 150] = 1, 1
+    crops = [train_unet.around_foreground(np.tile(np.arange(300), (60, 1)), mask, 4, 4, rng) for _ in range(300)]
+    left = [int(image[0, 0]) for image, _ in crops]
+    assert min(left) < 30 and max(left) > 260                          # not the first of a row alone
+    assert np.mean([(part.sum() == 1) for _, part in crops]) < 0.03    # a row counts by its pixels
 
 
 def two_classes(folder, often=8, seldom=2, count=40):

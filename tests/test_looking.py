@@ -869,8 +869,10 @@ def test_set_without_foreground_is_refused(tmp_path, split):
         place = f'{("train", "val")[n % 2]}/{n}.png' if split else f'{n}.png'
         save(tmp_path / f'set/images/{place}', np.zeros((8, 8, 3)))
         save(tmp_path / f'set/masks/{place}', np.eye(8) * 255 * (split and n % 2))
-    with pytest.raises(DataError, match='every pixel of the training masks is of one class'):
+    with pytest.raises(DataError, match='every pixel of the training masks is of one class') as caught:
         dataset(tmp_path / 'set')
+    found = '255 foreground' if split else 'and there is nothing else'
+    assert f'masks: 0 is background, {found}\n' in str(caught.value)
     inspect(tmp_path / 'set')                                          # evaluate may score it
 
 
@@ -913,6 +915,18 @@ def test_validation_without_foreground_is_told(tmp_path):
     assert [note for note in data.notes if note.startswith('no validation mask has class 1')]
 
 
+@pytest.mark.parametrize('other, told', [(2, True), (1, False)])
+def test_validation_without_class_0_is_told_where_class_0_is_scored(tmp_path, other, told):
+    """Of 585 images one shows the border: the mean IoU leapt by a half when the last stray pixel of it was gone."""
+    for split, values in (('train', [0, 1, other]), ('val', [1, other])):
+        for n in range(3):
+            pixels = np.random.default_rng([n, len(values)]).integers(0, 255, (8, 8, 3))
+            save(tmp_path / f'images/{split}/{n}.png', pixels)
+            save(tmp_path / f'masks/{split}/{n}.png', np.resize(values if not n else [1, other], (8, 8)))
+    notes = inspect(tmp_path)[1].notes
+    assert any(note.startswith('no validation mask has class 0') for note in notes) is told
+
+
 def test_no_other_draw_is_advised_for_a_class_of_test_images_alone(tmp_path):
     for split, value in (('train', 1), ('test', 2)):
         for n in range(6):
@@ -933,7 +947,10 @@ def test_another_draw_is_advised_only_where_chance_drew(tmp_path, named):
             (folder / kind / f'{number}.png').rename(target)
     note, = [note for note in inspect(folder, num_classes=3)[1].notes
              if note.startswith('no validation mask has class 2')]
-    assert ('another seed or val_fraction' in note) is not named       # in one image alone: no seed gives it to both
+    assert ('one image alone shows it' in note) is not named and 'seed' not in note    # none gives it to both
+    save(next((folder / 'masks').rglob('1.png')), np.array([0, 1, 3, 3]).repeat(16).reshape(4, 16))
+    note, = [note for note in inspect(folder, num_classes=4)[1].notes if note.startswith('no validation mask has')]
+    assert 'class 2, 3:' in note and 'one image alone' not in note     # each in another
 
 
 # --- inverted masks -------------------------------------------------------------------
@@ -1181,3 +1198,138 @@ def test_of_many_images_few_seeds_are_tried(monkeypatch):
     monkeypatch.setattr(train_unet, 'hold_out', lambda groups, count, config: tried.append(config['seed']) or [0])
     lacking = lambda some: {1} if len(some) < len(rows) else set()
     assert train_unet.seed_for_all(rows, [0], lacking, train_unet.CONFIG) is None and len(tried) == 21
+
+
+# --- advice that can be followed ------------------------------------------------------
+
+
+def in_alpha():
+    """A mask whose shape is in its alpha channel."""
+    pixels = np.zeros((16, 16, 4), np.uint8)
+    pixels[4:10, 2:8, 3] = 255
+    return pixels
+
+
+@pytest.mark.parametrize('alpha', [{0}, {0, 1, 2, 3, 4}], ids=['one in alpha', 'all but one'])
+def test_masks_in_alpha_beside_others_have_a_way_out(tmp_path, alpha):
+    for n in range(6):
+        save(tmp_path / f'images/{n}.png', np.full((16, 16, 3), n))
+        grey = np.zeros((16, 16), np.uint8)
+        grey[4:9, 4:9] = 255
+        save(tmp_path / f'masks/{n}.png', in_alpha() if n in alpha else grey)
+    wish = {} if len(alpha) == 1 else typed(offered(ask(tmp_path), 'mask_values='))
+    error = ask(tmp_path, **wish)
+    line = offered(error, 'skip_broken=')
+    assert len(inspect(tmp_path, **wish, **typed(line))[1].pairs.images) == 5
+
+
+def test_masks_that_lie_turned_are_not_said_to_be_squeezed(tmp_path):
+    for n in range(10):
+        size = (24, 16) if n in (2, 5, 7) else (16, 24)
+        save(tmp_path / f'images/{n}.png', np.zeros((*size, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(16, 24))
+    error = str(ask(tmp_path))
+    assert '3 of these masks have the sides of their images the other way round' in error
+    assert 'rescale_masks' not in error
+
+
+def test_of_one_image_with_other_channels_those_of_all_are_not_asked_for(tmp_path):
+    for n in range(8):
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(16))
+        save(tmp_path / f'images/{n}.png', np.zeros((16, 16, 3)) + n)
+    (tmp_path / 'images/3.png').unlink()
+    np.save(tmp_path / 'images/3.npy', np.zeros((16, 16, 5), np.uint8))
+    with pytest.raises(train_unet.DataError) as caught:
+        train_unet.inspect_data(train_unet.resolve_config(None, {**TINY, 'data': str(tmp_path)})[0], decode=True)
+    assert 'has 5 channels' in str(caught.value) and 'type in_channels' not in str(caught.value)
+
+
+def test_copies_outside_of_the_split_are_left_out_by_a_line_also_from_within(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for place, count in (('set/train', 6), ('set/val', 2), ('raw/train', 0)):
+        for n in range(count):
+            save(tmp_path / place / f'images/{place[-3:]}{n}.png', draw.integers(0, 255, (16, 16, 3)))
+            save(tmp_path / place / f'masks/{place[-3:]}{n}.png', 255 * np.eye(16))
+    for kind in ('images', 'masks'):
+        shutil.copytree(tmp_path / 'set/val' / kind, tmp_path / 'raw/train' / kind)
+    monkeypatch.chdir(tmp_path)
+    note = next(note for note in inspect('.')[1].notes if 'trained on too' in note)
+    assert not any('trained on too' in note for note in inspect(typed(offered(note, 'data='))['data'])[1].notes)
+
+
+@pytest.fixture
+def run_of_eight(tmp_path):
+    for n in range(8):
+        mask = np.zeros((32, 32))
+        mask[4:14, 4 + n:20] = 255
+        save(tmp_path / f'set/images/{n}.png', np.random.default_rng(n).integers(0, 255, (32, 32, 3)))
+        save(tmp_path / f'set/masks/{n}.png', mask)
+    train_unet.train(**{**TINY, 'data': str(tmp_path / 'set'), 'num_epochs': 1, 'run_dir': str(tmp_path / 'run')})
+    return tmp_path / 'run'
+
+
+def test_a_resume_names_the_mask_in_alpha(run_of_eight, tmp_path):
+    save(tmp_path / 'set/masks/3.png', in_alpha())
+    with pytest.raises(train_unet.UserError) as caught:
+        train_unet.train(resume=str(run_of_eight), num_epochs=2)
+    assert 'masks/3.png' in str(caught.value) and 'initial_weights' not in str(caught.value)
+    assert 'mask_values' not in str(caught.value)                      # which a resume refuses
+
+
+def test_evaluate_takes_a_list_of_test_images_alone(run_of_eight, tmp_path):
+    rows = ''.join(f'set/images/{n}.png,set/masks/{n}.png,test\n' for n in range(8))
+    (tmp_path / 'list.csv').write_text('image,mask,split\n' + rows)
+    assert 'metrics' in train_unet.evaluate(str(run_of_eight), data=str(tmp_path / 'list.csv'))
+    assert 'no line has split=train' in str(ask(tmp_path / 'list.csv'))
+    with pytest.raises(DataError, match='in lines of other splits .without the column chance splits'):
+        dataset(tmp_path / 'list.csv', val_fraction=0.0)
+
+
+def test_of_most_images_with_other_channels_those_of_all_are_asked_for(tmp_path):
+    for n in range(8):
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(16))
+        save(tmp_path / f'images/{n}.npy', np.full((16, 16, 3 if n == 3 else 5), n, np.uint8))
+    with pytest.raises(train_unet.DataError, match='type in_channels=5'):
+        train_unet.inspect_data(train_unet.resolve_config(None, {**TINY, 'data': str(tmp_path)})[0], decode=True)
+
+
+@pytest.mark.parametrize('turned, told', [(3, True), (2, False)])
+def test_masks_are_said_to_lie_turned_where_most_do(tmp_path, turned, told):
+    for n in range(12):
+        size = (24, 16) if n < 5 else (16, 24)
+        save(tmp_path / f'images/{n}.png', np.zeros((*size, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(*((16, 24) if n < turned or n > 4 else (8, 8))))
+    assert ('the other way round' in str(ask(tmp_path))) == told
+
+
+def test_where_all_masks_lie_turned_they_may_be_squeezed(tmp_path):
+    for n in range(8):
+        save(tmp_path / f'images/{n}.png', np.zeros((24, 16, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', 255 * np.eye(16, 24))
+    error = ask(tmp_path)
+    assert 'save them upright' in str(error)
+    assert len(inspect(tmp_path, **typed(offered(error, 'rescale_masks')))[1].pairs.images) == 8
+
+
+def test_a_folder_without_copies_is_named_through_links(tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    for place, count in (('deep/y/set/train', 6), ('deep/y/set/val', 2)):
+        for n in range(count):
+            save(tmp_path / place / f'images/{place[-3:]}{n}.png', draw.integers(0, 255, (16, 16, 3)))
+            save(tmp_path / place / f'masks/{place[-3:]}{n}.png', 255 * np.eye(16))
+    for kind in ('images', 'masks'):
+        shutil.copytree(tmp_path / 'deep/y/set/val' / kind, tmp_path / 'deep/y/raw/train' / kind)
+    (tmp_path / 'deep/z').mkdir()
+    (tmp_path / 'lnk').symlink_to(tmp_path / 'deep/z')
+    monkeypatch.chdir(tmp_path)
+    note = next(note for note in inspect('lnk/../y')[1].notes if 'trained on too' in note)
+    inspect(typed(offered(note, 'data='))['data'])                      # is there
+
+
+def test_evaluate_says_what_to_type_for_other_masks_in_alpha(run_of_eight, tmp_path):
+    for n in range(4):
+        save(tmp_path / f'other/images/{n}.png', np.zeros((32, 32, 3)) + n)
+        save(tmp_path / f'other/masks/{n}.png', in_alpha().repeat(2, 0).repeat(2, 1))
+    with pytest.raises(train_unet.UserError, match='type mask_values=alpha'):
+        train_unet.evaluate(str(run_of_eight), data=str(tmp_path / 'other'))
+    train_unet.evaluate(str(run_of_eight), data=str(tmp_path / 'other'), mask_values='alpha')

@@ -1263,3 +1263,52 @@ def test_white_of_grey_masks_is_listed_as_the_white_of_the_others(tmp_path):
 def test_of_many_values_to_ignore_255_is_listed():
     values = dict.fromkeys([*range(-3000, 100), 255], 1)
     assert ', 255 (' in train_unet.list_values(values, values, [*range(100)], {*range(-3000, 0), 255})
+
+
+# --- advice that can be followed ------------------------------------------------------
+
+
+def test_all_but_black_of_jpeg_classes_takes_the_darkest_class_too(tmp_path):
+    for n in range(6):
+        mask = np.zeros((48, 48), np.uint8)
+        mask[4 + n:14 + n, 4:14], mask[4 + n:14 + n, 19:29] = 60, 120
+        save(tmp_path / f'images/{n}.png', np.zeros((48, 48, 3)) + n)
+        noisy_jpeg(tmp_path / f'masks/{n}.jpg', mask)
+    error = ask(tmp_path)
+    assert 'if all but black is foreground' in str(error)
+    config, data = inspect(tmp_path, **typed(offered(error, 'mask_values=">')))
+    assert abs(mask_of(data, config, '0').mean() - 200 / 48 ** 2) < 0.01
+
+
+def test_class_lines_beside_a_typed_number_of_classes_can_be_typed(tmp_path):
+    for n in range(4):
+        mask = np.zeros((16, 16))
+        mask[2:5, 2:5], mask[8:11, 2:5], mask[8:11, 9:12] = 1, 2, 7
+        save(tmp_path / f'images/{n}.png', np.zeros((16, 16, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', mask)
+    line = next(line for line in ask(tmp_path, num_classes=3).problems if 'are the classes' in line)
+    _, data = inspect(tmp_path, **{'num_classes': 3, **typed(line.partition('type ')[2])})
+    assert data.coding.num_classes == 4
+
+
+def test_a_single_value_is_not_offered_as_the_only_class(tmp_path):
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.zeros((16, 16, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', np.full((16, 16), 255))
+    error = str(ask(tmp_path, num_classes=3))
+    assert 'nothing but 255' in error and 'mask_values=' not in error
+
+
+def test_lines_that_fit_the_typed_number_of_classes_stay_as_they_are(tmp_path):
+    for n in range(4):
+        mask = np.zeros((16, 16))
+        mask[2:5, 2:5], mask[8:11, 2:5], mask[8:11, 9:12] = 1, 2, 7
+        save(tmp_path / f'images/{n}.png', np.zeros((16, 16, 3)) + n)
+        save(tmp_path / f'masks/{n}.png', mask)
+    error = ask(tmp_path, num_classes=3, mask_values={0: 0, 1: 1, 2: 2})
+    assert '7: 255' in str(error) and 'num_classes=auto' not in str(error)
+
+
+def test_several_values_to_ignore_are_offered_as_classes(tmp_path):
+    said = train_unet.explain_values({254: [1, 1], 255: [1, 1]}, {}, {}, [], {254, 255}, False, False)
+    assert 'if they are classes type mask_values=' in said[0]

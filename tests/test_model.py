@@ -679,6 +679,18 @@ class Joined(nn.Conv2d):
         return super().forward(torch.cat(maps, 1)).tanh()
 
 
+def test_activation_checkpointing_that_finds_no_blocks_says_so(caplog):
+    own = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+    config = build().config
+    precision = tu.Precision('float32', None, '')
+    for saves in (False, True):
+        tu.warn_of_size(tu.build_model({**config, 'activation_checkpointing': saves}, own), precision)
+        assert ('activation_checkpointing: no effect' in caplog.text) == saves
+    caplog.clear()
+    tu.warn_of_size(build(activation_checkpointing=True), precision)
+    assert 'no effect' not in caplog.text
+
+
 def test_activation_checkpointing_of_blocks_that_change_the_lists_that_they_are_given():
     """Gradients of HRNet were others by 94 %, without a word; DenseNet ended in a traceback."""
     plain, saving = Dense(lambda block: block), Dense(lambda block: tu.change_forward(block, tu.Checkpointed))

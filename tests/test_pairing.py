@@ -1801,7 +1801,7 @@ def test_names_of_splits_in_two_letters(tmp_path):
 
 
 @pytest.mark.parametrize('train, val', [('traindata', 'valdata'), ('trainingset', 'validationset'),
-                                        ('train', 'validset'), ('trainsplit', 'devsplit')])
+                                        ('train', 'validset'), ('trainsplit', 'devsplit'), ('train', 'validate')])
 def test_words_that_hold_a_split_and_more_tell_the_split(tmp_path, train, val):
     places = [f'{train}/{{}}/{n}.png' for n in range(8)] + [f'{val}/{{}}/{n}.png' for n in range(8, 12)]
     fill(tmp_path, *([place.format(kind) for place in places] for kind in ('images', 'masks')))
@@ -2826,3 +2826,33 @@ def test_a_list_of_a_split_in_utf_16_of_the_other_byte_order(tmp_path):
     fill(tmp_path, *([f'{kind}/{n}.png' for n in range(8)] for kind in ('images', 'masks')))
     (tmp_path / 'test.txt').write_text('\ufeff6.png\n7.png\n', 'utf-16-be')
     assert names_of(inspect(tmp_path)[1], 'test') == {'6', '7'}
+
+
+# --- advice that can be followed ------------------------------------------------------
+
+
+def test_unions_of_masks_that_overlap_somewhere_are_not_offered(tmp_path):
+    for n in range(6):
+        save(tmp_path / f'images/im{n}.png', np.zeros((16, 16, 3)) + n)
+        for k in (1, 2):
+            mask = np.zeros((16, 16))
+            row = 2 if n == 2 or k == 1 else 9
+            mask[row:row + 4, 2:9] = 255
+            save(tmp_path / f'masks/im{n}_{k}.png', mask)
+    lines = typed_lines(ask(tmp_path))
+    assert lines and not any('*' in line for line in lines)
+    for line in lines:
+        inspect(tmp_path, **typed(line))
+
+
+def test_a_pattern_in_place_of_a_folder_keeps_what_the_names_end_in(tmp_path):
+    save(tmp_path / 'x_sat.jpg', np.zeros((16, 16, 3)))
+    assert offered(ask(tmp_path / '*_sat.jpg'), 'image_pattern') == 'image_pattern="{stem}_sat.jpg"'
+
+
+def test_several_tasks_are_told_with_what_one_of_them_needs(tmp_path):
+    for n in range(10):
+        save(tmp_path / f'images/{n}.png', np.random.default_rng(n).integers(0, 255, (16, 16, 3)))
+        save(tmp_path / f'masks/{"cars" if n % 2 else "trees"}/{n}.png', 255 * np.eye(16))
+    note = next(note for note in inspect(tmp_path)[1].notes if 'several tasks' in note)
+    assert 'images=' in note and 'skip_unpaired=True' in note

@@ -600,8 +600,18 @@ def test_replay_runs_the_saved_batch_once_more():
         train(model, num_epochs=5)
     again = network()
     at_training_call(again[2], lambda call: True, lambda output: output * math.nan)
-    assert tu.replay('run/bad_batch.pt', again, squares) == 'first not finite: the output of 2 (ReLU)'
+    for path in ('run/bad_batch.pt', 'run', tu.Path('run')):
+        assert tu.replay(path, again, squares) == 'first not finite: the output of 2 (ReLU)'
     assert 'all layers are finite' in tu.replay('run/bad_batch.pt', network(), squares)
+
+
+@pytest.mark.parametrize('path, told', [
+    ('nix.pt', 'nix.pt: there is no such file'), ('run', 'bad_batch.pt: there is no such file'),
+    ('run/best.pt', 'holds no batch'), ('run/last.pt', 'holds no batch')])
+def test_what_holds_no_batch_is_not_replayed(path, told):
+    train(network(), num_epochs=1)
+    with pytest.raises(tu.UserError, match=told):
+        tu.replay(path, network(), squares)
 
 
 def test_a_network_whose_train_returns_nothing_is_replayed_too():

@@ -1296,6 +1296,12 @@ def test_a_preset_that_cannot_save_memory_on_data_of_ones_own_says_so(caplog):
     assert re.search('activation_checkpointing.*: no effect', caplog.text)
 
 
+def test_what_takes_a_run_takes_the_result_too(small_set):
+    result = tu.train(**{**TINY, 'data': str(small_set), 'num_epochs': 1})
+    for config in (tu.resolve_config(result)[0], tu.load(result).config):
+        assert config['decoder_channels'] == TINY['decoder_channels']
+
+
 def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
     weighted = nn.Module()
     weighted.scale = nn.Parameter(torch.ones(1))
@@ -1317,13 +1323,16 @@ def test_what_the_loop_cannot_train_is_refused_before_anything_is_written():
     assert not Path('run').exists()
 
 
-def test_runs_on_data_sets_of_ones_own_are_not_taken_for_others(small_set):
+def test_runs_on_data_sets_of_ones_own_are_not_taken_for_others(small_set, capsys):
     words = {**PLAIN, 'run_dir': 'auto'}
     train(stopping_at(network(), 4), **{**words, 'num_epochs': 3})
     with pytest.raises(tu.UserError, match='give run_dir too'):
         train(**words, resume='auto')
     with pytest.raises(tu.UserError, match='go on from Python, with what it began with'):
         tu.train(resume='runs/run-1')
+    for words in ('check resume=runs/run-1', 'check --preset runs/run-1', 'tune --preset runs/run-1'):
+        assert tu.main(words.split()) == 2
+        assert 'runs/run-1: was trained on data sets of your own: go on from Python' in capsys.readouterr().err
     assert tu.find_resume({**tu.CONFIG, 'resume': 'auto'}, False) is None     # the demo, or another set
     assert train(run_dir='auto', resume='runs/run-1').stopped_by == 0
 
@@ -1983,6 +1992,9 @@ def test_results_are_forgotten_where_a_notebook_has_a_variable_of_its_own_called
     shell = types.SimpleNamespace(user_ns={'Out': 3, '_oh': {1: tu.Result([], {}, None, Path())}}, user_ns_hidden={},
                                   displayhook=types.SimpleNamespace())
     monkeypatch.setattr(tu, 'running_shell', lambda: shell)
+    with pytest.raises(tu.ConfigError):
+        tu.train(num_epohcs=1)                                         # costs no result
+    assert shell.user_ns['_oh'][1]
     tu.forget_shown()
     assert shell.user_ns == {'Out': 3, '_oh': {1: ''}}
 

@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_using.py
 import ast
 import contextlib
 import errno
+import io
 import itertools
 import json
 import logging
@@ -23,6 +24,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import PIL.Image
+import PIL.ImageFile
 import pytest
 import tifffile
 import torch
@@ -76,7 +78,9 @@ def test_a_torch_device_and_a_single_path_are_taken_from_python(two, tmp_path):
 
 @pytest.mark.parametrize('call', [
     lambda run, data: tu.evaluate(run, tta='False'), lambda run, data: tu.export(run, format='smp', half='False'),
-    lambda run, data: tu.predict(run, data, tta='False'), lambda run, data: tu.predict(run, data, skip_existing=1)])
+    lambda run, data: tu.predict(run, data, tta='False'), lambda run, data: tu.predict(run, data, skip_existing=1),
+    lambda run, data: tu.load(run).predict(data / '000.png', tta='False'),
+    lambda run, data: tu.load(run).probabilities(data / '000.png', tta='False')])
 def test_from_python_too_a_flag_is_true_or_false(two, call):
     """'False' was true: metrics.json of mirrored images, weights in float16."""
     run, data = two
@@ -84,6 +88,21 @@ def test_from_python_too_a_flag_is_true_or_false(two, call):
     with pytest.raises(tu.ConfigError, match="='False': must be True or False|=1: must be True or False"):
         call(run, data / 'images')
     assert {path: path.stat().st_mtime for path in tu.Path(run).rglob('*')} == before
+
+
+@pytest.mark.parametrize('call, meant', [
+    (lambda run, data: tu.evaluate(run, spilt='test'), 'split'),
+    (lambda run, data: tu.predict(run, data, treshold=0.3), 'threshold')])
+def test_from_python_too_words_of_a_command_are_suggested(two, call, meant):
+    with pytest.raises(tu.ConfigError, match=f"did you mean '{meant}'"):
+        call(two[0], two[1] / 'images')
+
+
+@pytest.mark.parametrize('content', [b'', bytes(99)])
+def test_a_checkpoint_without_content_is_damaged_whatever_its_name(content, tmp_path):
+    (tmp_path / 'best.ckpt').write_bytes(content)
+    with pytest.raises(tu.UserError, match='best.ckpt is damaged'):
+        tu.load(tmp_path / 'best.ckpt')
 
 
 @pytest.mark.parametrize('run, told', [('nowhere', 'nowhere: there is no such file'),
@@ -491,7 +510,7 @@ def test_predict_takes_another_threshold_than_the_stored_one(two, three, tmp_pat
         assert tu.main(['predict', str(run), file, '-o', str(tmp_path), f'threshold={typed}']) == 2
         assert 'must be above 0 and below 1' in capsys.readouterr().err
     assert tu.main(['predict', str(three[0]), file, '-o', str(tmp_path), 'threshold=0.4']) == 2
-    assert 'threshold=0.4: must be above 0 and below 1, for masks of two classes' in capsys.readouterr().err
+    assert 'threshold=0.4: is for masks of two classes alone; leave it out' in capsys.readouterr().err
     assert tu.main(['predict', str(run), file, '-o', str(tmp_path), 'threshold=0.4', 'save=probability']) == 2
 
 
@@ -793,9 +812,11 @@ def test_data_at_the_top_of_a_drive_are_other_data(own, tmp_path, monkeypatch):
 
 def test_scores_are_printed_though_matplotlib_is_broken(own, monkeypatch, capsys, caplog):
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    (own / 'confusion.png').touch()                                    # of an earlier time
     assert tu.main(['evaluate', str(own)]) == 0
     assert 'the pictures could not be written' in caplog.text
-    assert re.search(r'val images: IoU 0\.\d', capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert re.search(r'val images: IoU 0\.\d', told) and told.count(': metrics.json\n') == 1
 
 
 def test_weights_that_are_exported_or_begun_with_are_not_said_to_lack_units(two, tmp_path, monkeypatch, caplog):
@@ -1028,6 +1049,7 @@ def test_initial_weights_that_do_not_fit_are_refused(own, two, tmp_path, monkeyp
     ('old.pth', 'old.pth is no checkpoint of this program: it holds something else; weights of another program'),
     ('smp/model.safetensors', 'model.safetensors is no checkpoint of this program: it holds something else; weights'),
     ('photo.png', 'photo.png is no checkpoint of this program'),       # predict photo.png runs/x
+    ('model.onnx', 'model.onnx is no checkpoint of this program'), ('log.txt', 'log.txt is no checkpoint of this'),
     ('smp', 'there is no such file; train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp')])
 def test_weights_of_other_programs_are_not_called_damaged(tmp_path, name, told):
     """"File is not a zip file; a run folder holds a best.pt once an epoch is done" was said of each."""
@@ -1035,6 +1057,8 @@ def test_weights_of_other_programs_are_not_called_damaged(tmp_path, name, told):
     network.save_pretrained(tmp_path / 'smp')
     torch.save(network.state_dict(), tmp_path / 'old.pth', _use_new_zipfile_serialization=False)
     save_images(tmp_path, 'photo.png')
+    for file in ('model.onnx', 'log.txt'):                             # what export, and training, wrote
+        (tmp_path / file).write_bytes(b'\x08\x08\x12\x07pytorch')
     with pytest.raises(tu.UserError) as caught:
         tu.load(tmp_path / name)
     assert told in str(caught.value) and 'best.pt once' not in str(caught.value)
@@ -1342,6 +1366,12 @@ def test_a_network_that_learnt_nothing_is_told_and_tunes_no_threshold(own, two, 
     share = f'{np.mean(truth):.4f}'
     assert f'{share} is not, or hardly, better than that of the same class everywhere, {share}.' in caplog.text
     assert tu.load(own).threshold == 0.4 and 'that of the run' in capsys.readouterr().out
+    assert 'More epochs, class_weights=auto (rare foreground), a larger image_size' in caplog.text
+    with edited(own / 'best.pt') as saved:
+        saved['config']['class_weights'] = 'auto'
+    caplog.clear()
+    tu.evaluate(own)
+    assert 'More epochs, a larger image_size' in caplog.text           # it has not helped
 
 
 def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):
@@ -1351,7 +1381,7 @@ def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):
     files[3].unlink()
     before = {path: path.stat().st_mtime_ns for path in files if path.exists()}
     assert tu.main(['predict', *words, '--skip-existing']) == 0
-    assert re.search(f'1 mask in .*, {len(files) - 1} were there already', capsys.readouterr().out)
+    assert re.search(f'1 mask in .*, {len(files) - 1} there already', capsys.readouterr().out)
     assert sorted((tmp_path / 'out').iterdir()) == files and len(before) == len(files) - 1
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert tu.main(['predict', *words, 'skip_existing=1']) == 2
@@ -1553,7 +1583,7 @@ def test_where_nothing_is_trained_the_advice_on_memory_is_of_no_training(two, ve
     words = [str(two[1] / 'images'), '-o', 'out'] if verb == 'predict' else []
     assert tu.main([verb, str(two[0]), *words]) in (1, 2)
     told = ''.join(capsys.readouterr())
-    assert 'type device=cpu, or a smaller image_size; in a training also' in told
+    assert 'type a smaller image_size, on a GPU device=cpu; in a training also' in told
 
 
 def test_a_class_that_came_later_is_told_without_lines_that_a_run_would_refuse(small_set, capsys):
@@ -1928,3 +1958,67 @@ def test_what_is_kept_of_each_image_is_a_few_numbers(three, tmp_path, monkeypatc
     tu.evaluate(shutil.copytree(three[0], tmp_path / 'own'))
     assert kept and all(row.pop('counts').untyped_storage().nbytes() == 32 for row in kept)
     assert all(type(value) is float for row in kept for value in row.values())
+
+
+# --- from a notebook ------------------------------------------------------------------
+
+
+def torn_jpeg():
+    """The bytes of half a JPEG."""
+    content = io.BytesIO()
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (99, 99, 3), np.uint8)).save(content, 'jpeg')
+    return content.getvalue()[:len(content.getvalue()) // 2]
+
+
+def test_a_torn_pil_image_is_a_data_error(two):
+    with pytest.raises(tu.DataError, match='the image: cannot be read: image file is truncated'):
+        tu.load(two[0]).predict(PIL.Image.open(io.BytesIO(torn_jpeg())))
+
+
+def test_torn_images_are_refused_whatever_a_notebook_has_set(two, monkeypatch, tmp_path, capsys):
+    """Every second answer in a forum sets it: what is lost was grey, without a word."""
+    monkeypatch.setattr(PIL.ImageFile, 'LOAD_TRUNCATED_IMAGES', True)
+    monkeypatch.setattr(PIL.Image, 'MAX_IMAGE_PIXELS', 10**7)
+    (tmp_path / 'x.jpg').write_bytes(torn_jpeg())
+    assert tu.predict(two[0], tmp_path / 'x.jpg', tmp_path / 'out') == 1
+    assert 'image file is truncated' in capsys.readouterr().err
+    with pytest.raises(tu.DataError, match='image file is truncated'):
+        tu.load(two[0]).predict(tmp_path / 'x.jpg')
+    assert PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True and PIL.Image.MAX_IMAGE_PIXELS == 10**7
+
+
+def test_the_model_too_knows_the_home_folder(two, monkeypatch):
+    monkeypatch.setenv('HOME', str(two[1]))
+    model = tu.load(two[0])
+    assert np.array_equal(model.predict('~/images/000.png'), model.predict(two[1] / 'images/000.png'))
+
+
+@pytest.mark.parametrize('settings, told', [
+    ({'nix': 1}, "unknown key 'nix'"), ({'batch_size': 0}, 'batch_size=0'),
+    ({'size_policy': 'nix'}, "size_policy='nix'"), ({'threshold': 0.3}, "unknown key 'threshold'")])
+def test_load_refuses_settings_that_are_none(two, settings, told):
+    with pytest.raises(tu.ConfigError, match=told):
+        tu.load(two[0], settings=settings)
+
+
+def test_load_takes_settings_as_config_does(two):
+    assert tu.load(two[0], settings={'image_size': 64}).predict(np.zeros((40, 40, 3), np.uint8)).shape == (40, 40)
+
+
+def test_the_names_of_classes_are_drawn_in_the_fonts_that_are_set(tmp_path, monkeypatch):
+    """A class named in Chinese was a box, though a font for it was set."""
+    import matplotlib
+    seen = []
+    monkeypatch.setattr(tu, 'write_file', lambda path, write: seen.append(matplotlib.rcParams['font.family']))
+    with matplotlib.rc_context({'font.family': ['STIXGeneral']}):
+        tu.draw_confusion(torch.eye(2, dtype=torch.long), ['a', 'b'], tmp_path / 'x.png')
+    assert seen == [['STIXGeneral']]
+
+
+def test_the_curves_are_drawn_in_no_style_that_wants_latex(own):
+    import matplotlib
+    with matplotlib.rc_context({'text.usetex': True}):
+        (own / 'curves.png').unlink(missing_ok=True)
+        assert tu.evaluate(own)['metrics']
+        assert matplotlib.rcParams['text.usetex']
+    assert (own / 'confusion.png').stat().st_size > 1000 and (own / 'curves.png').exists()
