@@ -4890,7 +4890,7 @@ class SegmentationDataset(torch.utils.data.Dataset):
         self.largest = max(map(math.prod, data.sizes))                 # pixels
         self.height, self.width = config['image_size']
         self.is_resized = config['size_policy'] == 'resize'
-        self.aims = is_training and not self.is_resized and config['oversample_foreground'] > 0
+        self.aims = not self.is_resized and config['oversample_foreground'] > 0        # crops at foreground
         self.augmentation = build_augmentation(config) if is_training else None
         self.cuts_off = getattr(self.augmentation, 'cuts_off', False)
         is_shifted = is_training and config['in_channels'] > 4 and config['image_dtype'] == 'float32'

@@ -1289,6 +1289,8 @@ def test_class_lines_beside_a_typed_number_of_classes_can_be_typed(tmp_path):
     line = next(line for line in ask(tmp_path, num_classes=3).problems if 'are the classes' in line)
     _, data = inspect(tmp_path, **{'num_classes': 3, **typed(line.partition('type ')[2])})
     assert data.coding.num_classes == 4
+    error = str(ask(tmp_path, num_classes=3, mask_values={0: 0, 1: 1, 2: 2}))      # and those that fit stay as they are
+    assert '7: 255' in error and 'num_classes=auto' not in error
 
 
 def test_a_single_value_is_not_offered_as_the_only_class(tmp_path):
@@ -1297,16 +1299,6 @@ def test_a_single_value_is_not_offered_as_the_only_class(tmp_path):
         save(tmp_path / f'masks/{n}.png', np.full((16, 16), 255))
     error = str(ask(tmp_path, num_classes=3))
     assert 'nothing but 255' in error and 'mask_values=' not in error
-
-
-def test_lines_that_fit_the_typed_number_of_classes_stay_as_they_are(tmp_path):
-    for n in range(4):
-        mask = np.zeros((16, 16))
-        mask[2:5, 2:5], mask[8:11, 2:5], mask[8:11, 9:12] = 1, 2, 7
-        save(tmp_path / f'images/{n}.png', np.zeros((16, 16, 3)) + n)
-        save(tmp_path / f'masks/{n}.png', mask)
-    error = ask(tmp_path, num_classes=3, mask_values={0: 0, 1: 1, 2: 2})
-    assert '7: 255' in str(error) and 'num_classes=auto' not in str(error)
 
 
 def test_several_values_to_ignore_are_offered_as_classes(tmp_path):
