@@ -164,10 +164,10 @@ CONFIG = {
     'momentum': 0.9,              # of SGD, in Nesterov's form
     'warmup_fraction': 0.02,      # share of all steps with a rising learning rate; then cosine to 1 % of the rate
     'grad_clip': 1.0,             # largest gradient norm, after unscaling; None: no clipping
-    'loss': 'auto',               # 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice', always one value per image; 'auto':
-                                  # 'ce+dice' for two classes, with class_weights, or where images come several
-                                  # times (oversample_foreground), else 'dice'
-    'class_weights': None,        # one factor per class, or 'auto' from the pixel counts (rare foreground)
+    'loss': 'ce+dice',            # or 'ce', 'dice', 'focal', 'focal+dice', always one value per image
+    'class_weights': 'multiclass',  # factors of the cross-entropy, one per class, or 'auto' from the pixel counts;
+                                  # 'multiclass': 'auto' for more than two classes with loss=ce+dice where no image
+                                  # comes several times (oversample_foreground), else None
     'oversample_foreground': 0.9,  # least share of an epoch that shows any class but 0: if fewer images do they come
                                   # again, augmented anew, rarer classes more often, in place of some of the others;
                                   # crops of these, and a third of the others, lie around it; 0: each once, anywhere
@@ -210,8 +210,8 @@ CONFIG = {
 
 # What the defaults do not say: the kinds of value a key takes ...
 TYPES = {key: kinds.split() for kinds, keys in {
-    'str': 'data size_policy augment architecture optimizer',
-    'str auto': 'image_dtype encoder loss amp_dtype device run_dir',
+    'str': 'data size_policy augment architecture optimizer loss',
+    'str auto': 'image_dtype encoder amp_dtype device run_dir',
     'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights initial_weights '
                 'tf32_matmul_precision keep_float32 resume',
     'bool': 'skip_unpaired skip_broken compile_model activation_checkpointing deterministic tensorboard',
@@ -229,7 +229,7 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'float list auto': 'mean std',
     'list none': 'class_names',
     'list auto': 'decoder_channels',
-    'list auto none': 'class_weights',
+    'list str none': 'class_weights',
     'dict str none': 'mask_values'}.items() for key in keys.split()}
 # ... the words it may be ...
 CHOICES = {
@@ -237,7 +237,8 @@ CHOICES = {
                      'UPerNet', 'Segformer', 'DPT'),
     'rescale_masks': ('stretch',),
     'size_policy': ('resize', 'crop', 'pad'),
-    'loss': ('auto', 'ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
+    'loss': ('ce', 'dice', 'focal', 'ce+dice', 'focal+dice'),
+    'class_weights': ('auto', 'multiclass'),
     'amp_dtype': ('auto', 'bfloat16', 'float16'),
     'tf32_matmul_precision': ('highest', 'high', 'medium'),
     'image_dtype': ('auto', 'uint8', 'float32'),
@@ -596,7 +597,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=(), words=()):
     return config, sources, notes
 
 
-SYNONYMS = {('resume', 'true'): 'auto', ('resume', 'false'): None, ('device', 'gpu'): 'cuda',
+SYNONYMS = {('loss', 'auto'): 'ce+dice', ('resume', 'true'): 'auto', ('resume', 'false'): None,
+            ('device', 'gpu'): 'cuda',
             **{('device', str(number)): f'cuda:{number}' for number in range(16)}}
 
 
@@ -785,7 +787,8 @@ def find_fault(key, value):
         return 'float32 is use_amp=False'
     if is_text and value not in CHOICES.get(key, [value]):
         words = [*('True', 'False') * ('bool' in kinds), *CHOICES[key]]
-        return f'choose from {", ".join(words)}{did_you_mean(value, CHOICES[key])}'
+        further = f' or a list{default}' * ('list' in kinds)
+        return f'choose from {", ".join(words)}{further}{did_you_mean(value, CHOICES[key])}'
     if key == 'device' and ',' in value:
         return 'a process has one device; for several type torchrun --nproc_per_node=2 train_unet.py'
     if is_text and not re.fullmatch(FORMS.get(key, r'[^\0]+'), value):
@@ -796,7 +799,7 @@ def find_fault(key, value):
         return f'not a regular expression: {error}' if key == 'group_pattern' else str(error)
     if key == 'class_names' and not all(isinstance(name, str) for name in value):
         return f'must be a list of texts{default}'
-    if key not in RANGES:
+    if key not in RANGES or is_text:
         return None
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
@@ -1842,7 +1845,7 @@ def read_table(path, is_needed=True):
         advice = '; save it as UTF-8' if isinstance(error, UnicodeDecodeError) else ''
         raise DataError(f'{path}: cannot be read as csv: {error}{advice}') from None
     if not table and is_needed:
-        there = f'; its first line is {",".join(reader.fieldnames)[:100]}' if reader.fieldnames else ''
+        there = f'; its first line is {head.strip()[:100]}' if head.strip() else ''
         raise DataError(f'{path}: needs a header line image,mask or image,mask,split, and one line per image{there}')
     return table
 
@@ -1930,6 +1933,8 @@ def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, 
         rule += ', its folders the split'
     left_out = [f'{file.name}, in which no masks are named' for file in tables if file not in used]
     left_out += [f'{counted(unpaired, "image")} of no mask'] * bool(unpaired)
+    unread = {name for file in used for name in tables[file][0][0] if name} - {'image', 'mask', *columns.values()}
+    left_out += [f'its column{"s" * (len(unread) > 1)} {", ".join(shorten(sorted(unread), 4))}'] * bool(unread)
     return pairs, rule + f', without {" and ".join(left_out)}' * bool(left_out)
 
 
@@ -2746,8 +2751,9 @@ def folder_answers(files, has_photos=True):
         above = '/'.join(image.split('/')[:mask.count('/') + 1])
         if role[image] == 'image' and role[mask] == 'mask' and above not in shapes and not mask.startswith(above + '/'):
             yield {'images': above, 'masks': mask}                     # train/1/scans and train_masks/1/scans
-        if image in doubled:                                           # 3.tif beside 3.jpg, which all others are
-            yield {'images': image, 'masks': mask, 'image_pattern': '{stem}' + doubled[image]}
+        for side, pattern in ((image, 'image_pattern'), (mask, 'mask_pattern')):
+            if side in doubled:                                        # 3.tif beside 3.jpg, which all others are
+                yield {'images': image, 'masks': mask, pattern: '{stem}' + doubled[side]}
     of_masks = grouped([shape for shape in shapes if role[shape] == 'mask'], posixpath.dirname)
     for above, image in itertools.product([above for above, masks in of_masks.items() if len(masks) > 1], shapes):
         if belong & {(image, mask) for mask in of_masks[above]} \
@@ -3620,6 +3626,9 @@ def has_more_classes(line, config):
 
 def numbered(codes):
     """A table that makes each of the codes a class, in their order; white is the first where there is no black."""
+    planes = [COLOUR + 0x010000, COLOUR + 0x000100, COLOUR + 0x000001]
+    if {*codes} == {*planes}:                                          # one per class, in their order
+        return dict(zip(planes, range(3)))
     white = COLOUR + 0xffffff if COLOUR not in codes else None         # what is painted on is the background
     return {code: number for number, code in enumerate(sorted(codes, key=lambda code: (code != white, code)))}
 
@@ -4102,20 +4111,23 @@ def inspect_data(config, decode=False):
     pixels, images = pixels_of(records), Counter(itertools.chain.from_iterable(record['codes'] for record in records))
     values = {code: [pixels[code], images[code]] for code in pixels}
     masks, kinds = [record['codes'] for record in records], {record['mask'] for record in records}
-    if config['mask_values'] is None:
-        refuse_mixtures(records)
-        refuse_numbers_beside_colours(records)
-        refuse_palettes(records, pairs.class_lists)
     numbers = [[code for code in codes if code != config['ignore_index']] for codes in masks]
     place = {code: n for n, code in enumerate(sorted(values.keys() - {config['ignore_index']}))}
     counts_up = count_up([[place[code] for code in codes] for codes in numbers])        # colours too
     counts_up |= len(values) > 10 and all(kind.startswith('I') for kind in kinds)          # I: 16 bits
     in_palettes = {*palettes_of([record for record in records if record['mask'] == 'P'])} | {config['ignore_index']}
+    is_read = False
     try:
+        if config['mask_values'] is None:
+            refuse_mixtures(records)
+            refuse_numbers_beside_colours(records)
+            refuse_palettes(records, pairs.class_lists)
+        is_read = True
         coding = find_coding(values, pixels_of(records, 'areas'), values.keys() <= in_palettes, config, counts_up,
                              all('JPEG' in kind for kind in kinds))
     except DataError as error:
-        error.problems[1:1] = offer_names(pairs.class_lists, values)
+        odd = [] if counts_up else odd_masks(numbers if is_read else masks, pairs.masks)
+        error.problems[1:1] = odd + (offer_names(pairs.class_lists, values) if is_read else [])
         error.problems = [line + ' num_classes=auto' * has_more_classes(line, config) for line in error.problems]
         raise
     meaning = dict(zip(values, coding.encode(np.array([*values], int)).tolist()))
@@ -4145,6 +4157,15 @@ def inspect_data(config, decode=False):
         data.notes.append(f'foreground covers {shares[1]:.1%} of the training pixels, {at_edge:.1%} along the '
                           f'edges of all masks: are the masks inverted? If so {line}')
     return data
+
+
+def odd_masks(masks, paths):
+    """[a line that names a mask with values that hardly another has], where these are few. masks: the codes of each."""
+    often, most = Counter(itertools.chain.from_iterable(masks)), max(1, len(masks) / 20)
+    odd = {path: rare for path, codes in zip(paths, masks) if (rare := sorted(c for c in codes if often[c] <= most))}
+    lines = [f'{os.fsdecode(path)}: holds {", ".join(map(name_code, rare[:4]))}{", ..." * (len(rare) > 4)}, which '
+             'hardly any other mask does' for path, rare in odd.items()]
+    return lines * (len(lines) <= min(3, len(masks) / 4))
 
 
 def rarities(found, splits):
@@ -4398,7 +4419,8 @@ def doubts_of_classes(data, found, config):
         seed = seed_for_all(drawn, held_out, are_lacking, config)
         advice = f'; try seed={seed}' if seed is not None else '; another seed or val_fraction draws other images' \
             if any(sum(i in found[row] for row in drawn) > 1 for i in lacking) \
-            else '; one image alone shows it' * (len(lacking) == 1)
+            else ''.join(f'; {os.fsdecode(data.pairs.masks[row])} alone shows it' for row in drawn
+                         if lacking <= found[row]) * (len(lacking) == 1)
         notes.append(f'no validation mask has class {names}: that scores 0 where it is found, else it is left out'
                      + advice * bool(lacking - are_lacking(drawn)))     # else test images alone show it
     rarity = data.rarity[data.pairs.rows('train')]
@@ -5221,9 +5243,6 @@ def settle(config, hardware, data, is_demo):
     per_epoch = WindowSampler(count, config).num_windows               # optimizer steps of an epoch
     choose('num_epochs', epochs, 'enough for the demo' if is_demo else
            f'{epochs * per_epoch:,} steps; usual are {usual_images:,} images, in {fewest_epochs} to 200 epochs')
-    is_sparse = least_shown(data.rarity[data.pairs.rows('train')], config) > 0
-    choose('loss', usual_loss(config, is_sparse), f'the usual one for {config["num_classes"]} classes'
-           + ', where few images show foreground' * (is_sparse and config['num_classes'] > 2))
     choose('learning_rate', *usual_rate(config, count))
     steps = config['num_epochs'] * per_epoch
     choose('ema_decay', float(f'{min(0.9999, max(0.5, 1 - 20 / steps)):.4g}'),
@@ -5291,14 +5310,6 @@ def usual_rate(config, images=math.inf):
         return float(inspect.signature(maker).parameters['lr'].default), f'the default of torch.optim.{maker.__name__}'
     words += f'({effective} / 8), for an effective batch of {effective}'
     return float(f'{min(rate, most):.2g}'), words if rate <= most else f'{words}; {most} at most'
-
-
-def usual_loss(config, is_sparse=False):
-    """The kind of loss. Dice alone gives many classes the best mean score, but tells little about images without
-    foreground (is_sparse: many have none); class_weights need a cross-entropy."""
-    needs_entropy = config['num_classes'] == 2 or config['class_weights'] is not None or is_sparse
-    usual = 'ce+dice' if needs_entropy else 'dice'
-    return usual if config['loss'] == 'auto' else config['loss']
 
 
 def image_dtype_of(mode):
@@ -5833,14 +5844,14 @@ class SegmentationLoss:
 
     One value per image, so that a batch may be split in any way: cross-entropy (or focal, Lin et al. 2017, gamma 2)
     averaged over the pixels that count, plus 1 - Dice of the image (Milletari et al. 2016, denominator without
-    squares, smoothed by 1). For more than two classes the latter is the mean of 1 - Dice - 0.1 log(Dice) over the
+    squares, smoothed by 1). For more than two classes the latter is the mean of 1 - Dice - 0.3 log(Dice) over the
     classes in the image: where a rare class is hardly found the gradient of Dice vanishes, that of its logarithm (Wong
     et al. 2018) does not. (Not for two classes: where many images have no foreground, a network learnt to find none.)
     An image that is ignored altogether has the loss 0. The price: no Dice over a whole batch.
     """
 
     def __init__(self, config, class_weights=None):
-        self.kind, self.num_classes = usual_loss(config), config['num_classes']
+        self.kind, self.num_classes = config['loss'], config['num_classes']
         self.class_weights = class_weights
         self.tiles = None if config['size_policy'] == 'resize' else (config['image_size'], config['batch_size'])
         self.reach = None                                              # found in each validation, see find_reach
@@ -5881,21 +5892,30 @@ class SegmentationLoss:
             overlap, present = (probability * one_hot).sum((2, 3)), one_hot.sum((2, 3))
             dice = (2 * overlap + 1) / ((probability * valid[:, None]).sum((2, 3)) + present + 1)
             in_image = torch.ones_like(present) if binary else (present > 0).float()
-            missed = 1 - dice if binary else 1 - dice - 0.1 * dice.log()
+            missed = 1 - dice if binary else 1 - dice - 0.3 * dice.log()
             total = total + (missed * in_image).sum(1) / in_image.sum(1).clamp_min(1)
         return total
 
 
-def build_class_weights(config, shares):
-    """The config's factors as a (K,) tensor; 'auto': 1 / sqrt(share), its mean over pixels made 1, at most 20."""
-    wish = config['class_weights']
+def wished_weights(config, data=None):
+    """The config's class_weights: factors, 'auto', or None. 'multiclass' is one of the latter two: None where images
+    come several times, for to weigh them too was too much."""
+    if config['class_weights'] != 'multiclass':
+        return config['class_weights']
+    is_sparse = data is not None and least_shown(data.rarity[data.pairs.rows('train')], config) > 0
+    return 'auto' if config['num_classes'] > 2 and config['loss'] == 'ce+dice' and not is_sparse else None
+
+
+def build_class_weights(config, data):
+    """The factors as a (K,) tensor; 'auto': 1 / sqrt(share), its mean over pixels made 1, at most 20."""
+    wish = wished_weights(config, data)
     if wish is None:
         return None
     if config['loss'] == 'dice':
         warn(['class_weights weigh the cross-entropy: no effect with loss=dice; type loss=ce+dice'])
     if wish == 'auto':
-        wish = 1 / np.sqrt(np.maximum(shares, 1e-6))
-        wish = np.minimum(wish / (wish * shares).sum(), 20)
+        wish = 1 / np.sqrt(np.maximum(data.shares, 1e-6))
+        wish = np.minimum(wish / (wish * data.shares).sum(), 20)
     elif len(wish) != config['num_classes']:
         raise ConfigError(f'class_weights={wish}: {counted(len(wish), "factor")} for {config["num_classes"]} classes')
     return torch.tensor(wish, dtype=torch.float32)
@@ -7614,6 +7634,7 @@ def resume_config(folder, preset, overrides):
     before = CONFIG | {'oversample_foreground': 0.0}                   # a key may be new: as it was without
     trained = {key: saved['config'].get(key, value) for key, value in before.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': str(folder)}    # precision as before any healing
+    trained |= {'loss': 'ce+dice'} if trained['loss'] == 'auto' else {}    # of older runs
     config, sources, notes = resolve_config(preset, overrides, base=trained)
     for key in ('data', 'initial_weights', 'augment'):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
@@ -8235,7 +8256,7 @@ def build_datasets(config, sources, why, data, model, loss_fn):
     if loss_fn is not None and train_data.ignores:
         warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, around a turned image and in a broken one: "
               'leave them out'])
-    return train_data, val_data, loss_fn or SegmentationLoss(config, build_class_weights(config, data.shares))
+    return train_data, val_data, loss_fn or SegmentationLoss(config, build_class_weights(config, data))
 
 
 def first_batches(loader, most, config, device):
@@ -8686,7 +8707,7 @@ def is_trivial(metrics):
 def warn_if_trivial(metrics, config):
     """Say what to look at where next to nothing was learnt."""
     if is_trivial(metrics):
-        is_left = not config['class_weights'] and config['data'] != OWN_DATA       # which has a loss of its own
+        is_left = config['data'] != OWN_DATA and config['loss'] != 'dice' and not wished_weights(config)
         weights = 'class_weights=auto (rare foreground), ' * is_left
         warn([f'IoU {metrics["iou"]:.4f} is not, or hardly, better than that of the same class everywhere, '
               f'{metrics["constant_iou"]:.4f}. More epochs, {weights}a larger image_size '
@@ -8989,7 +9010,10 @@ def load(path, device='auto', model=None, settings=()):
     except OSError as error:
         advice = 'train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp' if \
             path.with_name('model.safetensors').exists() else 'a run folder holds a best.pt once an epoch is done'
+        last = path.with_name('last.pt')
         advice = '' if path.exists() else f'; {advice}'
+        is_left = path.name == 'best.pt' and last.exists() and 'did you mean' not in str(error)
+        advice = f'; {last} holds the last weights' if is_left else advice
         raise UserError(f'{error}{advice}', trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
@@ -9970,7 +9994,7 @@ def check(preset=None, **overrides):
     tell_detail(SegmentationDataset(data, 'val', config, is_training=False))
     tell_precision(precision, hardware)
     warn(notes)
-    build_class_weights(config, data.shares)
+    build_class_weights(config, data)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model, data.sizes)
     saved = load_last(folder)[0] if config['resume'] else {'weights': model.state_dict()}
@@ -10036,7 +10060,7 @@ def tune(preset=None, seconds=60.0, **overrides):
     warn([*notes, *precision.warnings])
     settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
-    loss_fn = SegmentationLoss(config, build_class_weights(config, data.shares))
+    loss_fn = SegmentationLoss(config, build_class_weights(config, data))
     sampler = WindowSampler(len(dataset), config, rarity=dataset.rarity)
     window = load_batches(dataset, sampler.micro_batches(sampler.windows()[0]), config, device)
     height, width = config['image_size']

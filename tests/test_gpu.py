@@ -15,8 +15,9 @@ pytestmark = pytest.mark.skipif([int(part) for part in torch.__version__.split('
 GPU = torch.device('cuda:0')
 TINY = {**tu.CONFIG, 'encoder': 'tu-test_five_convs', 'decoder_channels': [16, 12, 8, 8, 8], 'num_classes': 3,
         'image_size': [64, 64], 'image_dtype': 'uint8', 'mean': [120.0] * 3, 'std': [60.0] * 3,
-        'learning_rate': 1e-3, 'ema_decay': 0.99}
-CASES = [('float32', {'class_weights': [1.0, 2.0, 3.0]}), ('float16', {'num_classes': 2}), ('bfloat16', {}),
+        'learning_rate': 1e-3, 'ema_decay': 0.99, 'class_weights': None}
+WEIGHED = {'class_weights': [1.0, 2.0, 3.0]}
+CASES = [('float32', WEIGHED), ('float16', {'num_classes': 2}), ('bfloat16', WEIGHED), ('bfloat16', {}),
          ('bfloat16', {'loss': 'focal+dice', 'size_policy': 'crop'}), ('bfloat16', {'activation_checkpointing': True}),
          ('bfloat16', {'architecture': 'Segformer'}), ('bfloat16', {'ema_decay': None, 'grad_clip': None})]
 

@@ -738,11 +738,33 @@ def test_how_rare_a_class_is_training_images_tell(tmp_path):
     assert train_unet.rarities([{0, 1}] * 30 + [{0, 2}], np.zeros(31, int)).tolist() == [1] * 30 + [10]
 
 
-def test_where_most_images_show_nothing_several_classes_get_a_cross_entropy(tmp_path):
-    """Of an image without foreground Dice tells little."""
-    few, many = (two_classes(tmp_path / f'{often}', often, 4, 20) for often in (4, 12))
-    for folder, share, kind in (few, 0.5, 'ce+dice'), (few, 0.0, 'dice'), (many, 0.5, 'dice'):
-        assert dataset(folder, oversample_foreground=share, loss='auto')[1]['loss'] == kind
+@pytest.mark.parametrize('settings, are_weighed', [
+    ({}, True), ({'loss': 'auto'}, True), ({'loss': 'dice'}, False), ({'loss': 'ce'}, False),
+    ({'loss': 'focal'}, False), ({'class_weights': None}, False), ({'loss': 'focal', 'class_weights': 'auto'}, True)])
+def test_more_than_two_classes_are_weighed_unless_typed_otherwise(tmp_path, settings, are_weighed):
+    """Pedestrians and bicyclists of camvid were not found without (README)."""
+    config, data = inspect(two_classes(tmp_path, 12, 8, 20), oversample_foreground=0.9, **settings)
+    weights = train_unet.build_class_weights({**config, 'num_classes': 3}, data)
+    assert (weights is not None) is are_weighed
+    if are_weighed:
+        assert weights[0] < weights[1] < weights[2]
+
+
+@pytest.mark.parametrize('share, wish, are_weighed', [
+    (0.9, 'multiclass', False), (0.9, 'auto', True), (0.0, 'multiclass', True), (0.3, 'multiclass', True)])
+def test_where_images_come_several_times_classes_are_weighed_only_if_that_is_typed(tmp_path, share, wish, are_weighed):
+    """Defects of magnetic tiles: 0.511 with both, 0.574 without weights (means of five seeds)."""
+    config, data = inspect(two_classes(tmp_path, 8, 4, 20), oversample_foreground=share, class_weights=wish)
+    weights = train_unet.build_class_weights({**config, 'num_classes': 3}, data)
+    assert (weights is not None) is are_weighed
+
+
+def test_two_classes_are_weighed_only_where_that_is_typed(tmp_path):
+    folder = sparse_set(tmp_path, shown=10)
+    for wish, are_weighed in ('multiclass', False), ('auto', True):
+        config, data = inspect(folder, class_weights=wish)
+        weights = train_unet.build_class_weights({**config, 'num_classes': 2}, data)
+        assert (weights is not None) is are_weighed
 
 
 def test_that_images_come_several_times_is_said(tmp_path):

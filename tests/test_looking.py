@@ -541,6 +541,45 @@ def typed_words(words):
     return overrides
 
 
+@pytest.mark.parametrize('top, mark, is_told', [(4, 77, True), (2, 255, True), (4, 250, False)])
+def test_a_mask_coded_unlike_all_others_is_named(tmp_path, top, mark, is_told):
+    """Of thirty masks 77 was said to be in "1 images", and the user went to look for it."""
+    for n in range(12):
+        pixels = np.arange(64).reshape(8, 8) // 5 % top
+        is_odd = n == 7 or not is_told and n > 3                       # where most are odd none is
+        save(tmp_path / f'images/{n}.png', np.full((8, 8, 3), 20 * n))
+        save(tmp_path / f'masks/{n}.png', np.where(pixels > 0, mark, 0) if is_odd else pixels)
+    named = [line for line in ask(tmp_path).problems if 'which hardly any other mask does' in line]
+    assert named == [f'{tmp_path}/masks/7.png: holds {mark}, which hardly any other mask does'] * is_told
+
+
+def test_odd_masks_are_named_only_where_few_are_odd():
+    named = lambda masks: train_unet.odd_masks(masks, [b'%d.png' % n for n in range(40)])
+    assert len(named([[0, 1]] * 37 + [[0, n] for n in (7, 8, 9)])) == 3
+    assert named([[0, 1]] * 36 + [[0, n] for n in (6, 7, 8, 9)]) == [] == named([[0, 1]] * 37 + [[0, 9]] * 3)
+    assert len(named([[0, 1]] * 3 + [[0, 2]])) == 1 and named([[0, 1]] * 2 + [[0, 2]]) == []
+    assert named([[0, 1]] * 39 + [[0, 6, 5, 4, 3, 2]]) == [
+        '39.png: holds 2, 3, 4, 5, ..., which hardly any other mask does']
+
+
+def test_a_mask_that_alone_ignores_pixels_is_not_named_for_a_class_too_many(tmp_path):
+    for n in range(12):
+        save(tmp_path / f'images/{n}.png', np.full((8, 8, 3), 20 * n))
+        classes = np.arange(64).reshape(8, 8) // 13
+        save(tmp_path / f'masks/{n}.png', classes if n else np.where(np.eye(8), 255, classes))
+    told = str(ask(tmp_path, num_classes=3))
+    assert 'the mask values are not clear' in told and '0.png' not in told
+
+
+def test_a_plane_for_each_of_three_classes_keeps_their_order(tmp_path):
+    """As (H, W, 3) they are read as colours; the first line offered made the last plane class 0."""
+    (tmp_path / 'masks').mkdir()
+    for n in range(4):
+        save(tmp_path / f'images/{n}.png', np.full((8, 8, 3), 20 * n))
+        np.save(tmp_path / f'masks/{n}.npy', np.eye(3, dtype=np.uint8)[np.arange(64).reshape(8, 8) // 10 % 3])
+    assert "\"{'#010000': 0, '#000100': 1, '#000001': 2}\"" in str(ask(tmp_path))
+
+
 def test_masks_of_two_habits_are_asked_for(tmp_path):
     """Some hold 0 and 1, others 0 and 255: foreground there, or ignored?"""
     folder = tmp_path / 'set'
@@ -947,10 +986,10 @@ def test_another_draw_is_advised_only_where_chance_drew(tmp_path, named):
             (folder / kind / f'{number}.png').rename(target)
     note, = [note for note in inspect(folder, num_classes=3)[1].notes
              if note.startswith('no validation mask has class 2')]
-    assert ('one image alone shows it' in note) is not named and 'seed' not in note    # none gives it to both
+    assert ('masks/0.png alone shows it' in note) is not named and 'seed' not in note      # none gives it to both
     save(next((folder / 'masks').rglob('1.png')), np.array([0, 1, 3, 3]).repeat(16).reshape(4, 16))
     note, = [note for note in inspect(folder, num_classes=4)[1].notes if note.startswith('no validation mask has')]
-    assert 'class 2, 3:' in note and 'one image alone' not in note     # each in another
+    assert 'class 2, 3:' in note and 'alone shows' not in note         # each in another
 
 
 # --- inverted masks -------------------------------------------------------------------

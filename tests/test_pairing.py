@@ -440,6 +440,14 @@ def test_further_masks_of_an_image_are_united_with_its_first(tmp_path):
     assert 'mask without an image: ' in str(ask(tmp_path / 'set')) and '_mask_1.png' in str(ask(tmp_path / 'set'))
 
 
+@pytest.mark.parametrize('side, key', [('images', 'image_pattern'), ('masks', 'mask_pattern')])
+def test_a_file_there_twice_gets_the_ending_of_the_others(tmp_path, side, key):
+    """For masks the only line offered was that of the one file with another ending."""
+    fill(tmp_path, [f'images/{n}.png' for n in range(6)], [f'masks/{n}.png' for n in range(6)])
+    (tmp_path / side / '1.png').with_suffix('.bmp').write_bytes((tmp_path / side / '1.png').read_bytes())
+    assert key + '="{stem}.png"   (6 pairs)' in str(ask(tmp_path))
+
+
 def test_masks_that_overlap_are_said_to_be_why_they_are_not_united(tmp_path):
     """Only "mask without an image" was said of each second one, which sounds like a matter of names."""
     fill(tmp_path, [f'images/{n}.png' for n in range(6)],
@@ -1650,6 +1658,22 @@ def test_a_list_that_gives_one_mask_to_several_images_is_told_of(small_set):
     (small_set / 'list.csv').write_text('\n'.join(['image,mask', *(f'{image},{masks[0]}' for image in images)]))
     _, data = inspect(small_set / 'list.csv')
     assert f'{len(images)} images have one and the same mask: {masks[0]}' in data.notes
+
+
+def test_columns_of_a_list_that_are_not_read_are_named(tmp_path):
+    """Of fastai's is_valid, of folds and of patients nothing was said: they parted nothing."""
+    fill(tmp_path, *[[f'{side}/{n}.png' for n in range(6)] for side in ('images', 'masks')])
+    rows = [f'images/{n}.png,masks/{n}.png,{n > 3},p{n // 2}' for n in range(6)]
+    (tmp_path / 'list.csv').write_text('\n'.join(['image,mask,is_valid,patient', *rows]))
+    assert inspect(tmp_path / 'list.csv')[1].pairs.rule == 'the list list.csv, without its columns is_valid, patient'
+    (tmp_path / 'list.csv').write_text('\n'.join(['image,mask,,patient', *[row.replace('True', '') for row in rows]]))
+    assert inspect(tmp_path / 'list.csv')[1].pairs.rule == 'the list list.csv, without its column patient'
+
+
+def test_the_first_line_of_a_list_without_a_header_is_shown_as_it_is(tmp_path):
+    fill(tmp_path, ['images/0.png'], ['masks/0.png'])
+    (tmp_path / 'list.csv').write_text('Images/0.PNG,Masks/0.PNG\n')
+    assert str(ask(tmp_path / 'list.csv')).endswith('; its first line is Images/0.PNG,Masks/0.PNG')
 
 
 def test_image_that_is_listed_twice_is_refused(small_set):

@@ -105,6 +105,23 @@ def test_a_checkpoint_without_content_is_damaged_whatever_its_name(content, tmp_
         tu.load(tmp_path / 'best.ckpt')
 
 
+def test_where_best_pt_is_damaged_or_gone_the_last_weights_are_named(two, tmp_path):
+    own = shutil.copytree(two[0], tmp_path / 'run')
+    named = f'{own}/last.pt holds the last weights'
+    (own / 'best.pt').write_bytes(bytes(99))
+    with pytest.raises(tu.UserError, match=f'best.pt is damaged.*; {named}'):
+        tu.evaluate(own)
+    (own / 'best.pt').unlink()
+    with pytest.raises(tu.UserError, match="did you mean 'last.pt'"):
+        tu.evaluate(own)
+    with pytest.raises(tu.UserError) as told:
+        tu.evaluate(own / 'other.pt')
+    assert 'last weights' not in str(told.value)
+    (own / 'last.pt').unlink()
+    with pytest.raises(tu.UserError, match='holds a best.pt once an epoch is done'):
+        tu.evaluate(own)
+
+
 @pytest.mark.parametrize('run, told', [('nowhere', 'nowhere: there is no such file'),
                                        ('.', 'best.pt: there is no such file; a run folder holds a best.pt once')])
 def test_a_run_that_is_not_there_is_told_in_words(run, told, capsys):
@@ -1367,11 +1384,12 @@ def test_a_network_that_learnt_nothing_is_told_and_tunes_no_threshold(own, two, 
     assert f'{share} is not, or hardly, better than that of the same class everywhere, {share}.' in caplog.text
     assert tu.load(own).threshold == 0.4 and 'that of the run' in capsys.readouterr().out
     assert 'More epochs, class_weights=auto (rare foreground), a larger image_size' in caplog.text
-    with edited(own / 'best.pt') as saved:
-        saved['config']['class_weights'] = 'auto'
-    caplog.clear()
-    tu.evaluate(own)
-    assert 'More epochs, a larger image_size' in caplog.text           # it has not helped
+    for setting in {'class_weights': 'auto'}, {'loss': 'dice'}:    # it has not helped, or could not
+        with edited(own / 'best.pt') as saved:
+            saved['config'] |= {'class_weights': None} | setting
+        caplog.clear()
+        tu.evaluate(own)
+        assert 'More epochs, a larger image_size' in caplog.text
 
 
 def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):

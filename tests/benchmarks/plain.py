@@ -112,7 +112,7 @@ class Ours(OurData):
         config, self.searches = self.config, torch.backends.cudnn.benchmark
         train_unet.seed_everything(config['seed'])
         train_unet.apply_tf32(config['tf32_matmul_precision'])
-        weights = train_unet.build_class_weights(config, self.data.shares)
+        weights = train_unet.build_class_weights(config, self.data)
         self.loss_fn = train_unet.SegmentationLoss(config, weights)
         model = train_unet.build_model(config)
         self.state = train_unet.build_state(model, config, self.precision, self.device)
