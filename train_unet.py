@@ -5898,8 +5898,8 @@ class SegmentationLoss:
 
 
 def wished_weights(config, data=None):
-    """The config's class_weights: factors, 'auto', or None. 'multiclass' is one of the latter two: None where images
-    come several times, for to weigh them too was too much."""
+    """The config's class_weights: factors, 'auto' or None. 'multiclass' is one of the latter two: None where images of
+    rare classes come several times, as both were too much."""
     if config['class_weights'] != 'multiclass':
         return config['class_weights']
     is_sparse = data is not None and least_shown(data.rarity[data.pairs.rows('train')], config) > 0
@@ -9011,10 +9011,9 @@ def load(path, device='auto', model=None, settings=()):
         advice = 'train(model=smp.from_pretrained(FOLDER)) starts from a folder of smp' if \
             path.with_name('model.safetensors').exists() else 'a run folder holds a best.pt once an epoch is done'
         last = path.with_name('last.pt')
-        advice = '' if path.exists() else f'; {advice}'
-        is_left = path.name == 'best.pt' and last.exists() and 'did you mean' not in str(error)
-        advice = f'; {last} holds the last weights' if is_left else advice
-        raise UserError(f'{error}{advice}', trouble) from None
+        if path.exists():                                              # damaged
+            advice = f'{last} holds the last weights' if path.name == 'best.pt' and last.exists() else ''
+        raise UserError(f'{error}; {advice}'.removesuffix('; '), trouble) from None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
         own = own if model is None else '; give the network as it was given to train, wrapped or not'
