@@ -739,11 +739,6 @@ def test_class_weights_typed_at_a_resume_are_taken(run_of_one):
     assert all('change the result' in note for note in notes)
 
 
-def test_the_usual_class_weights_typed_at_a_resume_are_those_of_the_run(run_of_one):
-    config, sources, notes = tu.resume_config(tu.Path('run'), None, {'class_weights': 'multiclass'})
-    assert (config['class_weights'], sources['class_weights'], notes) == ('multiclass', 'default', [])
-
-
 def test_the_loss_of_older_runs_on_data_of_ones_own_is_no_change(run_of_one):
     """'auto', which nothing settled there."""
     with edited('run/last.pt') as saved:

@@ -671,7 +671,7 @@ def test_a_crop_around_foreground_lies_anywhere_with_it_inside():
 
 def test_crops_lie_around_rare_classes_as_often_as_around_common_ones():
     """Of a class of 3,600 pixels and a far one of 16 crops showed the second less often than without any aim."""
-    rng, mask, rows = np.random.default_rng(0), np.zeros((160, 200), np.uint8), set()
+    rng, mask = np.random.default_rng(0), np.zeros((160, 200), np.uint8)
     mask[10:70, 10:70], mask[100:104, 150:190:13] = 1, 2
     crops = [train_unet.around_foreground(mask, mask, 32, 32, rng)[1] for _ in range(200)]
     assert 0.4 < np.mean([(crop == 2).any() for crop in crops]) < 0.6
