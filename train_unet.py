@@ -6975,9 +6975,9 @@ def windows(loader, sampler):
 def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None):
     """Mean loss per image and, where loss_fn counts, dataset metrics, without gradients -> dict.
 
-    'broken' lists the rows of the files that could not be read and were left out (skip_broken); 'parts' is the largest
-    number of pieces that memory made it cut a batch into. A loss that draws random numbers draws the same in every
-    epoch, and training's own are not touched. Every process validates with the first one's BatchNorm statistics.
+    'broken' lists the rows of the files that could not be read and were left out (skip_broken); 'cut' tells whether
+    memory ran out, so that batches were cut. A loss that draws random numbers draws the same in every epoch, and
+    training's own are not touched. Every process validates with the first one's BatchNorm statistics.
     """
     for buffer in model.buffers() if world().size > 1 else ():
         dist.broadcast(buffer, 0)
@@ -6985,9 +6985,9 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
     if type(loss_fn) is SegmentationLoss:
         loss_fn.reach = None                                           # training changes it; a resume knows no other
     forward, before = functools.partial(run_loss, loss_fn, model, dtype), random_states()
-    totals, broken, parts = {'loss': torch.zeros((), device=next(model.parameters()).device), 'images': 0}, [], 1
+    totals, broken = {'loss': torch.zeros((), device=next(model.parameters()).device), 'images': 0}, []
     seed_everything(0)
-    usual = 0                                                          # images in a batch
+    in_halves.cut, usual = False, 0                                    # usual: images in a batch
     bar = progress(run.wait_for(loader) if run else loader, len(loader), description)
     try:
         for number, batch in enumerate(bar):
@@ -6998,15 +6998,14 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
                 totals['loss'] += losses.sum()
                 if counts is not None:
                     totals['counts'] = totals.get('counts', 0) + counts
-            parts, left_out = max(parts, len(answers)), broken_rows(batch)
-            broken += left_out
+            broken += (left_out := broken_rows(batch))
             totals['images'] += batch_length(batch) - len(left_out)
             if number % 10 == 0 and not bar.disable:
                 bar.set_postfix_str(show_numbers(mean_scores(totals)), refresh=False)
     finally:
         set_random_states(before)
-    broken, parts = zip(*from_all((broken, parts)))
-    return mean_scores(add_totals(totals)) | {'broken': sum(broken, []), 'parts': max(parts)}
+    broken, cut = zip(*from_all((broken, in_halves.cut)))
+    return mean_scores(add_totals(totals)) | {'broken': sum(broken, []), 'cut': any(cut)}
 
 
 def validate(state, loader, loss_fn, config, run):
@@ -7025,21 +7024,21 @@ def validate(state, loader, loss_fn, config, run):
             record(state, f'validation is not finite in {state.dtype}: precision {state.dtype} -> {dtype}')
             state.dtype, state.scaler = dtype, build_scaler(dtype, config, state.device)
             state.bad, metrics = totals_alone(state.bad), again
-    if (parts := metrics.pop('parts')) > 1:
-        record(state, f'out of memory in validation: batches went through in up to {parts} parts, scores unchanged')
+    if metrics.pop('cut'):
+        record(state, 'out of memory in validation: batches went through in parts, scores unchanged')
     state.left_out = dict(Counter(state.left_out) + Counter(map(loader.dataset.name, metrics.pop('broken'))))
     return metrics
 
 
 def in_halves(function, batch, model=None):
-    """function(batch), or of its halves and so on where memory runs out -> list of the answers, in order. `model`: one
-    that may be compiled, and goes on eager if that fails."""
+    """function(batch), or of its halves and so on where memory runs out (in_halves.cut) -> list of the answers, in order.
+    `model`: one that may be compiled, and goes on eager if that fails."""
     most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]
     except compiler_faults() as error:
         if is_out_of_memory(error):
-            most //= 2
+            in_halves.cut, most = True, most // 2
         elif model is None or not gives_up_compiling(model, error):
             raise
     if not most:
@@ -7056,7 +7055,7 @@ class Run:
     """What a run has outside of its TrainState: its folder, lock and log, what it last saved, the signals it heard."""
 
     def __init__(self, folder):
-        self.folder, self.last_save = Path(folder), time.monotonic()
+        self.folder, self.last_save, self.save_took = Path(folder), time.monotonic(), 0.0      # when, and seconds
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
         self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
@@ -7216,12 +7215,18 @@ class Run:
             known = {'asked': {}, 'own_loss': False} | began           # older ones lack these
             content |= {key: known[key] for key in ('config', 'dtype', 'batch_size', 'asked', 'own_loss', 'scaler')}
         saved = self.write('last.pt', content)
+        self.save_took = time.monotonic() - self.last_save
         if world().size > 1:
             dist.barrier()                                             # no process reads it before it is there
         if not (saved and self.unsaved is None):
             return False
         self.trouble, self.saved = '', place_of(state)
         return True
+
+    def is_due(self):
+        """Whether the epoch that ends is saved: each one, but where saving takes over a tenth of a second, as of small
+        data sets, after ten times as long as it took."""
+        return from_first(lambda: self.save_took < 0.1 or time.monotonic() - self.last_save > 10 * self.save_took)
 
     def save_best(self):
         """best.pt, if it waits."""
@@ -7250,13 +7255,13 @@ class Run:
             else:
                 save_checkpoint(self.folder / name, content)
             return True
-        except (OSError, RuntimeError) as error:                       # torch reports a failed write as RuntimeError
+        except (OSError, RuntimeError, MemoryError) as error:          # torch reports a failed write as RuntimeError
             self.complain(name, error)
             return False
 
     def complain(self, name, error):
         """Say what could not be written, once per kind of trouble."""
-        why = getattr(error, 'strerror', None) or str(error)           # the latter names the file
+        why = getattr(error, 'strerror', None) or str(error) or 'out of memory'        # str names the file
         if self.trouble != why:
             kept = '. The checkpoint before it is kept; saving is tried again while training goes on' * self.begun
             log.warning('%s could not be saved: %s%s', self.folder / name, why, kept)
@@ -7440,13 +7445,14 @@ def close_epoch(state, metrics, config, run, took):
     patience = config['early_stopping_patience']
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite, in %s', state.dtype)
-    if is_best := keep_if_best(state, metrics, config, run):
+    is_best, is_due = keep_if_best(state, metrics, config, run), run.is_due()
+    if is_best and is_due:
         run.save_best()
     state.history.append(row)                                          # last: memory may run out before
     if math.isnan(row['train_loss']):
         done = 'no sound step'
     elif is_best:
-        done = 'best so far, saved best.pt' if run.unsaved is None else 'best so far, NOT saved'
+        done = 'best so far' + (', saved best.pt' if run.unsaved is None else ', NOT saved') * is_due
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
         done = f'no better for {counted(since, "epoch")}' + (f', stops at {patience}' if patience else '')
     else:
@@ -7459,7 +7465,8 @@ def close_epoch(state, metrics, config, run, took):
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s%s', row['epoch'],
              config['num_epochs'], show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'],
              row['images_per_second'], state.dtype, memory, done, left)
-    run.save(state, config)                                            # after the line, or a kill between them loses it
+    if is_due:
+        run.save(state, config)                                        # after the line, or a kill between them loses it
     run.write('history.csv', history_csv(state.history))
 
 

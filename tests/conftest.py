@@ -206,6 +206,12 @@ def without_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, 'fsync', os.fstat)                         # which refuses what is no open file, too
 
 
+@pytest.fixture
+def each_epoch_saved(monkeypatch):
+    """However long saving takes on a busy machine: for what is said of the checkpoints of single epochs."""
+    monkeypatch.setattr('train_unet.Run.is_due', lambda run: True)
+
+
 @pytest.fixture(scope='session')
 def forks():
     """A process that has imported everything: what it forks need not, which saves most of a small job's time."""

@@ -1392,6 +1392,7 @@ def test_every_file_of_a_run_that_matters_takes_the_place_of_a_whole_one(monkeyp
     assert whole <= replaced and not whole & opened
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_a_checkpoint_of_an_epoch_comes_after_its_line_in_the_log(monkeypatch):
     seen = []
 
@@ -1476,6 +1477,7 @@ def fill_at(disk, begin, end=math.inf, validation=(1, 1, 1), trouble='full'):
     return loss_fn
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 @pytest.mark.parametrize('trouble, told', [('full', 'No space left on device'),
                                            ('closed', 'Read-only file system')])
 def test_a_disk_that_takes_nothing_stops_no_training(disk, trouble, told):
@@ -1487,6 +1489,48 @@ def test_a_disk_that_takes_nothing_stops_no_training(disk, trouble, told):
     assert result.best['epoch'] == 3                                   # not on the disk, but not lost either
 
 
+def test_short_epochs_are_not_each_saved_and_lose_nothing(monkeypatch):
+    """By a clock of its own: each fsync takes a second, each epoch five. Saving takes over a third of such a run."""
+    clock, saved, fsync, replace = [0.0], [], os.fsync, os.replace
+
+    def slow(file):
+        clock[0] += 1
+        fsync(file)
+
+    def replacing(source, target):
+        saved.extend([Path(target).name] * str(target).endswith('.pt'))
+        replace(source, target)
+
+    def loss_fn(model, batch):
+        clock[0] += 5 * (not torch.is_grad_enabled())
+        return squares(model, batch)
+
+    monkeypatch.setattr(time, 'monotonic', lambda: clock[0])
+    undisturbed = train_own(num_epochs=30, run_dir='undisturbed')      # no time passes: each epoch is saved
+    monkeypatch.setattr(os, 'fsync', slow)
+    monkeypatch.setattr(os, 'replace', replacing)
+    result = train_own(loss_fn=loss_fn, num_epochs=30)
+    assert 4 <= saved.count('last.pt') <= 10 and 'best so far, saved best.pt' in log_text()
+    assert 'best so far\n' in log_text() and tu.load_last('run')[0]['epoch'] == 30
+    assert_same(tu.load_last('run')[0]['model'], tu.load_last('undisturbed')[0]['model'])
+    assert result.best == undisturbed.best and result.best['epoch'] == torch.load('run/best.pt')['epoch']
+
+
+def test_memory_that_is_short_for_a_checkpoint_ends_no_training(monkeypatch):
+    real, calls = torch.save, []
+
+    def save(*content):
+        calls.append(content)
+        if len(calls) == 4:
+            raise MemoryError
+        return real(*content)
+
+    monkeypatch.setattr(torch, 'save', save)
+    result = train_own()
+    assert len(result.history) == 3 and tu.load_last('run')[0]['epoch'] == 3
+    assert log_text().count('could not be saved: out of memory') == 1
+
+
 @pytest.mark.parametrize('validation, best', [
     ((0.1, 1, 10), 1), ((10, 0.1, 1), 2), ((10, 1, 0.1), 3)])
 def test_a_disk_with_space_again_gets_everything(disk, validation, best):
@@ -1496,6 +1540,7 @@ def test_a_disk_with_space_again_gets_everything(disk, validation, best):
     assert result.best['loss'] == min(row['val_loss'] for row in result.history)
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_a_last_save_that_fails_is_tried_again(disk, monkeypatch):
     """No space while the last epoch is closed, until the last of its files; then there is some again."""
     found = []
@@ -1540,6 +1585,7 @@ def test_best_weights_that_no_disk_took_are_told_with_the_reason_once(caplog):
     assert 'Is a directory' in told and 'Is a directory' in end
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_a_best_epoch_that_the_disk_did_not_take_is_not_lost_by_a_resume(monkeypatch):
     """Epoch 2 is the best, and the disk takes last.pt but not best.pt; the run is stopped in epoch 3."""
     replace, scores = os.replace, iter([9.0, 3.0, 1.0, 9.0, 2.0])      # smoke test, epoch 1, 2; smoke test, epoch 3
@@ -1563,6 +1609,7 @@ def test_a_best_epoch_that_the_disk_did_not_take_is_not_lost_by_a_resume(monkeyp
     assert last()['unsaved'] is None
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_worse_ones(monkeypatch):
     """The disk took best.pt of epoch 3, but not the larger last.pt; the resume stops after epoch 2."""
     replace, scores = os.replace, iter([9.0, 3.0, 3.5, 1.0, 9.0, 2.0, 9.0])    # trial, epochs 1 to 3; trial, epoch 2
@@ -1585,6 +1632,7 @@ def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_worse_ones(monkeypatch
     assert 'small images' not in log_text()
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_a_best_epoch_ahead_of_last_pt_is_not_replaced_by_one_that_waited(monkeypatch):
     """Epoch 2 is in last.pt alone, the better epoch 3 in best.pt alone."""
     replace, scores = os.replace, iter([9.0, 3.0, 2.0, 1.0, 9.0, 1.5])         # trial, epochs 1 to 3; trial, epoch 3
@@ -1680,6 +1728,7 @@ def test_an_interrupt_while_a_failed_start_is_cleaned_up_keeps_no_later_training
     assert train_own(run_dir='other', num_epochs=1).is_saved
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 @pytest.mark.parametrize('returns', [False, True])
 @pytest.mark.parametrize('gone', ['a file is there', 'nothing is there'])
 def test_a_folder_that_vanishes_stops_no_training(gone, returns, capsys):
@@ -1856,6 +1905,7 @@ def test_a_folder_that_another_run_has_taken_is_left_to_it(caplog):
     assert {path.name for path in Path('run').iterdir()} == {'.holder'}
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_the_best_epoch_of_a_run_that_took_the_folder_is_not_returned():
     train(num_epochs=1, run_dir='other')
     model = network()

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 import train_unet as tu
-from conftest import TINY
+from conftest import TINY, draw_set
 from helpers import CPU, OWN, PLAIN, SMALL, WORDS, Samples, assert_same, at_training_call, dataset, events, last
 from helpers import in_threads, log_text, network, out_of_memory, squares, stop_at, train, train_own
 
@@ -189,6 +189,21 @@ def test_out_of_memory_in_validation(count, most):
     assert [row['event'].split(':')[0] for row in result.history] == ['out of memory in validation', '']
 
 
+def test_out_of_memory_in_the_tiles_of_validation_is_told(tmp_path):
+    """Tiles went through one by one, after a failure each time, and neither the log nor the history knew."""
+    def hook(module, inputs):
+        if isinstance(module, tu.SegmentationModel) and not module.training and len(inputs[0]) > 1:
+            raise torch.OutOfMemoryError('CUDA out of memory (a test)')
+
+    settings = dict(data=draw_set(tmp_path / 'data', size=80), size_policy='crop', num_epochs=1, progressive_resizing=0)
+    usual = tu.train(**{**TINY, **settings}, run_dir='usual')
+    with nn.modules.module.register_module_forward_pre_hook(hook):
+        cut = tu.train(**{**TINY, **settings}, run_dir='cut')
+    assert [row['event'].split(':')[0] for row in cut.history] == ['out of memory in validation', '']
+    assert not events(usual.history) and 'out of memory in validation' in Path('cut/log.txt').read_text()
+    assert cut.best['iou'] == pytest.approx(usual.best['iou'])
+
+
 def test_masks_as_high_as_a_batch_is_long_are_cut_between_images(tmp_path):
     """Each mask was cut by its rows, and half of them were held against the wrong images."""
     for number in range(9):
@@ -203,7 +218,7 @@ def test_masks_as_high_as_a_batch_is_long_are_cut_between_images(tmp_path):
     usual = judge()
     out_of_memory(model, lambda _, size, calls: size > 4)
     cut = judge()
-    assert (usual.pop('parts'), cut.pop('parts')) == (1, 2) and 0 < usual['iou'] < 1
+    assert (usual.pop('cut'), cut.pop('cut')) == (False, True) and 0 < usual['iou'] < 1
     assert all(cut[key] == pytest.approx(value) for key, value in usual.items())
 
 
@@ -331,6 +346,7 @@ def test_with_nan_in_a_validation_sample_the_last_weights_are_kept(caplog):
     assert result.best['epoch'] == 3                                   # not the first, which no score prefers
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_best_weights_ask_for_the_precision_that_the_run_ended_with():
     """The first layer's output is above what float16 holds, the last one undoes it; float16 is given up."""
     model, calls = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1)), []
@@ -465,6 +481,7 @@ def kill_a_worker():
     time.sleep(0.5)
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 @pytest.mark.parametrize('name', ['best.pt', 'last.pt', 'history.csv'])
 def test_a_worker_that_is_killed_while_an_epoch_is_saved_costs_nothing(name, two_minutes, calm, monkeypatch):
     real, killed = os.replace, []

@@ -63,6 +63,8 @@ def loss_fn(model, batch):
     return (model(batch['x']) - batch['y']).square().mean((1, 2, 3))
 
 model_calls = []
+if {die}:
+    train_unet.Run.is_due = lambda run: True       # the first epoch is saved on a busy machine too
 torch.manual_seed(3)
 net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
 try:
@@ -703,7 +705,7 @@ def print_saves(rank):
         print('saved', path.name, content.get('epoch'), content.get('window'), flush=True)
         real(path, content)
 
-    train_unet.save_checkpoint = save
+    train_unet.save_checkpoint, train_unet.Run.is_due = save, lambda run: True
 
 
 @needs_linux

@@ -402,6 +402,7 @@ def test_float16_gradients_count_once_the_scale_has_fallen_below_one():
     assert [row['step'] for row in result.history if not row['event']] == [2, 4, 6]
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_float16_that_overflows_steps_down_and_trains_on():
     def growing():
         """A network that multiplies by 100,000 from step 6 on, then divides: too much for float16 alone."""
@@ -831,6 +832,7 @@ def failing_optimizer():
     [handle.remove() for handle in handles]
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_out_of_memory_inside_the_update_goes_back_to_the_last_checkpoint(failing_optimizer, calm):
     failing_optimizer(lambda step: step == 1 + 2 + 2)  # smoke test, epoch 1, the second of epoch 2
     result = train(network(norm=False), grad_clip=None)

@@ -902,6 +902,7 @@ def test_settings_that_a_network_or_loss_of_ones_own_replaces_are_told_to_do_not
     assert 'learning_rate = ' in caplog.text and 'loss = ' not in caplog.text
 
 
+@pytest.mark.usefixtures('each_epoch_saved')
 def test_a_run_with_a_loss_of_ones_own_goes_on_with_that_loss_alone(small_set, caplog, capsys):
     def loss_fn(model, batch):
         if (folder / 'best.pt').exists():                               # after an epoch

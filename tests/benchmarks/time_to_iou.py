@@ -14,9 +14,10 @@ ours: train_unet.train with its defaults and image_size=--size: on a CPU another
 adds one that trains plain's network in plain's precision. Its clock is the user's: it runs
 from the call of train() and holds looking at the data, building, trying a step, loading, training,
 its own validation and its checkpoints. Off the clock are only the imports and the scoring here. A
-point of its curve is taken when an epoch is closed, best.pt and last.pt written; scored are the
-weights that its validation looked at (the moving average). It is stopped after the budget, or when
-it has reached the plain recipe's final score, whichever is later, at most after --limit budgets.
+point of its curve is taken when an epoch is closed, what it saves written (of epochs of a second or
+so not each is saved); scored are the weights that its validation looked at (the moving average). It
+is stopped after the budget, or when it has reached the plain recipe's final score, whichever is
+later, at most after --limit budgets.
 The files of a set are read once before either starts: both find them in the page cache. Plain trains
 on all sets before ours does on any: in a process where ours has run, memory is kept (mallopt).
 
