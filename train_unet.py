@@ -133,6 +133,8 @@ CONFIG = {
     'augment': 'default',         # 'none', 'default' (mirrored left to right; from 26 epochs on, the more the longer,
                                   # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
                                   # albumentations file (A.save(pipeline, 'my.json'))
+    'mirror': 'auto',             # whether 'default' and 'strong' mirror; 'auto': unless the places of two classes tell
+                                  # that they differ by their side, as left and right eye do
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': that of 100 training images, or
     'std': 'auto',                # what initial_weights or, on 8-bit RGB or grey, encoder_weights are used to
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
@@ -215,7 +217,7 @@ TYPES = {key: kinds.split() for kinds, keys in {
     'str none': 'images masks image_pattern mask_pattern group_pattern encoder_weights initial_weights '
                 'tf32_matmul_precision keep_float32 resume',
     'bool': 'skip_unpaired skip_broken compile_model activation_checkpointing deterministic tensorboard',
-    'bool auto': 'cache_images use_amp channels_last',
+    'bool auto': 'cache_images channels_last mirror use_amp',
     'bool str': 'rescale_masks',
     'int': 'fold in_channels max_image_pixels batch_size accumulation_steps seed growth_interval max_bad_steps',
     'int auto': 'num_classes num_workers num_epochs',
@@ -276,7 +278,8 @@ ELSEWHERE = {word: ours for ours, words in {
     'image_size': 's scale imgsz img_size img_scale input_size input_shape crop_size patch_size roi_size resolution',
     'cache_images': 'cache cache_ram cache_rate',
     'num_workers': 'j nw n_jobs dataloader_num_workers',
-    'augment': 'transform transforms augmentation augmentations multi_scale flipud fliplr mosaic mixup degrees',
+    'augment': 'transform transforms augmentation augmentations multi_scale flipud mosaic mixup degrees',
+    'mirror': 'fliplr flip_lr hflip horizontal_flip random_flip do_mirroring',
     'architecture': 'model model_name net network',
     'encoder': 'backbone encoder_name',
     'encoder_weights': 'pretrained use_pretrained',
@@ -691,8 +694,8 @@ NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'
 OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold', 'skip_existing'),
              'export': ('format', 'half')}
 FLAGS = ('tta', 'half', 'skip_existing')                               # those of them that are True or False
-TRAINING = set('augment num_epochs accumulation_steps optimizer learning_rate weight_decay momentum warmup_fraction '
-               'grad_clip loss class_weights oversample_foreground ema_decay progressive_resizing '
+TRAINING = set('augment mirror num_epochs accumulation_steps optimizer learning_rate weight_decay momentum '
+               'warmup_fraction grad_clip loss class_weights oversample_foreground ema_decay progressive_resizing '
                'early_stopping_patience init_scale growth_factor backoff_factor growth_interval max_bad_steps '
                'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard '
                'encoder_weights deterministic'.split())
@@ -3866,6 +3869,7 @@ class Data:
     classes: dict                  # class id -> (pixels, images)
     shares: np.ndarray             # (num_classes,) share of the counted pixels of the training images
     rarity: np.ndarray             # (pairs,) of the rarest class in the mask, see rarities; 0 where it has none but 0
+    sides: tuple                   # two classes, the first left of the second, see find_sides; () if there are none
     sizes: Counter                 # (height, width) -> images
     modes: Counter                 # 'RGB image, L mask' -> images
     marks: str                     # a hash of what the images that train and validate hold: see mark_of
@@ -3944,7 +3948,16 @@ def scan_pair(image, mask, config):
     return {'size': [height, width], 'mode': mode, 'mask': mask_mode,
             'palette': [colours.get(code) for code in found.tolist()] if colours else [], 'mark': mark_of(image),
             'codes': found.tolist(), 'pixels': counts.tolist(), 'edge': tally(edge).tolist(), 'areas': areas.tolist(),
+            'across': places_across(codes, found),
             'inside': (tally(codes[in_areas(codes, 0)]) if are_numbers else counts).tolist()}
+
+
+def places_across(codes, found, most=64):
+    """How far to the right, 0 to 1, each of the codes `found` lies on average in up to `most` rows of a mask (H, W)."""
+    rows = codes[::math.ceil(len(codes) / most)]
+    place, across = np.searchsorted(found, rows.ravel()), np.tile(np.linspace(0, 1, rows.shape[1]), len(rows))
+    counts, sums = (np.bincount(place, weights, len(found)) for weights in (None, across))
+    return np.divide(sums, counts, out=np.full(len(found), 0.5), where=counts > 0).round(3).tolist()
 
 
 def in_areas(codes, noise=6, most=2**22):
@@ -4010,7 +4023,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), max(times, default=0)]
 
 
-RECORDS = 29                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 30                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -4141,7 +4154,8 @@ def inspect_data(config, decode=False):
     modes = Counter(f'{record["mode"]} image, {record["mask"]} mask' for record in records)
     marks = sorted(itertools.compress([record['mark'] for record in records], pairs.splits != SPLITS.index('test')))
     marks = hashlib.sha256(json.dumps(marks).encode()).hexdigest()
-    data = Data(pairs, coding, values, meaning, classes, shares, rarity, sizes, modes, marks, [*pairs.notes])
+    sides = find_sides([records[row] for row in pairs.rows('train')[:1000]], meaning) if coding.num_classes > 2 else ()
+    data = Data(pairs, coding, values, meaning, classes, shares, rarity, sides, sizes, modes, marks, [*pairs.notes])
     data.notes += differing_palettes(records) + doubts_of_images(pairs, records, config)
     data.notes += doubts_of_sets(pairs, records)
     data.notes += find_leaks(pairs, records, firsts, config) + doubts_of_sides(pairs, records, coding, meaning)
@@ -4176,6 +4190,23 @@ def rarities(found, splits):
     most = max((often[class_id] for class_id in often.keys() - {0, IGNORE}), default=1)
     return np.array([max((min(10, most / max(1, often[class_id])) for class_id in ids - {0, IGNORE}), default=0)
                      for ids in found], float)
+
+
+def find_sides(records, meaning):
+    """(a, b) if class a lies left of class b, and is about as large, in 19 of 20 masks that show both: ten or more, and
+    half of those that show either. () if there are none. As eyes and lungs do they differ by their side alone, so that
+    mirrored images would teach the opposite."""
+    of_classes = lambda record, weights: np.bincount([meaning[code] for code in record['codes']], weights, 256)
+    areas = np.array([of_classes(record, record['pixels']) for record in records])
+    across = np.array([of_classes(record, np.multiply(record['pixels'], record['across'])) for record in records])
+    shows, across = areas > 0, across / np.maximum(areas, 1)
+    for a, b in itertools.combinations(1 + np.flatnonzero(shows[:, 1:IGNORE].sum(0) >= 10), 2):
+        both = shows[:, a] & shows[:, b]
+        if both.sum() >= max(10, shows[:, a].sum() / 2, shows[:, b].sum() / 2):
+            is_left, size = np.mean(across[both, a] < across[both, b]), areas[both, a].sum() / areas[both, b].sum()
+            if 2 / 3 < size < 3 / 2 and not 0.05 < is_left < 0.95:
+                return (int(a), int(b)) if is_left > 0.5 else (int(b), int(a))
+    return ()
 
 
 def by_class(counts, meaning):
@@ -4741,13 +4772,15 @@ def build_augmentation(config):
     are only mirrored in runs of up to 25 epochs; in runs of 32 they are changed further with a chance of 1 in 10, in
     runs of 60 or more of 1 in 2. Raises ConfigError for a file that is no saved pipeline."""
     wish, dtype, edge = config['augment'], config['image_dtype'], border(config)
+    mirrored = config['mirror'] is not False
     if wish == 'none':
         return None
     if wish not in ('default', 'strong'):
         return load_augmentation(wish, (*config['image_size'], config['in_channels']), dtype)
     if wish == 'strong':
         (height, width), noise = config['image_size'], min(1, level_and_spread(config)[1] / 255)
-        shapes = [A.D4(p=1) if height == width else A.VerticalFlip(p=0.5),
+        turns = [A.D4(p=1) if height == width else A.VerticalFlip(p=0.5)]          # upside down sides are swapped, too
+        shapes = [*turns * mirrored,
                   A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **edge),
                   A.ElasticTransform(alpha=60, sigma=8, p=0.3, **edge)]
         colours = [build_jitter(config, 0.3, 0.5), A.RandomGamma((70, 140), p=0.3),
@@ -4757,7 +4790,7 @@ def build_augmentation(config):
         shapes = [A.Affine(scale=(0.85, 1.2), rotate=(-15, 15), translate_percent=(-0.06, 0.06), p=chance, **edge)]
         colours = [build_jitter(config, 0.2, chance)]
     colours = colours if dtype == 'uint8' else []                      # other depths have no known range to jitter in
-    return A.Compose([A.HorizontalFlip(p=0.5), *shapes, *colours])
+    return A.Compose([*[A.HorizontalFlip(p=0.5)] * mirrored, *shapes, *colours])
 
 
 def load_augmentation(path, shape, dtype):
@@ -5229,6 +5262,8 @@ def settle(config, hardware, data, is_demo):
     choose('num_classes', data.coding.num_classes, 'found in the masks')
     class_names(config, config['num_classes'])                         # refuses a wrong number of names
     choose('image_size', *usual_size(config, data, largest))
+    sides = 'class {} lies left of class {}: mirrored, each would look like the other'.format(*data.sides or '--')
+    choose('mirror', not data.sides, sides if data.sides else 'no classes that differ by their side')
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
     choose('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')
@@ -7031,8 +7066,8 @@ def validate(state, loader, loss_fn, config, run):
 
 
 def in_halves(function, batch, model=None):
-    """function(batch), or of its halves and so on where memory runs out (in_halves.cut) -> list of the answers, in order.
-    `model`: one that may be compiled, and goes on eager if that fails."""
+    """function(batch), or of its halves and so on where memory runs out (in_halves.cut) -> the answers, in order. `model`: one
+    that may be compiled, and goes on eager if that fails."""
     most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]
@@ -7638,7 +7673,7 @@ def resume_config(folder, preset, overrides):
     """The settings that the last checkpoint was trained with, changed by the typed ones -> as resolve_config, with
     'default' as the source of all that did not change. ConfigError for changes that a resumed run cannot have."""
     saved = load_last(folder)[0]
-    before = CONFIG | {'oversample_foreground': 0.0}                   # a key may be new: as it was without
+    before = CONFIG | {'oversample_foreground': 0.0, 'mirror': True}   # a key may be new: as it was without
     trained = {key: saved['config'].get(key, value) for key, value in before.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': str(folder)}    # precision as before any healing
     trained |= {'loss': 'ce+dice'} if trained['loss'] == 'auto' else {}    # of older runs
@@ -9091,9 +9126,11 @@ def predict_stream(model, images, dtype=None, tta=False):
     network batch_size at a time; in the other size policies the tiles of one image do.
     `tta` averages over the image and its mirror images (test-time augmentation).
     """
-    if problems := wrong_flags({'tta': tta}):
+    config, device, problems = model.config, next(model.parameters()).device, wrong_flags({'tta': tta})
+    if tta and config.get('mirror') is False:
+        problems.append('tta=True: looks at mirror images, which this network has not learnt (mirror=False)')
+    if problems:
         raise ConfigError(problems)
-    config, device = model.config, next(model.parameters()).device
     forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
     mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
     network = mirrored if tta else forward

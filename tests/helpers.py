@@ -147,6 +147,19 @@ def disc_set(folder, write, count=6):
     return folder
 
 
+def eyes(folder, count=20, swapped=0, radii=(6, 6), shown=20):
+    """`count` images of two alike discs: class 1 on the left (in the first `swapped` right), class 2 on the other side
+    (in the first `shown`) -> the folder."""
+    draw, (y, x) = np.random.default_rng(0), np.mgrid[:40, :40]
+    for number in range(count):
+        discs = [(y - draw.uniform(12, 28)) ** 2 + (x - draw.uniform(*span)) ** 2 < radius ** 2
+                 for span, radius in zip(((8, 12), (28, 32)), radii)]
+        mask = discs[0] + 2 * discs[1] * (number < shown)
+        save(folder / f'masks/{number}.png', mask[:, ::-1] if number < swapped else mask)
+        save(folder / f'images/{number}.png', draw.integers(0, 90, (40, 40, 3)) + 120 * (mask > 0)[..., None])
+    return folder
+
+
 def noisy_reds(folder):
     """Colour masks, the upper half red, the lower black, each with noise -> the folder."""
     draw = np.random.default_rng(0)

@@ -22,12 +22,29 @@ import tifffile
 
 import train_unet
 from conftest import TINY, draw_set
-from helpers import DISC, WORDS, ask, block, coded_set, dataset, disc_set, fill, inspect, mask_of, names_of, noisy_jpeg
-from helpers import noisy_reds, offered, palette_mask, save, typed, typed_lines, with_masks
+from helpers import DISC, WORDS, ask, block, coded_set, dataset, disc_set, eyes, fill, inspect, mask_of, names_of
+from helpers import noisy_jpeg, noisy_reds, offered, palette_mask, save, typed, typed_lines, with_masks
 from train_unet import DataError
 
 
 # --- the scan -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('drawn, sides', [
+    ({}, (1, 2)), ({'swapped': 20}, (2, 1)), ({'swapped': 4}, ()), ({'radii': (6, 8)}, ()), ({'shown': 8}, ()),
+    ({'count': 11}, ())])
+def test_classes_that_differ_by_their_side_are_found(tmp_path, drawn, sides):
+    """As eyes do, unless they change places in some masks, or differ in size, or the masks that show both are few."""
+    assert inspect(eyes(tmp_path / 'set', **drawn))[1].sides == sides
+
+
+def test_where_a_class_lies_is_told_by_some_rows_of_a_large_mask():
+    codes = np.zeros((1000, 50), np.uint8)
+    codes[:, 40:] = 7
+    assert train_unet.places_across(codes, np.array([0, 7])) == [pytest.approx(19.5 / 49, abs=1e-3),
+                                                                 pytest.approx(44.5 / 49, abs=1e-3)]
+    codes[1] = 9
+    assert train_unet.places_across(codes, np.array([0, 7, 9]))[2] == 0.5      # in no row that is looked at
 
 
 def test_check_decodes_large_images_one_at_a_time(tmp_path, monkeypatch):

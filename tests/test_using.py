@@ -31,7 +31,7 @@ import torch
 
 import train_unet as tu
 from conftest import ENOUGH, FORKS, TINY, as_words, draw_set, run_script
-from helpers import as_float, as_png, coded_set, edited, save, train_own, two_kinds
+from helpers import as_float, as_png, coded_set, edited, eyes, save, train_own, two_kinds
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -1356,6 +1356,17 @@ def test_the_test_images_of_a_run_are_scored_at_the_stored_threshold(tmp_path, m
     assert tu.main(['evaluate', str(run), 'split=train']) == 0 and '8 train images of' in capsys.readouterr().out
     assert tu.main(['evaluate', str(run), 'data=set', 'split=test']) == 0
     assert '5 test images of' in capsys.readouterr().out and (run / 'evaluation_set_test' / 'worst.png').exists()
+
+
+def test_a_network_that_knows_left_from_right_sees_no_mirror_images(tmp_path, capsys):
+    run = tu.train(**{**TINY, 'num_epochs': 1}, data=eyes(tmp_path / 'set')).run_dir
+    told = 'mirror = False  (class 1 lies left of class 2: mirrored, each would look like the other)'
+    assert told in (run / 'log.txt').read_text() and tu.load(run).config['mirror'] is False
+    capsys.readouterr()
+    for words in (['evaluate', str(run)], ['predict', str(run), str(tmp_path / 'set/images/0.png'), '-o', 'masks']):
+        assert tu.main([*words, 'tta=True']) == 2 and '(mirror=False)' in capsys.readouterr().err
+        assert tu.main(words) == 0
+    assert tu.train(resume=run, num_epochs=2).model.config['mirror'] is False
 
 
 def test_evaluate_scores_what_predict_writes_with_flips(own, two, tmp_path, capsys):
