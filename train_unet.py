@@ -1260,10 +1260,12 @@ def seed_of(*numbers):
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
 SPLIT_WORDS = {word: split for split, words in {
-    'train': 'train training trn tr trainval', 'val': 'val valid validate validation vd dev eval evaluation',
-    'test': 'test testing tst ts te holdout'}.items() for word in words.split()}
+    'train': 'train training trn tr trainval entrenamiento treino entrainement entraînement addestramento 训练 训练集',
+    'val': 'val valid validate validation vd dev eval evaluation validacion validación validacao validação validierung '
+           'validazione 验证 验证集',
+    'test': 'test testing tst ts te holdout prueba teste 测试 测试集'}.items() for word in words.split()}
 LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
-SET_WORDS = {'crop', 'crops', 'set', 'data', 'split'}
+SET_WORDS = {'aug', 'crop', 'crops', 'data', 'set', 'split'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
                   'inputs rgb scans rawimages'.split())
 MASK_WORDS = set('mask masks label labels lab labs labeled labelled lbl lbls annotation annotations annot annots anno '
@@ -1623,6 +1625,12 @@ def named_like(path):
     return did_you_mean(os.path.basename(path), os.listdir(above)[:2000] if os.path.isdir(above) else [])
 
 
+def name_words(name):
+    """The words of a name, those of axes alike: x3_y5 and col3_row5 have the same."""
+    axes = {'col': 'x', 'column': 'x', 'row': 'y'}
+    return [axes.get(word, word) for word in re.findall(r'[^\W\d_]+', name.replace('{stem}', ' '))]
+
+
 def name_patterns(image, masks):
     """The stem of one image and those of all masks -> [(image pattern, mask pattern), ...] that may pair them, with
     {stem} for what both share, as in {stem}_sat and {stem}_mask; those with the fewest letters besides come first."""
@@ -1636,8 +1644,7 @@ def name_patterns(image, masks):
             is_shared = mine == other and re.search(r'[^\W_]', mine)   # not a lone _ or -
             first.append('{stem}' if is_shared else mine)
             second.append('{stem}' if is_shared else other)
-        words, others = (set(re.findall(r'[^\W\d_]+', ' '.join(parts).replace('{stem}', ' ')))
-                         for parts in (first, second))
+        words, others = ({*name_words(' '.join(parts))} for parts in (first, second))
         if 0 < first.count('{stem}') < 7 and not words & others:       # x1_y2 is not y1_x2; more take too long
             found.add((''.join(first), ''.join(second)))
     return sorted(found, key=lambda patterns: (len(' '.join(patterns).replace('{stem}', '')), patterns))
@@ -1672,7 +1679,7 @@ def stem_rules(images, masks):
     numbers = lambda stem: (*map(int, re.findall(r'\d+', stem)),) or (-1,)
     number = lambda stem: numbers(stem)[-1]
     of_images, of_masks = ([numbers(file.stem) for file in files] for files in (images, masks))
-    mine, other = (re.findall(r'[^\W\d_]+', stem) for stem in (usual, stems[len(stems) // 2]))
+    mine, other = map(name_words, (usual, stems[len(stems) // 2]))
     if [word for word in mine if word in other] != [word for word in other if word in mine]:
         return                                                         # x0_y1 is not y0_x1
     if len({*map(len, of_images + of_masks)}) == 1 < len(of_images[0]):
@@ -1682,6 +1689,11 @@ def stem_rules(images, masks):
     first, last = zip(*((found[0], found[-1]) for found in of_images))
     if first != last and sorted(first) == sorted(found[-1] for found in of_masks):
         return                                                         # frame_0_t3: is its mask 0 or 3?
+    begins = {found[:len(of_images[0])] for found in of_masks}
+    own = {found: image.stem.casefold() for found, image in zip(of_images, images)}
+    ends_so = mine and all(stem.endswith(own.get(found[-1:], '\0')) for stem, found in zip(stems, of_masks))
+    if begins <= {*of_images} and max(map(len, of_masks)) > len(of_images[0]) and not ends_so:
+        return                                                         # img10_2: is it of img10 or of img2?
     yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
 
 
@@ -3383,6 +3395,8 @@ def read_mask(path, config):
                             'classes as a mask of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
+    if array.dtype.kind == 'f':                                        # GeoTIFFs mark no data by -3.4e38
+        array = np.where(array <= -3.4e38, -1, array)
     worst = max(array.max().item(), array.min().item(), key=abs)
     if abs(worst) >= COLOUR and not names_colours(config):             # names_colours: a palette gives colour codes
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
@@ -7066,8 +7080,8 @@ def validate(state, loader, loss_fn, config, run):
 
 
 def in_halves(function, batch, model=None):
-    """function(batch), or of its halves and so on where memory runs out (in_halves.cut) -> the answers, in order. `model`: one
-    that may be compiled, and goes on eager if that fails."""
+    """function(batch), or of its halves and so on where memory runs out (in_halves.cut) -> the answers, in order.
+    `model`: one that may be compiled, and goes on eager if that fails."""
     most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]

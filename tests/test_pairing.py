@@ -550,6 +550,30 @@ def test_parts_of_a_name_that_changed_their_order_pair_nothing(tmp_path):
     assert '0 pairs found' in ask(tmp_path).problems
 
 
+@pytest.mark.parametrize('mask', ['row{y}_col{x}', 'mask_y{y}_x{x}'])
+def test_rows_and_columns_that_changed_their_order_pair_nothing(tmp_path, mask):
+    """Tiles were paired crosswise, as all numbers occur."""
+    cells = [(x, y) for x in range(4) for y in range(4)]
+    fill(tmp_path, [f'images/tile_x{x}_y{y}.png' for x, y in cells],
+         [f'masks/{mask.format(x=x, y=y)}.png' for x, y in cells])
+    assert '0 pairs found' in ask(tmp_path).problems
+
+
+def test_rows_and_columns_in_one_order_pair(tmp_path):
+    cells = [(x, y) for x in range(4) for y in range(4)]
+    fill(tmp_path, [f'images/tile_x{x}_y{y}.png' for x, y in cells], [f'masks/col{x}_row{y}.png' for x, y in cells])
+    assert partners(inspect(tmp_path)[1], tmp_path) == {
+        f'images/tile_x{x}_y{y}.png': f'masks/col{x}_row{y}.png' for x, y in cells}
+
+
+@pytest.mark.parametrize('name', ['', 'img'])
+def test_a_running_number_behind_the_number_of_the_image_pairs_nothing(tmp_path, name):
+    """img10_2 is the third mask, of img10: most were paired with img2 and the like."""
+    fill(tmp_path, [f'images/{name}{n}.png' for n in range(14)],
+         [f'masks/{name}{n}_{place}.png' for place, n in enumerate(sorted(range(14), key=str))])
+    assert 'do not pair' in ask(tmp_path).title
+
+
 def test_two_numbers_that_both_fit_pair_nothing(tmp_path):
     times = [3, 1, 4, 0, 2]
     fill(tmp_path, [f'images/frame_{n}_t{t}.png' for n, t in enumerate(times)],
@@ -1806,13 +1830,13 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
 # --- splits that names tell -----------------------------------------------------------
 
 
-def test_words_of_splits(tmp_path):
-    """training, validation and testing are train, val and test."""
-    for split in ('training', 'Validation', 'testing'):
+@pytest.mark.parametrize('words', ['training Validation testing', 'entrenamiento validación prueba', '训练集 验证集 测试集',
+                                   'treino validação teste'])
+def test_words_of_splits(tmp_path, words):
+    for split in words.split():
         fill(tmp_path / 'set', [f'images/{split}/{split}.jpg'], [f'masks/{split}/{split}.png'])
     _, data = inspect(tmp_path / 'set')
-    found = [names_of(data, split) for split in train_unet.SPLITS]
-    assert found == [{'training'}, {'Validation'}, {'testing'}]
+    assert [names_of(data, split) for split in train_unet.SPLITS] == [{word} for word in words.split()]
 
 
 def test_names_of_splits_in_two_letters(tmp_path):
@@ -1978,10 +2002,11 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     assert [note for note in data.notes if '.txt' in note] == [told]
 
 
-@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval'),
+@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval'), ('trainaug', 'val'),
                                         ('eg1800_train', 'eg1800_test'), ('my_list_train', 'my_list_val')])
 def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
-    """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt."""
+    """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt, VOC for DeepLab with
+    trainaug.txt."""
     stems = [f'pug_{n}' for n in range(12)]
     fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'annotations/trimaps/{stem}.png' for stem in stems])
     (tmp_path / f'annotations/{train}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[:8]))

@@ -797,6 +797,14 @@ def test_a_number_that_does_not_fit_is_refused_not_wrapped(tmp_path, value):
         inspect(tmp_path / 'set')
 
 
+def test_no_data_of_a_geotiff_mask_is_ignored(tmp_path):
+    """QGIS and GDAL write the lowest number of 32-bit floats."""
+    pixels = np.full((4, 16), 1, np.float32)
+    pixels[0] = np.finfo(np.float32).min
+    tifffile.imwrite(tmp_path / 'mask.tif', pixels)
+    assert codes_of(tmp_path / 'mask.tif')[:2, 0].tolist() == [-1, 1]
+
+
 def test_fractions_in_masks_of_three_bands_are_refused(tmp_path):
     for n in range(4):
         save(tmp_path / f'images/{n}.png', np.zeros((8, 8, 3)))
